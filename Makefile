@@ -1,0 +1,49 @@
+# make demo and make test set up everything they need in .venv.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench protos clean
+
+help:
+	@echo "make demo    publish a year of flights through crashes, and prove that each is stored once"
+	@echo "make test    lint, types and all tests"
+	@echo "make lint    ruff, mypy, import contracts, buf, generated code"
+	@echo "make bench   measure, and print tables and build/bench/report.json"
+	@echo "make protos  generate seqgate/api from protos/"
+	@echo "make clean   remove .venv and everything that was built"
+
+setup: $(READY)
+
+$(READY): requirements.lock pyproject.toml
+	@sh tools/dev/venv.sh $(PYTHON)
+	@touch $@
+
+demo: setup
+	@$(BIN)/python -m tools.demo
+
+test: lint
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+lint: setup
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m tools.dev.protos --check
+	@$(BIN)/python -m tools.dev.protos --lint
+
+format: setup
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: setup
+	@$(BIN)/python -m tools.bench
+
+protos: setup
+	@$(BIN)/python -m tools.dev.protos
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,252 @@
+"""Messages to entries, and back."""
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import accumulate, pairwise
+from typing import Any, Final
+
+import google_crc32c
+import lz4.block
+import zstandard
+
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.errors import CorruptMessageError
+from seqgate.types import MessageId
+
+UNCOMPRESSED_BYTES_MAX: Final = 512 * 1024 * 1024
+"""The largest payload, in bytes, that a reader unpacks."""
+
+
+class Compression(Enum):
+    """How a producer compresses what it sends."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZLIB = "zlib"
+    ZSTD = "zstd"
+
+
+_TO_WIRE: Final = {
+    Compression.NONE: entry_pb2.COMPRESSION_TYPE_UNSPECIFIED,
+    Compression.LZ4: entry_pb2.COMPRESSION_TYPE_LZ4,
+    Compression.ZLIB: entry_pb2.COMPRESSION_TYPE_ZLIB,
+    Compression.ZSTD: entry_pb2.COMPRESSION_TYPE_ZSTD,
+}
+
+
+@dataclass(slots=True)
+class OutgoingMessage:
+    """What an application wants stored."""
+
+    sequence_id: int
+    payload: bytes
+    key: str | None = None
+    ordering_key: bytes | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    event_time_ms: int | None = None
+    done: Any = None  # whoever waits for it; this module and the outbox never look
+
+    @property
+    def size_bytes(self) -> int:
+        """What it adds to a batch, about."""
+        properties = sum(len(name) + len(value) for name, value in self.properties.items())
+        return len(self.payload) + len(self.key or "") + properties + 16
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message as it is read.
+
+    Attributes:
+        topic: its topic's full name.
+        id: where it is.
+        payload: the application's bytes.
+        producer_name: who published it.
+        sequence_id: under which id.
+        publish_time_ms: when, in milliseconds since 1970 by the producer's clock.
+        append_time_ms: when it was stored, in milliseconds since 1970 by the service's clock.
+        key, ordering_key, properties, event_time_ms: as they were published.
+    """
+
+    topic: str
+    id: MessageId
+    payload: bytes
+    producer_name: str
+    sequence_id: int
+    publish_time_ms: int
+    append_time_ms: int
+    key: str | None = None
+    ordering_key: bytes | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    event_time_ms: int | None = None
+
+
+def encode_single(
+    producer: str, message: OutgoingMessage, *, compression: Compression, publish_time_ms: int
+) -> ledger_pb2.Entry:
+    """An entry that is one message."""
+    metadata = entry_pb2.EntryMetadata(
+        producer_name=producer,
+        sequence_id=message.sequence_id,
+        publish_time=publish_time_ms,
+        properties=message.properties,
+        partition_key=message.key,
+        ordering_key=message.ordering_key,
+        event_time=message.event_time_ms,
+    )
+    return _seal(metadata, message.payload, compression)
+
+
+def encode_batch(
+    producer: str,
+    messages: Sequence[OutgoingMessage],
+    *,
+    compression: Compression,
+    publish_time_ms: int,
+    key: str | None = None,
+) -> ledger_pb2.Entry:
+    """An entry that is a batch: messages with increasing sequence ids."""
+    ids = [message.sequence_id for message in messages]
+    steps = [later - earlier for earlier, later in pairwise(ids)]
+    metadata = entry_pb2.EntryMetadata(
+        producer_name=producer,
+        sequence_id=ids[0],
+        highest_sequence_id=ids[-1],
+        sequence_id_steps=steps if any(step != 1 for step in steps) else (),
+        num_messages_in_batch=len(messages),
+        publish_time=publish_time_ms,
+        partition_key=key,
+    )
+    payload = entry_pb2.BatchPayload(
+        messages=[
+            entry_pb2.SingleMessage(
+                metadata=entry_pb2.SingleMessageMetadata(
+                    properties=message.properties,
+                    partition_key=message.key,
+                    ordering_key=message.ordering_key,
+                    event_time=message.event_time_ms,
+                ),
+                payload=message.payload,
+            )
+            for message in messages
+        ]
+    )
+    return _seal(metadata, payload.SerializeToString(), compression)
+
+
+def decode_entry(topic: str, stored: ledger_pb2.StoredEntry) -> Iterator[Message]:
+    """The messages of an entry, in order.
+
+    Raises:
+        CorruptMessageError: the payload is not what was published.
+    """
+    metadata = stored.metadata
+    payload = _open(stored)
+    if not metadata.HasField("num_messages_in_batch"):
+        yield _message(topic, stored, metadata, payload, metadata.sequence_id, -1)
+        return
+    try:
+        batch = entry_pb2.BatchPayload.FromString(payload)
+    except Exception as error:
+        raise _corrupt(stored, "a batch cannot be read") from error
+    if len(batch.messages) != metadata.num_messages_in_batch:
+        raise _corrupt(stored, "a batch does not hold as many messages as it says")
+    steps = metadata.sequence_id_steps or [1] * (len(batch.messages) - 1)
+    ids = accumulate(steps, initial=metadata.sequence_id)
+    for index, (single, sequence_id) in enumerate(zip(batch.messages, ids, strict=True)):
+        yield _message(topic, stored, single.metadata, single.payload, sequence_id, index)
+
+
+def _message(
+    topic: str,
+    stored: ledger_pb2.StoredEntry,
+    own: entry_pb2.EntryMetadata | entry_pb2.SingleMessageMetadata,
+    payload: bytes,
+    sequence_id: int,
+    batch_index: int,
+) -> Message:
+    position = stored.position
+    return Message(
+        topic=topic,
+        id=MessageId(position.ledger_id, position.entry_id, batch_index=batch_index),
+        payload=payload,
+        producer_name=stored.metadata.producer_name,
+        sequence_id=sequence_id,
+        publish_time_ms=stored.metadata.publish_time,
+        append_time_ms=stored.append_time,
+        key=own.partition_key if own.HasField("partition_key") else None,
+        ordering_key=own.ordering_key if own.HasField("ordering_key") else None,
+        properties=dict(own.properties),
+        event_time_ms=own.event_time if own.HasField("event_time") else None,
+    )
+
+
+def _seal(
+    metadata: entry_pb2.EntryMetadata, payload: bytes, compression: Compression
+) -> ledger_pb2.Entry:
+    if compression is not Compression.NONE and payload:
+        metadata.compression = _TO_WIRE[compression]
+        metadata.uncompressed_size = len(payload)
+        payload = _compress(compression, payload)
+    metadata.payload_crc32c = google_crc32c.value(payload)
+    return ledger_pb2.Entry(metadata=metadata, payload=payload)
+
+
+def _compress(compression: Compression, payload: bytes) -> bytes:
+    packed: bytes
+    match compression:
+        case Compression.LZ4:
+            packed = lz4.block.compress(payload, store_size=False)
+        case Compression.ZLIB:
+            packed = zlib.compress(payload)
+        case _:
+            packed = zstandard.compress(payload)
+    return packed
+
+
+def _open(stored: ledger_pb2.StoredEntry) -> bytes:
+    metadata, payload = stored.metadata, stored.payload
+    if (
+        metadata.HasField("payload_crc32c")
+        and google_crc32c.value(payload) != metadata.payload_crc32c
+    ):
+        raise _corrupt(stored, "a payload does not match its checksum")
+    if not metadata.compression:
+        return payload
+    size = metadata.uncompressed_size
+    if size > UNCOMPRESSED_BYTES_MAX:
+        raise _corrupt(stored, "a payload is larger than a reader unpacks")
+    try:
+        opened = _decompress(metadata.compression, payload, size)
+    except Exception as error:
+        raise _corrupt(stored, "a payload cannot be unpacked") from error
+    if len(opened) != size:
+        raise _corrupt(stored, "a payload is not as large as it says")
+    return opened
+
+
+def _decompress(compression: int, payload: bytes, size: int) -> bytes:
+    opened: bytes
+    match compression:
+        case entry_pb2.COMPRESSION_TYPE_LZ4:
+            opened = lz4.block.decompress(payload, uncompressed_size=size)
+        case entry_pb2.COMPRESSION_TYPE_ZLIB:
+            # One byte more than it should be, to notice when it is; never a whole bomb.
+            opened = zlib.decompressobj().decompress(payload, size + 1)
+        case entry_pb2.COMPRESSION_TYPE_ZSTD:
+            with zstandard.ZstdDecompressor().stream_reader(payload) as reader:
+                opened = reader.read(size + 1)
+        case _:
+            raise ValueError(f"unknown compression {compression}")
+    return opened
+
+
+def _corrupt(stored: ledger_pb2.StoredEntry, message: str) -> CorruptMessageError:
+    position = stored.position
+    return CorruptMessageError(
+        message,
+        details={"ledger_id": str(position.ledger_id), "entry_id": str(position.entry_id)},
+    )

@@ -1,0 +1,265 @@
+"""What was handed to the service, and what became of it: a machine without a socket.
+
+Parcels keep the order in which they were handed over. They are sent within the service's window,
+answered in any order, and sent again, in order, after a disconnection. Two receipts hold the
+stream:
+
+    PARTIAL   some messages of a batch are stored: the rest becomes a new batch in the same place
+    FAILED    not now
+
+Then nothing is sent until everything sent is answered (what followed comes back as SKIPPED), and
+the first parcel that is sent after that says `resume`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.client._codec import OutgoingMessage
+from seqgate.client._status import error_of_status
+from seqgate.errors import (
+    SeqgateError,
+    SequenceIdTrimmedError,
+    StaleSequenceIdError,
+)
+from seqgate.types import MessageId
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A message is in the log.
+
+    Attributes:
+        message_id: where.
+        sequence_id: under which id.
+        duplicate: it was there already; message_id is the original's.
+    """
+
+    message_id: MessageId
+    sequence_id: int
+    duplicate: bool
+
+
+@dataclass(slots=True)
+class Resolved:
+    """A message's outcome."""
+
+    message: OutgoingMessage
+    outcome: Receipt | SeqgateError
+
+
+@dataclass(slots=True)
+class _Parcel:
+    messages: list[OutgoingMessage]
+    entries: list[pb.Entry]
+    size_bytes: int
+    added_at: float
+    sent: bool = False
+
+
+Encode = Callable[[Sequence[OutgoingMessage]], list[pb.Entry]]
+
+
+@dataclass(slots=True)
+class Outbox:
+    """See the module. `encode` makes the entries of a parcel."""
+
+    encode: Encode
+    window_messages: int = 0
+    window_bytes: int = 0
+    _parcels: dict[int, _Parcel] = field(default_factory=dict)
+    _unsent: list[int] = field(default_factory=list)
+    _next_id: int = 1
+    _messages_out: int = 0
+    _bytes_out: int = 0
+    _parcels_out: int = 0
+    _held: bool = False
+    _resume: bool = False
+    _retry_after_s: float = 0.0
+
+    @property
+    def pending(self) -> int:
+        """How many parcels are not resolved."""
+        return len(self._parcels)
+
+    @property
+    def outstanding(self) -> int:
+        """How many parcels are sent and unanswered."""
+        return self._parcels_out
+
+    @property
+    def unresolved(self) -> list[OutgoingMessage]:
+        """The messages that are not resolved, in order."""
+        return [message for parcel in self._parcels.values() for message in parcel.messages]
+
+    @property
+    def oldest_added_at(self) -> float | None:
+        """When the oldest parcel that is not resolved was handed over."""
+        return next((parcel.added_at for parcel in self._parcels.values()), None)
+
+    def add(self, messages: list[OutgoingMessage], entries: list[pb.Entry], now: float) -> None:
+        """Hand over a parcel, encoded."""
+        size_bytes = sum(entry.ByteSize() for entry in entries)
+        self._parcels[self._next_id] = _Parcel(messages, entries, size_bytes, now)
+        self._unsent.append(self._next_id)
+        self._next_id += 1
+
+    def opened(self, window_messages: int, window_bytes: int) -> None:
+        """A stream is open, and has answered nothing yet: everything is to be sent, in order."""
+        self.window_messages, self.window_bytes = window_messages, window_bytes
+        self._messages_out = self._bytes_out = self._parcels_out = 0
+        self._held = self._resume = False
+        self._retry_after_s = 0.0
+        for parcel in self._parcels.values():
+            parcel.sent = False
+        self._unsent = list(self._parcels)
+
+    def to_send(self, bytes_max: int) -> pb.Publications | None:
+        """The next parcels that the window lets through, up to about `bytes_max`; None: nothing
+        may be sent now."""
+        if self._held:
+            return None
+        chosen = pb.Publications()
+        size_bytes = 0
+        taken = 0
+        for request_id in self._unsent:
+            parcel = self._parcels[request_id]
+            if (taken and size_bytes + parcel.size_bytes > bytes_max) or self._exceeds(parcel):
+                break
+            chosen.publications.add(
+                request_id=request_id, entries=parcel.entries, resume=self._resume
+            )
+            self._resume = False
+            parcel.sent = True
+            self._parcels_out += 1
+            self._messages_out += len(parcel.messages)
+            self._bytes_out += parcel.size_bytes
+            size_bytes += parcel.size_bytes
+            taken += 1
+        del self._unsent[:taken]
+        return chosen if taken else None
+
+    @property
+    def waits_to_resume(self) -> float | None:
+        """When the stream is held and everything is answered: how long to wait before `resume`, in
+        seconds; None otherwise."""
+        return self._retry_after_s if self._held and not self._parcels_out else None
+
+    def resume(self) -> None:
+        """Go on after a hold."""
+        self._held, self._resume, self._retry_after_s = False, True, 0.0
+        self._unsent = [request_id for request_id, each in self._parcels.items() if not each.sent]
+
+    def receive(self, receipt: pb.Receipt) -> list[Resolved]:
+        """Take a receipt. Returns the messages that it settles."""
+        parcel = self._parcels.get(receipt.request_id)
+        if parcel is None or not parcel.sent:
+            return []
+        parcel.sent = False
+        self._parcels_out -= 1
+        self._messages_out -= len(parcel.messages)
+        self._bytes_out -= parcel.size_bytes
+        match receipt.status:
+            case pb.RECEIPT_STATUS_FAILED:
+                error = error_of_status(receipt.error)
+                self._hold(error.retry_after_s or 0.1)
+                return []
+            case pb.RECEIPT_STATUS_SKIPPED:
+                self._hold(0.0)
+                return []
+            case pb.RECEIPT_STATUS_PARTIAL:
+                self._hold(0.0)
+                return self._cut(receipt, parcel)
+        del self._parcels[receipt.request_id]
+        return _resolve(receipt, parcel)
+
+    def fail_all(self, error: SeqgateError) -> list[Resolved]:
+        """Give up on everything."""
+        resolved = [Resolved(message, error) for message in self.unresolved]
+        self._parcels.clear()
+        self._unsent.clear()
+        return resolved
+
+    def _exceeds(self, parcel: _Parcel) -> bool:
+        """Whether the window has no room; one parcel always has."""
+        return self._parcels_out > 0 and (
+            self._messages_out + len(parcel.messages) > self.window_messages
+            or self._bytes_out + parcel.size_bytes > self.window_bytes
+        )
+
+    def _hold(self, retry_after_s: float) -> None:
+        self._held = True
+        self._retry_after_s = max(self._retry_after_s, retry_after_s)
+
+    def _cut(self, receipt: pb.Receipt, parcel: _Parcel) -> list[Resolved]:
+        """Keep the new tail of a batch in its place."""
+        first_new = receipt.first_new_sequence_id
+        ordered = sorted(parcel.messages, key=lambda message: message.sequence_id)
+        old = [message for message in ordered if message.sequence_id < first_new]
+        parcel.messages = [each for each in parcel.messages if each.sequence_id >= first_new]
+        parcel.entries = self.encode(parcel.messages)
+        parcel.size_bytes = sum(entry.ByteSize() for entry in parcel.entries)
+        return [
+            Resolved(message, _outcome(message, fate))
+            for message, fate in zip(old, receipt.fates, strict=True)
+        ]
+
+
+def _resolve(receipt: pb.Receipt, parcel: _Parcel) -> list[Resolved]:
+    """The outcome of a parcel that is done, message by message in the order of its entries."""
+    messages = _in_entry_order(parcel)
+    if receipt.status == pb.RECEIPT_STATUS_REFUSED:
+        error = error_of_status(receipt.error)
+        return [Resolved(message, error) for message in messages]
+    if receipt.fates:
+        return [
+            Resolved(message, _outcome(message, fate))
+            for message, fate in zip(messages, receipt.fates, strict=True)
+        ]
+    duplicate = receipt.status == pb.RECEIPT_STATUS_DUPLICATE
+    ledger_id, entry_id = receipt.position.ledger_id, receipt.position.entry_id
+    resolved = []
+    left = iter(messages)
+    for offset, entry in enumerate(parcel.entries):
+        batch = entry.metadata.HasField("num_messages_in_batch")
+        count = entry.metadata.num_messages_in_batch if batch else 1
+        for index in range(count):
+            message = next(left)
+            message_id = MessageId(ledger_id, entry_id + offset, -1, index if batch else -1)
+            resolved.append(Resolved(message, Receipt(message_id, message.sequence_id, duplicate)))
+    return resolved
+
+
+def _in_entry_order(parcel: _Parcel) -> list[OutgoingMessage]:
+    """A parcel that was batched by key has its messages in another order than its entries."""
+    if len(parcel.entries) == 1:
+        return parcel.messages
+    by_id = {message.sequence_id: message for message in parcel.messages}
+    ordered = []
+    for entry in parcel.entries:
+        sequence_id = entry.metadata.sequence_id
+        ordered.append(by_id[sequence_id])
+        steps = entry.metadata.sequence_id_steps or (
+            [1] * (max(1, entry.metadata.num_messages_in_batch) - 1)
+        )
+        for step in steps:
+            sequence_id += step
+            ordered.append(by_id[sequence_id])
+    return ordered
+
+
+def _outcome(message: OutgoingMessage, fate: pb.MessageFate) -> Receipt | SeqgateError:
+    details = {"sequence_id": str(message.sequence_id)}
+    match fate.fate:
+        case pb.FATE_STORED:
+            batch_index = fate.batch_index if fate.HasField("batch_index") else -1
+            message_id = MessageId(fate.position.ledger_id, fate.position.entry_id, -1, batch_index)
+            return Receipt(message_id, message.sequence_id, duplicate=True)
+        case pb.FATE_TRIMMED:
+            return SequenceIdTrimmedError(
+                "the log no longer tells whether this message was stored", details=details
+            )
+        case _:
+            return StaleSequenceIdError(
+                "a higher sequence id of this producer was stored first", details=details
+            )

@@ -1,0 +1,529 @@
+"""The producer: streams in, receipts out, reconnections between."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from grpc import StatusCode, aio
+
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
+from seqgate.client._batcher import Batcher, Batching
+from seqgate.client._channel import Backoff
+from seqgate.client._codec import Compression, OutgoingMessage, encode_batch, encode_single
+from seqgate.client._outbox import Outbox, Receipt, Resolved
+from seqgate.client._status import error_of_call
+from seqgate.errors import (
+    FencedError,
+    InternalError,
+    InvalidRequestError,
+    LimitExceededError,
+    MessageTooLargeError,
+    MixedSequenceIdsError,
+    ProducerClosedError,
+    ProducerQueueFullError,
+    SendTimeoutError,
+    SeqgateError,
+    UnavailableError,
+)
+from seqgate.types import SEQUENCE_ID_MAX, TopicName, check_producer_name
+
+REQUEST_BYTES_MAX: Final = 1024 * 1024
+"""About how many bytes one request holds; a larger parcel travels alone."""
+
+PROPERTIES_MAX: Final = 128
+"""How many properties a message may have."""
+
+BATCH_SHARE: Final = 0.75
+"""How much of the service's largest payload a batch may fill, since sizes are estimated."""
+
+CLOSE_TIMEOUT_S: Final = 5.0
+"""How long the service may take to let go of a producer that has nothing left to send."""
+
+_RETRYABLE: Final = (UnavailableError, LimitExceededError)
+
+
+class Producer:
+    """Publishes to one topic, each message exactly once, in the order of the calls.
+
+    Made by Client.producer, and used as an async context manager. All methods belong to the event
+    loop in which it was made.
+
+    Sequence ids identify messages: the service stores an id only if it is above all ids of this
+    producer name that it stored before. Left alone, the producer numbers messages itself, going on
+    after the last id that the service knows. An application that numbers them gives an id with
+    every message, and can then send again after a crash what it is not sure of.
+    """
+
+    def __init__(
+        self,
+        channel: aio.Channel,
+        topic: TopicName,
+        *,
+        name: str | None,
+        initial_sequence_id: int | None,
+        takeover: bool,
+        batching: Batching | None,
+        compression: Compression,
+        max_pending_messages: int,
+        send_timeout_s: float | None,
+        open_timeout_s: float,
+    ) -> None:
+        if name is not None:
+            check_producer_name(name)
+        if initial_sequence_id is not None and not 0 <= initial_sequence_id < SEQUENCE_ID_MAX:
+            raise InvalidRequestError(
+                "an initial sequence id is 0 to 2^63 - 2", reason="INVALID_SEQUENCE_ID"
+            )
+        if max_pending_messages < 1:
+            raise ValueError("at least one message may be pending")
+        self._stub: Any = pb_grpc.LedgerServiceStub(channel)
+        self._topic = topic
+        self._name = name or ""
+        self._initial_sequence_id = initial_sequence_id
+        self._takeover = takeover
+        self._instance = uuid.uuid4().bytes
+        self._batching = batching
+        self._batcher = Batcher(batching)
+        self._compression = compression
+        self._max_pending_messages = max_pending_messages
+        self._send_timeout_s = send_timeout_s
+        self._open_timeout_s = open_timeout_s
+
+        self._outbox = Outbox(self._encode)
+        self._pending_messages = 0
+        self._next_sequence_id = 0
+        self._explicit_ids: bool | None = None
+        self._last_sequence_id: int | None = None
+        self._max_message_bytes = 0
+
+        self._opened = asyncio.get_running_loop().create_future()
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._linger: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._connected = False
+        self._finishing = False
+        self._moving = False
+        self._last_error: SeqgateError | None = None
+        self._failure: SeqgateError | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # ---- what an application sees
+
+    @property
+    def name(self) -> str:
+        """The producer's name, assigned by the service if none was given."""
+        return self._name
+
+    @property
+    def topic(self) -> str:
+        """The topic's full name."""
+        return str(self._topic)
+
+    @property
+    def last_sequence_id(self) -> int | None:
+        """The highest sequence id of this producer that is known to be stored; None: none is."""
+        return self._last_sequence_id
+
+    @property
+    def pending_messages(self) -> int:
+        """How many messages wait for their receipt."""
+        return self._pending_messages
+
+    async def send(
+        self,
+        payload: bytes,
+        *,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        sequence_id: int | None = None,
+        ordering_key: bytes | None = None,
+        event_time_ms: int | None = None,
+    ) -> Receipt:
+        """Publish a message, and return when it is durable.
+
+        Waits for room when `max_pending_messages` are pending. Cancelling the call does not take
+        the message back.
+
+        Raises:
+            StaleSequenceIdError: the id was overtaken; the message is not in the log.
+            SendTimeoutError: no receipt came in time; sending again with the same id is safe.
+            MixedSequenceIdsError, InvalidRequestError, MessageTooLargeError: nothing was sent.
+            ProducerClosedError, and what ended the producer: see Producer.
+        """
+        while self._pending_messages >= self._max_pending_messages and not self._failure:
+            self._room.clear()
+            await self._room.wait()
+        done = self.send_nowait(
+            payload,
+            key=key,
+            properties=properties,
+            sequence_id=sequence_id,
+            ordering_key=ordering_key,
+            event_time_ms=event_time_ms,
+        )
+        return await asyncio.shield(done)
+
+    def send_nowait(
+        self,
+        payload: bytes,
+        *,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        sequence_id: int | None = None,
+        ordering_key: bytes | None = None,
+        event_time_ms: int | None = None,
+    ) -> "asyncio.Future[Receipt]":
+        """Publish a message; the future is done when it is durable, or failed. Raises what `send`
+        raises, before anything is sent also ProducerQueueFullError."""
+        if self._failure is not None:
+            raise self._failure
+        if self._closing or not self._tasks:
+            raise ProducerClosedError("the producer is not open")
+        if self._pending_messages >= self._max_pending_messages:
+            raise ProducerQueueFullError("as many messages are pending as may be")
+        message = OutgoingMessage(
+            self._number(sequence_id),
+            bytes(payload),
+            key,
+            ordering_key,
+            _checked(properties),
+            event_time_ms,
+            asyncio.get_running_loop().create_future(),
+        )
+        self._pending_messages += 1
+        self._hand_over(self._batcher.add(message))
+        if self._batcher.collecting and self._linger is None and self._batching is not None:
+            loop = asyncio.get_running_loop()
+            self._linger = loop.call_later(self._batching.delay_s, self._flush_batch)
+        done: asyncio.Future[Receipt] = message.done
+        return done
+
+    async def flush(self) -> None:
+        """Send what is collected, and return when everything sent so far has its receipt. Failures
+        are told to those who wait for the messages."""
+        self._flush_batch()
+        waiting = [message.done for message in self._outbox.unresolved]
+        if waiting:
+            await asyncio.wait(waiting)
+
+    async def close(self) -> None:
+        """Flush, and give the name back. Messages that cannot be stored within the send timeout
+        fail; without one, close waits until they can, or the service says that they never will."""
+        if not self._closing:
+            self._closing = True
+            if self._failure is None:
+                await self.flush()
+        if self._tasks and self._connected:
+            self._finishing = True
+            self._wake.set()
+            await asyncio.wait(self._tasks[:1], timeout=CLOSE_TIMEOUT_S)
+        await self._stop(ProducerClosedError("the producer is closed"))
+
+    async def __aenter__(self) -> "Producer":
+        await self.open()
+        return self
+
+    async def __aexit__(self, exception: type[BaseException] | None, *rest: object) -> None:
+        if exception is None:
+            await self.close()
+        else:
+            await self._stop(ProducerClosedError("the producer was left with an exception"))
+
+    async def open(self) -> None:
+        """Connect. Called by `async with`.
+
+        Raises:
+            InUseError: the name is in use, and is not to be taken over.
+            NotFoundError: the topic does not exist, and is not to be made.
+            UnavailableError: no service answered within `open_timeout_s`.
+        """
+        self._tasks = [
+            asyncio.create_task(self._run(), name=f"seqgate-producer {self._topic}"),
+            asyncio.create_task(self._watch_timeouts()),
+        ]
+        try:
+            async with asyncio.timeout(self._open_timeout_s):
+                await asyncio.shield(self._opened)
+        except TimeoutError:
+            error = self._last_error or UnavailableError("no ledger service answers")
+            await self._stop(error)
+            raise error from None
+        except BaseException:
+            await self._stop(ProducerClosedError("the producer was not opened"))
+            raise
+
+    # ---- numbering and batching
+
+    def _number(self, sequence_id: int | None) -> int:
+        explicit = sequence_id is not None
+        if self._explicit_ids is not None and self._explicit_ids != explicit:
+            raise MixedSequenceIdsError(
+                "either every message of a producer carries a sequence id, or none does"
+            )
+        if sequence_id is None:
+            sequence_id = self._next_sequence_id
+        if not 0 <= sequence_id <= SEQUENCE_ID_MAX:
+            raise InvalidRequestError(
+                "a sequence id is 0 to 2^63 - 1", reason="INVALID_SEQUENCE_ID"
+            )
+        self._explicit_ids = explicit
+        if not explicit:
+            self._next_sequence_id = sequence_id + 1
+        return sequence_id
+
+    def _encode(self, messages: Sequence[OutgoingMessage]) -> list[pb.Entry]:
+        publish_time_ms = time.time_ns() // 1_000_000
+
+        def encode(some: Sequence[OutgoingMessage], key: str | None) -> pb.Entry:
+            if len(some) == 1:
+                return encode_single(
+                    self._name,
+                    some[0],
+                    compression=self._compression,
+                    publish_time_ms=publish_time_ms,
+                )
+            return encode_batch(
+                self._name,
+                some,
+                compression=self._compression,
+                publish_time_ms=publish_time_ms,
+                key=key,
+            )
+
+        if self._batching is None or not self._batching.by_key:
+            return [encode(messages, None)]
+        groups: dict[object, list[OutgoingMessage]] = {}
+        for message in messages:
+            groups.setdefault(message.ordering_key or message.key, []).append(message)
+        ordered = sorted(groups.values(), key=lambda group: group[-1].sequence_id)
+        return [encode(group, group[0].key) for group in ordered]
+
+    def _flush_batch(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        self._hand_over(self._batcher.flush())
+
+    def _hand_over(self, parcels: list[list[OutgoingMessage]]) -> None:
+        now = asyncio.get_running_loop().time()
+        for messages in parcels:
+            entries = self._encode(messages)
+            if any(len(entry.payload) > self._max_message_bytes for entry in entries):
+                error = MessageTooLargeError(
+                    "a message is larger than the service takes",
+                    details={"max_message_bytes": str(self._max_message_bytes)},
+                )
+                self._resolve([Resolved(message, error) for message in messages])
+            else:
+                self._outbox.add(messages, entries, now)
+                self._wake.set()
+        if parcels and self._linger is not None and not self._batcher.collecting:
+            self._linger.cancel()
+            self._linger = None
+
+    def _resolve(self, resolved: Sequence[Resolved]) -> None:
+        for message, outcome in ((each.message, each.outcome) for each in resolved):
+            self._pending_messages -= 1
+            if isinstance(outcome, Receipt):
+                if self._last_sequence_id is None or outcome.sequence_id > self._last_sequence_id:
+                    self._last_sequence_id = outcome.sequence_id
+                if not message.done.done():
+                    message.done.set_result(outcome)
+            elif not message.done.done():
+                message.done.set_exception(outcome)
+                message.done.exception()  # whoever waits is told; nobody has to
+        self._room.set()
+
+    # ---- the stream
+
+    async def _run(self) -> None:
+        backoff = Backoff()
+        while True:
+            error: SeqgateError = UnavailableError("the service moved away")
+            try:
+                await self._stream(backoff)
+            except SeqgateError as failure:
+                error = failure
+            except Exception as surprise:
+                self._end(InternalError(f"the producer failed: {surprise!r}"))
+                raise
+            if self._finishing:
+                return
+            if not self._may_retry(error):
+                self._end(error)
+                return
+            self._last_error = error
+            await asyncio.sleep(backoff.next_s(error.retry_after_s))
+
+    def _may_retry(self, error: SeqgateError) -> bool:
+        if isinstance(error, FencedError):
+            # Another writer has the topic: connect again, and find it. Another stream has the name:
+            # this producer is over.
+            return error.reason != "PRODUCER_TAKEN_OVER"
+        return isinstance(error, _RETRYABLE)
+
+    async def _stream(self, backoff: Backoff) -> None:
+        """One stream, from its opening until the service moves away.
+
+        Raises:
+            SeqgateError: the stream ended with it.
+        """
+        call = self._stub.Publish()
+        self._moving = False
+        try:
+            await call.write(pb.PublishRequest(open=self._open_request()))
+            self._note_opened((await _read(call)).opened)
+            backoff.reset()
+            sending = asyncio.create_task(self._send(call))
+            try:
+                await self._receive(call)
+            finally:
+                sending.cancel()
+                await asyncio.wait([sending])
+        except aio.AioRpcError as error:
+            raise error_of_call(error) from error
+        except asyncio.InvalidStateError as error:  # grpc.aio: the stream ended under our hands
+            raise await _ending(call) from error
+        finally:
+            self._connected = False
+            call.cancel()
+
+    def _open_request(self) -> pb.Open:
+        return pb.Open(
+            topic=str(self._topic),
+            producer_name=self._name,
+            initial_sequence_id=self._initial_sequence_id,
+            takeover=self._takeover and not self._opened.done(),
+            instance=self._instance,
+        )
+
+    def _note_opened(self, opened: pb.Opened) -> None:
+        self._max_message_bytes = opened.max_message_bytes
+        if self._batching is not None:
+            self._batcher.bytes_max = min(
+                self._batching.bytes_max, int(opened.max_message_bytes * BATCH_SHARE)
+            )
+        self._connected = True
+        self._outbox.opened(opened.window_messages, opened.window_bytes)
+        self._wake.set()
+        if not self._opened.done():
+            self._name = opened.producer_name
+            if opened.HasField("last_sequence_id"):
+                self._last_sequence_id = opened.last_sequence_id
+                self._next_sequence_id = opened.last_sequence_id + 1
+            self._opened.set_result(None)
+
+    async def _send(self, call: Any) -> None:
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                if (wait_s := self._outbox.waits_to_resume) is not None:
+                    await asyncio.sleep(wait_s)
+                    self._outbox.resume()
+                while not self._moving:
+                    publications = self._outbox.to_send(REQUEST_BYTES_MAX)
+                    if publications is None:
+                        break
+                    await call.write(pb.PublishRequest(publications=publications))
+                if self._finishing:
+                    await call.done_writing()
+                    return
+        except (aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the task that reads learns why
+
+    async def _receive(self, call: Any) -> None:
+        while True:
+            response = await _read(call)
+            match response.WhichOneof("response"):
+                case "receipts":
+                    for receipt in response.receipts.receipts:
+                        self._resolve(self._outbox.receive(receipt))
+                    self._wake.set()
+                case "draining":
+                    self._moving = True
+                case _:
+                    pass  # taken over: the stream's status says so too
+            if self._moving and not self._outbox.outstanding:
+                await call.done_writing()
+                return
+
+    # ---- endings
+
+    async def _watch_timeouts(self) -> None:
+        if self._send_timeout_s is None:
+            return
+        loop = asyncio.get_running_loop()
+        while True:
+            oldest = self._outbox.oldest_added_at
+            waited_s = 0.0 if oldest is None else loop.time() - oldest
+            wait_s = self._send_timeout_s - waited_s
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+                continue
+            # All of them, as Pulsar does: what follows would overtake what is sent again.
+            error = SendTimeoutError("no receipt came in time")
+            self._resolve(self._outbox.fail_all(error))
+            self._restart()
+
+    def _restart(self) -> None:
+        """Drop the stream: what it still carries must not arrive behind what is sent again."""
+        running = self._tasks[0]
+        running.cancel()
+        self._tasks[0] = asyncio.create_task(self._run(), name=running.get_name())
+
+    def _end(self, error: SeqgateError) -> None:
+        self._failure = error
+        if not self._opened.done():
+            self._opened.set_exception(error)
+            self._opened.exception()
+        self._flush_into(error)
+
+    def _flush_into(self, error: SeqgateError) -> None:
+        collected = [message for parcel in self._batcher.flush() for message in parcel]
+        self._resolve(self._outbox.fail_all(error))
+        self._resolve([Resolved(message, error) for message in collected])
+
+    async def _stop(self, error: SeqgateError) -> None:
+        self._closing = True
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._tasks = []
+        self._failure = self._failure or error
+        self._flush_into(self._failure)
+
+
+def _checked(properties: Mapping[str, str] | None) -> dict[str, str]:
+    checked = dict(properties or {})
+    if len(checked) > PROPERTIES_MAX or not all(
+        isinstance(each, str) for item in checked.items() for each in item
+    ):
+        raise InvalidRequestError(
+            f"properties are at most {PROPERTIES_MAX} texts by name", reason="INVALID_ENTRY"
+        )
+    return checked
+
+
+async def _read(call: Any) -> pb.PublishResponse:
+    response = await call.read()
+    if response is aio.EOF:
+        raise await _ending(call)
+    return response  # type: ignore[no-any-return]
+
+
+async def _ending(call: Any) -> SeqgateError:
+    """Why a stream ended."""
+    code, details = await call.code(), await call.details()
+    if code is StatusCode.OK:
+        return UnavailableError("the service ended the stream")
+    trailing = await call.trailing_metadata()
+    return error_of_call(aio.AioRpcError(code, aio.Metadata(), trailing, details=details))

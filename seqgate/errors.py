@@ -1,0 +1,154 @@
+"""What can go wrong, as exceptions.
+
+Every refusal of a service has a stable reason (ErrorInfo.reason in its gRPC status). Each reason
+belongs to one of the classes below, which say what an application can do about it; the reason and
+its details stay readable on the exception.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+
+class SeqgateError(Exception):
+    """Anything that Seqgate refuses or fails to do.
+
+    Attributes:
+        reason: stable, UPPER_SNAKE, never renamed; "" when no service gave one.
+        details: what a program needs to react.
+        retry_after_s: when a retry helps, how long the service asks to wait before it.
+    """
+
+    default_reason: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str = "",
+        details: Mapping[str, str] | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason or self.default_reason
+        self.details = dict(details or {})
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequestError(SeqgateError, ValueError):
+    """The request is wrong, and nothing changed: correct it."""
+
+
+class NotFoundError(SeqgateError, LookupError):
+    """What was named does not exist."""
+
+
+class InUseError(SeqgateError):
+    """Somebody else uses it: wait, or take over."""
+
+
+class FencedError(SeqgateError):
+    """Somebody newer has taken over: stop."""
+
+
+class LimitExceededError(SeqgateError):
+    """A limit was reached: ask for less, or have it raised."""
+
+
+class UnavailableError(SeqgateError):
+    """A service does not answer, or not now: try again."""
+
+
+class DataLossError(SeqgateError):
+    """What was stored is damaged."""
+
+
+class InternalError(SeqgateError):
+    """A service failed in a way that it did not foresee."""
+
+
+class StaleSequenceIdError(SeqgateError):
+    """The message is not in the log, and never will be under this sequence id: a higher id of its
+    producer was stored first."""
+
+    default_reason = "STALE"
+
+
+class SequenceIdTrimmedError(StaleSequenceIdError):
+    """The sequence id is at or below the last one stored, and the part of the log that would tell
+    whether the message was stored has been trimmed."""
+
+    default_reason = "TRIMMED"
+
+
+class ProducerClosedError(SeqgateError):
+    """The producer was closed before the message was stored. It may be in the log: sending it again
+    with the same sequence id is safe."""
+
+    default_reason = "PRODUCER_CLOSED"
+
+
+class ProducerQueueFullError(SeqgateError):
+    """As many messages are pending as may be."""
+
+    default_reason = "PRODUCER_QUEUE_FULL"
+
+
+class SendTimeoutError(SeqgateError):
+    """The message was not acknowledged in time. It may be in the log: sending it again with the
+    same sequence id is safe."""
+
+    default_reason = "SEND_TIMEOUT"
+
+
+class MixedSequenceIdsError(SeqgateError, ValueError):
+    """Some messages of a producer carry a sequence id of the application's, others do not (PIP-6:
+    once custom ids are used, every message has to carry one)."""
+
+    default_reason = "MIXED_SEQUENCE_IDS"
+
+
+class MessageTooLargeError(InvalidRequestError):
+    """A message is larger than the service takes."""
+
+    default_reason = "ENTRY_TOO_LARGE"
+
+
+class CorruptMessageError(DataLossError):
+    """A message that was read does not match its checksum, or cannot be decoded."""
+
+    default_reason = "CHECKSUM_MISMATCH"
+
+
+BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
+    "INVALID_TOPIC_NAME": InvalidRequestError,
+    "INVALID_PRODUCER_NAME": InvalidRequestError,
+    "INVALID_SEQUENCE_ID": InvalidRequestError,
+    "INVALID_PAGE": InvalidRequestError,
+    "INVALID_CLAIM": InvalidRequestError,
+    "INVALID_WRITER": InvalidRequestError,
+    "INVALID_POLICY": InvalidRequestError,
+    "INVALID_PUBLICATION": InvalidRequestError,
+    "INVALID_ENTRY": InvalidRequestError,
+    "INVALID_RANGE": InvalidRequestError,
+    "NOT_OPENED": InvalidRequestError,
+    "ENTRY_TOO_LARGE": MessageTooLargeError,
+    "CHECKSUM_MISMATCH": InvalidRequestError,
+    "TOPIC_NOT_FOUND": NotFoundError,
+    "TOPIC_DELETED": NotFoundError,
+    "PRODUCER_NOT_FOUND": NotFoundError,
+    "PRODUCER_BUSY": InUseError,
+    "TOPIC_IN_USE": InUseError,
+    "PRODUCER_TAKEN_OVER": FencedError,
+    "FENCED": FencedError,
+    "TOO_MANY_PRODUCERS": LimitExceededError,
+    "TOO_MANY_STREAMS": LimitExceededError,
+    "WINDOW_EXCEEDED": LimitExceededError,
+    "STORE_FULL": LimitExceededError,
+    "STORE_UNAVAILABLE": UnavailableError,
+    "DEDUP_UNAVAILABLE": UnavailableError,
+    "STATE_UNAVAILABLE": UnavailableError,
+    "RECOVERING": UnavailableError,
+    "DRAINING": UnavailableError,
+    "ENTRY_CORRUPT": DataLossError,
+}
+"""The class of every reason that a service gives."""

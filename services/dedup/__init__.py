@@ -1,0 +1,1 @@
+"""The dedup service: which of a producer's messages are new?"""

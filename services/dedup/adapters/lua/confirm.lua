@@ -1,0 +1,11 @@
+-- Apply a confirmation.
+--
+-- Answers, beside what topic.lua names: {"applied", revision}
+--
+-- Same function as core/topic.py:TopicState.confirm.
+
+local refusal = enter() or confirm()
+if refusal then return answer(refusal) end
+refusal = compare()
+if refusal and refusal[1] == "fenced" then return answer(refusal) end
+return answer({ "applied", topic.revision })

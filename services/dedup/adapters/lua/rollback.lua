@@ -1,0 +1,37 @@
+-- Apply a confirmation and withdraw claims, also when the state is behind.
+--
+-- call, beside what topic.lua names:
+--     withdrawals  {{producer, keep_through}, ...}; empty: everything
+--                  keep_through: 19 digits or ""
+--
+-- Answers, beside what topic.lua names: {"applied", revision}
+--
+-- Same function as core/topic.py:TopicState.rollback.
+
+local refusal = enter()
+if refusal then return answer(refusal) end
+refusal = confirm() or compare()
+if refusal and refusal[1] == "fenced" then return answer(refusal) end
+
+if #call.withdrawals == 0 then
+  withdraw_all()
+else
+  local names = {}
+  for i, withdrawal in ipairs(call.withdrawals) do names[i] = withdrawal[1] end
+  local producers = read_producers(names)
+  for _, withdrawal in ipairs(call.withdrawals) do
+    local name, keep = withdrawal[1], withdrawal[2]
+    local p = producers[name]
+    if p.known then
+      if keep < p.pushed then p.pushed = keep end
+      if p.pushed < p.persisted then p.pushed = p.persisted end
+    end
+  end
+  for name, p in pairs(producers) do
+    if not p.known then producers[name] = nil end
+  end
+  write_producers(producers)
+  topic.revision = topic.revision + 1
+  changed = true
+end
+return answer(refusal or { "applied", topic.revision })

@@ -1,0 +1,121 @@
+"""A state store that forgets everything when its process ends. For tests, and the yardstick for
+the Redis adapter: it calls the pure functions and nothing else."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+
+from seqgate.types import TopicName
+from services.dedup.core.topic import (
+    Applied,
+    Behind,
+    Changed,
+    Confirmation,
+    Full,
+    Judged,
+    ProducerClaims,
+    TopicState,
+    Tracked,
+    Withdrawal,
+    Writer,
+)
+from services.dedup.ports import Page, Summary
+from services.errors import InvalidPage
+
+
+class MemoryStateStore:
+    """See services.dedup.ports.StateStore."""
+
+    def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
+        self.states: dict[TopicName, TopicState] = {}
+        self._now_ms = now_ms
+
+    def _enter(self, topic: TopicName, writer: Writer) -> TopicState:
+        state = TopicState.entered_by(self.states.get(topic), writer)
+        self.states[topic] = state
+        return state
+
+    async def admit(
+        self,
+        topic: TopicName,
+        writer: Writer,
+        confirmation: Confirmation | None,
+        claims: Sequence[ProducerClaims],
+        *,
+        now_ms: int,
+        max_producers: int,
+    ) -> Judged | Behind | Changed | Full:
+        state = self._enter(topic, writer)
+        return state.admit(writer, confirmation, claims, now_ms=now_ms, max_producers=max_producers)
+
+    async def confirm(
+        self, topic: TopicName, writer: Writer, confirmation: Confirmation
+    ) -> Applied | Behind:
+        return self._enter(topic, writer).confirm(writer, confirmation)
+
+    async def rollback(
+        self,
+        topic: TopicName,
+        writer: Writer,
+        confirmation: Confirmation | None,
+        withdrawals: Sequence[Withdrawal],
+    ) -> Applied | Behind:
+        return self._enter(topic, writer).rollback(writer, confirmation, withdrawals)
+
+    async def keep(self, topic: TopicName, producers: Sequence[str], now_ms: int) -> None:
+        if (state := self.states.get(topic)) is not None:
+            state.keep(producers, now_ms)
+
+    async def producer(self, topic: TopicName, name: str) -> Tracked | None:
+        state = self.states.get(topic)
+        return None if state is None else state.producers.get(name)
+
+    async def producers(self, topic: TopicName, *, size: int, token: str) -> Page:
+        state = self.states.get(topic)
+        listed = [] if state is None else list(state.producers.items())
+        if not (token or "0").isdecimal():
+            raise InvalidPage("no page has this token", field="page_token")
+        first = int(token or "0")
+        more = first + size < len(listed)
+        return Page(listed[first : first + size], str(first + size) if more else "")
+
+    async def summary(self, topic: TopicName) -> Summary | None:
+        if (state := self.states.get(topic)) is None:
+            return None
+        return Summary(
+            state.incarnation,
+            state.epoch,
+            state.confirmed,
+            state.revision,
+            state.remaining,
+            len(state.producers),
+            replace(state.counts),
+        )
+
+    async def forget_producers(
+        self,
+        topic: TopicName,
+        *,
+        purge: Sequence[tuple[str, int]],
+        evict: Sequence[tuple[str, int]],
+    ) -> int:
+        if (state := self.states.get(topic)) is None:
+            return 0
+        purged, evicted = state.forget(purge), state.forget(evict)
+        state.counts.purged += purged
+        state.counts.evicted += evicted
+        return purged + evicted
+
+    async def forget_topic(self, topic: TopicName, incarnation: int | None) -> None:
+        state = self.states.get(topic)
+        if state is not None and (incarnation is None or state.incarnation <= incarnation):
+            del self.states[topic]
+
+    async def topics(self) -> AsyncIterator[TopicName]:
+        for topic in list(self.states):
+            yield topic
+
+    async def now_ms(self) -> int:
+        return self._now_ms()
+
+    async def check(self) -> None:
+        return None

@@ -1,0 +1,312 @@
+"""The state of topics in Redis or Valkey: one hash a topic, one script a verb.
+
+No command is retried here. After a lost reply nobody knows whether a script ran, and a blind second
+run would judge the first run's claims as copies of themselves. The caller is told
+(StateUnavailable), and its next call finds out by position and revision.
+"""
+
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from importlib import resources
+from typing import Any, Final
+
+import msgpack
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.commands.core import AsyncScript
+from redis.exceptions import RedisError, ResponseError
+
+from seqgate.types import SEQUENCE_ID_MAX, TopicName
+from services.dedup.adapters.keys import (
+    META,
+    PREFIX,
+    PRODUCER,
+    SUFFIX,
+    decode_id,
+    decode_position,
+    decode_producer,
+    encode_id,
+    encode_position,
+    topic_key,
+    topic_of,
+)
+from services.dedup.core.sequence import Verdict
+from services.dedup.core.topic import (
+    Applied,
+    Behind,
+    Changed,
+    Confirmation,
+    Counts,
+    Full,
+    Judged,
+    ProducerClaims,
+    ProducerVerdicts,
+    Tracked,
+    Withdrawal,
+    Writer,
+)
+from services.dedup.ports import Page, StateUnavailable, Summary
+from services.errors import Fenced, InvalidPage
+
+RETRY_AFTER_S: Final = 0.2
+"""What a caller is told to wait when Redis does not answer."""
+
+CLOCK_AGE_MAX_S: Final = 10.0
+"""How long one reading of Redis's clock is carried forward by the monotonic clock here."""
+
+_VERDICTS: Final = {
+    "N": Verdict.NEW,
+    "I": Verdict.IN_FLIGHT,
+    "D": Verdict.DUPLICATE,
+    "P": Verdict.PARTIAL,
+    "H": Verdict.HELD,
+}
+
+
+def script_text(name: str) -> str:
+    """The source of a script, its common beginning included."""
+    folder = resources.files("services.dedup.adapters") / "lua"
+    text = (folder / f"{name}.lua").read_text()
+    if name in ("admit", "confirm", "rollback"):
+        text = (folder / "topic.lua").read_text() + text
+    return text
+
+
+@asynccontextmanager
+async def connect_redis(
+    url: str, *, timeout_s: float, connections_max: int
+) -> AsyncIterator[Redis]:
+    """A pool of connections that neither retries nor waits for longer than `timeout_s`."""
+    redis = Redis.from_url(
+        url,
+        decode_responses=False,
+        retry=Retry(NoBackoff(), 0),
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        socket_keepalive=True,
+        max_connections=connections_max,
+    )
+    async with redis:
+        yield redis
+
+
+class RedisStateStore:
+    """See services.dedup.ports.StateStore."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis: Any = redis  # its types mix text and bytes, which decode_responses decides
+        self._admit = self._script("admit")
+        self._confirm = self._script("confirm")
+        self._rollback = self._script("rollback")
+        self._keep = self._script("keep")
+        self._forget = self._script("forget")
+        self._forget_topic = self._script("forget_topic")
+        self._clock_ms = 0
+        self._clock_read_at = float("-inf")
+
+    def _script(self, name: str) -> AsyncScript:
+        script: AsyncScript = self._redis.register_script(script_text(name))
+        return script
+
+    async def admit(
+        self,
+        topic: TopicName,
+        writer: Writer,
+        confirmation: Confirmation | None,
+        claims: Sequence[ProducerClaims],
+        *,
+        now_ms: int,
+        max_producers: int,
+    ) -> Judged | Behind | Changed | Full:
+        call = _call(writer, confirmation)
+        call["revision"] = False if writer.revision is None else writer.revision
+        call["claims"] = [
+            [producer, *(f"{each:019d}" for claim in ranges for each in claim)]
+            for producer, ranges in claims
+        ]
+        call["now_ms"] = now_ms
+        call["max_producers"] = max_producers
+        reply = await self._run(self._admit, topic, call)
+        match reply:
+            case ["judged", revision, producers]:
+                return Judged(revision, [_verdicts(each) for each in producers])
+            case ["full", tracked, wanted]:
+                return Full(tracked, wanted)
+            case ["changed", revision]:
+                return Changed(revision)
+            case _:
+                return _gate(reply)
+
+    async def confirm(
+        self, topic: TopicName, writer: Writer, confirmation: Confirmation
+    ) -> Applied | Behind:
+        reply = await self._run(self._confirm, topic, _call(writer, confirmation))
+        return Applied(reply[1]) if reply[0] == "applied" else _gate(reply)
+
+    async def rollback(
+        self,
+        topic: TopicName,
+        writer: Writer,
+        confirmation: Confirmation | None,
+        withdrawals: Sequence[Withdrawal],
+    ) -> Applied | Behind:
+        call = _call(writer, confirmation)
+        call["withdrawals"] = [
+            [each.producer, encode_id(each.keep_through)] for each in withdrawals
+        ]
+        reply = await self._run(self._rollback, topic, call)
+        return Applied(reply[1]) if reply[0] == "applied" else _gate(reply)
+
+    async def keep(self, topic: TopicName, producers: Sequence[str], now_ms: int) -> None:
+        with _translated():
+            await self._keep(keys=[topic_key(topic)], args=[_pack([now_ms, list(producers)])])
+
+    async def producer(self, topic: TopicName, name: str) -> Tracked | None:
+        with _translated():
+            meta, value = await self._redis.hmget(
+                topic_key(topic), [META, PRODUCER + name.encode()]
+            )
+        if meta is None or value is None:
+            return None
+        return decode_producer(value.decode(), _unpack(meta)["term"])
+
+    async def producers(self, topic: TopicName, *, size: int, token: str) -> Page:
+        if token and not (token.isdecimal() and int(token) < 2**64):
+            raise InvalidPage("no page has this token", field="page_token")
+        key = topic_key(topic)
+        with _translated():
+            meta = await self._redis.hget(key, META.decode())
+            if meta is None:
+                return Page([], "")
+            cursor, fields = await self._redis.hscan(key, int(token or 0), count=size)
+        term = _unpack(meta)["term"]
+        listed = [
+            (field.removeprefix(PRODUCER).decode(), decode_producer(value.decode(), term))
+            for field, value in fields.items()
+            if field != META
+        ]
+        return Page(listed, str(cursor) if cursor else "")
+
+    async def summary(self, topic: TopicName) -> Summary | None:
+        key = topic_key(topic)
+        with _translated():
+            async with self._redis.pipeline(transaction=True) as pipeline:
+                meta, fields = await pipeline.hget(key, META.decode()).hlen(key).execute()
+        if meta is None:
+            return None
+        state = _unpack(meta)
+        return Summary(
+            incarnation=int(state["incarnation"]),
+            epoch=int(state["epoch"]),
+            confirmed=decode_position(state["confirmed"]),
+            revision=state["revision"],
+            remaining=state["remaining"],
+            producers=fields - 1,
+            counts=Counts(**{name: state[name] for name in Counts.__slots__}),
+        )
+
+    async def forget_producers(
+        self,
+        topic: TopicName,
+        *,
+        purge: Sequence[tuple[str, int]],
+        evict: Sequence[tuple[str, int]],
+    ) -> int:
+        with _translated():
+            dropped: int = await self._forget(
+                keys=[topic_key(topic)], args=[_pack([list(purge), list(evict)])]
+            )
+        return dropped
+
+    async def forget_topic(self, topic: TopicName, incarnation: int | None) -> None:
+        newest = SEQUENCE_ID_MAX if incarnation is None else incarnation
+        with _translated():
+            await self._forget_topic(keys=[topic_key(topic)], args=[encode_id(newest)])
+
+    async def topics(self) -> AsyncIterator[TopicName]:
+        with _translated():
+            async for key in self._redis.scan_iter(match=f"{PREFIX}*{SUFFIX}", count=1000):
+                yield topic_of(key.decode())
+
+    async def now_ms(self) -> int:
+        elapsed_s = time.monotonic() - self._clock_read_at
+        if elapsed_s > CLOCK_AGE_MAX_S:
+            with _translated():
+                seconds, microseconds = await self._redis.time()
+            self._clock_ms = seconds * 1000 + microseconds // 1000
+            self._clock_read_at = time.monotonic()
+            elapsed_s = 0.0
+        return self._clock_ms + int(elapsed_s * 1000)
+
+    async def check(self) -> None:
+        with _translated():
+            await self._redis.ping()
+
+    async def _run(self, script: AsyncScript, topic: TopicName, call: dict[str, Any]) -> list[Any]:
+        with _translated():
+            packed: bytes = await script(keys=[topic_key(topic)], args=[_pack(call)])
+        reply: list[Any] = _unpack(packed)
+        return reply
+
+
+def _call(writer: Writer, confirmation: Confirmation | None) -> dict[str, Any]:
+    return {
+        "incarnation": encode_id(writer.incarnation),
+        "epoch": encode_id(writer.epoch),
+        "position": encode_position(writer.position),
+        "confirmation": False if confirmation is None else _confirmation(confirmation),
+    }
+
+
+def _confirmation(confirmation: Confirmation) -> list[Any]:
+    after, through, producers, entry_count, remaining = confirmation
+    return [
+        encode_position(after),
+        encode_position(through),
+        entry_count,
+        remaining,
+        [
+            [producer, last_append_ms, *(f"{each:019d}" for each in highest)]
+            for producer, highest, last_append_ms in producers
+        ],
+    ]
+
+
+def _verdicts(reply: list[str]) -> ProducerVerdicts:
+    letters, persisted = reply
+    return ProducerVerdicts([_VERDICTS[letter] for letter in letters], decode_id(persisted))
+
+
+def _gate(reply: list[Any]) -> Behind:
+    match reply:
+        case ["behind", confirmed]:
+            return Behind(decode_position(confirmed))
+        case ["fenced", epoch]:
+            raise Fenced("a newer writer has the topic", epoch=int(epoch))
+        case _:
+            raise AssertionError(f"a script answered {reply!r}")
+
+
+def _pack(value: object) -> bytes:
+    packed: bytes = msgpack.packb(value)
+    return packed
+
+
+def _unpack(packed: bytes) -> Any:
+    return msgpack.unpackb(packed)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Redis's errors, and those of the way to it, as one of ours. A mistake in a script is a
+    mistake of ours, and stays what it is."""
+    try:
+        yield
+    except (RedisError, OSError, TimeoutError) as error:
+        if type(error) is ResponseError and str(error).startswith(("ERR", "WRONGTYPE")):
+            raise
+        raise StateUnavailable(
+            "the deduplication state does not answer", retry_after_s=RETRY_AFTER_S
+        ) from error

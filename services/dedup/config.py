@@ -1,0 +1,35 @@
+"""Settings of the dedup service: SEQGATE_DEDUP_<NAME>."""
+
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from services.runtime.config import Port, Seconds, ServiceConfig, settings_for
+
+
+class DedupConfig(ServiceConfig):
+    """What the dedup service can be told."""
+
+    model_config = settings_for("dedup")
+    service: ClassVar[str] = "dedup"
+
+    listen: Port = "127.0.0.1:7701"
+
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    """Where the state is kept: redis://, rediss:// or unix://."""
+
+    redis_timeout_s: Seconds = 2
+    """How long Redis may take to answer or to be connected to."""
+
+    redis_connections_max: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """How many connections to Redis are open at most; a call beyond that is refused."""
+
+    policy_file: Path | None = None
+    """The TOML file with policies; none: built-in values."""
+
+    policy_interval_s: Seconds = 1
+    """How often the policy file is looked at."""
+
+    purge_interval_s: Seconds = 1200
+    """How often inactive producers are looked for."""

@@ -1,0 +1,69 @@
+"""Why would this sequence id be judged as it would be?"""
+
+from typing import NamedTuple
+
+from services.dedup.core.policy import EffectivePolicy, Source
+from services.dedup.core.sequence import NEVER, Claim, Marks, Verdict, admit
+
+_LEVELS = {
+    Source.DEFAULT: "by default",
+    Source.CLUSTER: "by the cluster's policy",
+    Source.NAMESPACE: "by the namespace's policy",
+    Source.TOPIC: "by the topic's policy",
+    Source.SYSTEM_TOPIC: "because this is a system topic",
+}
+
+
+class Explanation(NamedTuple):
+    """A verdict, and the reason in words."""
+
+    verdict: Verdict
+    text: str
+
+
+def explain(
+    policy: EffectivePolicy, marks: Marks | None, sequence_id: int, *, known_topic: bool
+) -> Explanation:
+    """Judge an id as `admit` would, and say why."""
+    enabled, source = policy.enabled
+    if not enabled:
+        return Explanation(
+            Verdict.NEW,
+            f"Deduplication is off {_LEVELS[source]}: every message is stored as it comes.",
+        )
+    if marks is None:
+        why = (
+            "Nothing is remembered of this producer: it has stored nothing, or was forgotten for "
+            "lack of activity."
+            if known_topic
+            else "Nothing is remembered of this topic: its state is rebuilt from the log when a "
+            "writer comes, and may judge otherwise then."
+        )
+        return Explanation(Verdict.NEW, why)
+
+    _, (verdict,) = admit(marks, [Claim(sequence_id, sequence_id)])
+    persisted, pushed = marks.persisted, marks.pushed
+    match verdict:
+        case Verdict.NEW:
+            why = (
+                f"{sequence_id} is above everything that was let through so far ({_mark(pushed)})."
+            )
+        case Verdict.IN_FLIGHT:
+            why = (
+                f"{sequence_id} is not above {_mark(pushed)}, which was let through, but above "
+                f"{_mark(persisted)}, the last id that is known to be durable: an earlier copy is "
+                "being written."
+            )
+        case Verdict.DUPLICATE:
+            why = (
+                f"{sequence_id} is not above {_mark(persisted)}, the last durable id of this "
+                "producer: it was stored before, or overtaken by a higher id and never stored. "
+                "The log knows which."
+            )
+        case _:
+            raise AssertionError(f"a single id cannot be {verdict}")
+    return Explanation(verdict, why)
+
+
+def _mark(sequence_id: int) -> str:
+    return "nothing" if sequence_id == NEVER else str(sequence_id)

@@ -1,0 +1,291 @@
+"""Is this the state that the writer believes in, and if so, what does it answer?
+
+A topic's state covers its log up to the *confirmed* position. Redis may lose the newest part of
+it, or all of it, so each call says who writes (incarnation, epoch) and where the log ends, and the
+two are compared before anything is judged:
+
+    the state is of an older incarnation    the topic was deleted and made again: start empty
+    the state's epoch is newer              FENCED: this writer was replaced
+    the state's epoch is older              a takeover: open claims are withdrawn
+    the state ends before the log           BEHIND: confirm what is missing, then ask again
+    the state ends after the log            FENCED: someone else appended
+    the state's revision is not the one     CHANGED: an answer was lost, or what it said was:
+      that the writer last saw                roll back, then ask again
+    otherwise                               verdicts
+
+Positions protect what is confirmed. The revision protects what is only let through: it moves with
+each call that lets something through or withdraws it.
+
+adapters/lua/topic.lua is the same gate inside Redis.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from seqgate.types import Position
+from services.dedup.core.sequence import Claim, Marks, Verdict, admit, advance, withdraw
+from services.errors import DomainError, Fenced, Kind
+
+
+class TooManyProducers(DomainError):
+    """The topic tracks as many producers as policy allows."""
+
+    kind = Kind.EXHAUSTED
+    reason = "TOO_MANY_PRODUCERS"
+
+
+class Writer(NamedTuple):
+    """Who asks; dedup.proto says it in full."""
+
+    incarnation: int
+    epoch: int
+    position: Position | None
+    revision: int | None = None
+
+
+class ProducerClaims(NamedTuple):
+    """One producer's claims, in the order in which it sent them."""
+
+    producer: str
+    claims: tuple[Claim, ...]
+
+
+class ProducerEntries(NamedTuple):
+    """The highest ids of one producer's entries, in log order."""
+
+    producer: str
+    highest: tuple[int, ...]
+    last_append_ms: int
+
+
+class Confirmation(NamedTuple):
+    """What the log holds after one position and through another."""
+
+    after: Position | None
+    through: Position
+    producers: tuple[ProducerEntries, ...]
+    entry_count: int
+    remaining: int = 0
+
+
+class Withdrawal(NamedTuple):
+    """What one producer will not append: everything above `keep_through`."""
+
+    producer: str
+    keep_through: int
+
+
+class ProducerVerdicts(NamedTuple):
+    """The answer to one producer's claims."""
+
+    verdicts: list[Verdict]
+    persisted: int
+
+
+class Judged(NamedTuple):
+    """The claims were judged."""
+
+    revision: int
+    producers: list[ProducerVerdicts]
+
+
+class Applied(NamedTuple):
+    """A confirmation or a withdrawal was applied."""
+
+    revision: int
+
+
+class Behind(NamedTuple):
+    """The state lacks entries after `confirmed`."""
+
+    confirmed: Position | None
+
+
+class Changed(NamedTuple):
+    """The state is not the one that the writer last saw."""
+
+    revision: int
+
+
+class Full(NamedTuple):
+    """The claims name `wanted` producers that are not tracked, and there is no room for all of
+    them; nothing was judged."""
+
+    tracked: int
+    wanted: int
+
+
+class Tracked(NamedTuple):
+    """What is remembered of a producer."""
+
+    marks: Marks
+    active_ms: int
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened since the state was created; dedup.proto names them."""
+
+    confirmed_entries: int = 0
+    new: int = 0
+    duplicate: int = 0
+    partial: int = 0
+    waiting: int = 0
+    purged: int = 0
+    evicted: int = 0
+
+
+@dataclass(slots=True)
+class TopicState:
+    """Everything that is remembered of a topic. One owner; the methods change it in place."""
+
+    incarnation: int
+    epoch: int
+    confirmed: Position | None = None
+    revision: int = 0
+    remaining: int = 0
+    producers: dict[str, Tracked] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+
+    @classmethod
+    def entered_by(cls, state: "TopicState | None", writer: Writer) -> "TopicState":
+        """The state that the writer's call is about: made, replaced or taken over as needed.
+
+        Raises:
+            Fenced: the writer was replaced.
+        """
+        if state is None or state.incarnation < writer.incarnation:
+            return cls(writer.incarnation, writer.epoch)
+        if state.incarnation > writer.incarnation or state.epoch > writer.epoch:
+            raise Fenced("a newer writer has the topic", epoch=state.epoch)
+        if state.epoch < writer.epoch:
+            state.epoch = writer.epoch
+            state.withdraw_all()
+        return state
+
+    def admit(
+        self,
+        writer: Writer,
+        confirmation: Confirmation | None,
+        claims: Sequence[ProducerClaims],
+        *,
+        now_ms: int,
+        max_producers: int,
+    ) -> Judged | Behind | Changed | Full:
+        """Apply the confirmation, then judge the claims."""
+        behind = self._confirm(confirmation) or self._compare(writer.position)
+        if behind is not None:
+            return behind
+        if writer.revision is not None and writer.revision != self.revision:
+            return Changed(self.revision)
+        unknown = sum(1 for claim in claims if claim.producer not in self.producers)
+        if unknown and len(self.producers) + unknown > max_producers:
+            return Full(len(self.producers), unknown)
+
+        before = self.counts.new
+        verdicts = [self._judge(claim, now_ms) for claim in claims]
+        self.remaining = 0
+        if self.counts.new > before:
+            self.revision += 1
+        return Judged(self.revision, verdicts)
+
+    def confirm(self, writer: Writer, confirmation: Confirmation) -> Applied | Behind:
+        """Apply the confirmation."""
+        behind = self._confirm(confirmation)
+        if behind is not None:
+            return behind
+        self._compare(writer.position)
+        return Applied(self.revision)
+
+    def rollback(
+        self, writer: Writer, confirmation: Confirmation | None, withdrawals: Sequence[Withdrawal]
+    ) -> Applied | Behind:
+        """Apply the confirmation, and withdraw, even when the state is behind. No withdrawals means
+        everything."""
+        behind = self._confirm(confirmation) or self._compare(writer.position)
+        if withdrawals:
+            for producer, keep_through in withdrawals:
+                if (tracked := self.producers.get(producer)) is not None:
+                    marks = withdraw(tracked.marks, keep_through)
+                    self.producers[producer] = tracked._replace(marks=marks)
+            self.revision += 1
+        else:
+            self.withdraw_all()
+        return behind or Applied(self.revision)
+
+    def keep(self, producers: Iterable[str], now_ms: int) -> None:
+        """Mark producers as alive."""
+        for producer in producers:
+            if (tracked := self.producers.get(producer)) is not None:
+                active_ms = max(tracked.active_ms, now_ms)
+                self.producers[producer] = tracked._replace(active_ms=active_ms)
+
+    def forget(self, producers: Iterable[tuple[str, int]]) -> int:
+        """Drop producers, unless they were active since, or something of theirs is in flight.
+        Returns how many were dropped."""
+        gone = [
+            producer
+            for producer, active_ms in producers
+            if (tracked := self.producers.get(producer)) is not None
+            and tracked.active_ms == active_ms
+            and not tracked.marks.in_flight
+        ]
+        for producer in gone:
+            del self.producers[producer]
+        return len(gone)
+
+    def _confirm(self, confirmation: Confirmation | None) -> Behind | None:
+        if confirmation is None:
+            return None
+        after, through, producers, entry_count, remaining = confirmation
+        if _ends_before(self.confirmed, after):
+            return Behind(self.confirmed)
+        if _ends_before(self.confirmed, through):
+            for producer, highest_ids, last_append_ms in producers:
+                tracked = self.producers.get(producer, Tracked(Marks(), 0))
+                marks = tracked.marks
+                for highest in highest_ids:
+                    marks = advance(marks, highest)
+                active_ms = max(tracked.active_ms, last_append_ms)
+                self.producers[producer] = Tracked(marks, active_ms)
+            self.confirmed = through
+            self.remaining = remaining
+            self.counts.confirmed_entries += entry_count
+        return None
+
+    def _compare(self, position: Position | None) -> Behind | None:
+        if _ends_before(self.confirmed, position):
+            return Behind(self.confirmed)
+        if _ends_before(position, self.confirmed):
+            raise Fenced("another writer has appended to the topic", epoch=self.epoch)
+        return None
+
+    def _judge(self, claims: ProducerClaims, now_ms: int) -> ProducerVerdicts:
+        tracked = self.producers.get(claims.producer, Tracked(Marks(), 0))
+        marks, verdicts = admit(tracked.marks, claims.claims)
+        self.producers[claims.producer] = Tracked(marks, max(tracked.active_ms, now_ms))
+        for verdict in verdicts:
+            match verdict:
+                case Verdict.NEW:
+                    self.counts.new += 1
+                case Verdict.DUPLICATE:
+                    self.counts.duplicate += 1
+                case Verdict.PARTIAL:
+                    self.counts.partial += 1
+                case Verdict.IN_FLIGHT | Verdict.HELD:
+                    self.counts.waiting += 1
+        return ProducerVerdicts(verdicts, marks.persisted)
+
+    def withdraw_all(self) -> None:
+        """Withdraw everything that was let through and is not confirmed."""
+        for producer, tracked in self.producers.items():
+            if tracked.marks.in_flight:
+                self.producers[producer] = tracked._replace(marks=withdraw(tracked.marks))
+        self.revision += 1
+
+
+def _ends_before(left: Position | None, right: Position | None) -> bool:
+    if left is None or right is None:
+        return left is None and right is not None
+    return left < right

@@ -1,0 +1,241 @@
+"""What the dedup service does, in its own words: policies over the state store.
+
+servicer.py translates the wire to these calls; the rules are in core; the store is behind a port.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import structlog
+
+from seqgate.types import TopicName
+from services.dedup.core.explain import Explanation, explain
+from services.dedup.core.policy import EffectivePolicy, OnFull
+from services.dedup.core.retention import forgettable
+from services.dedup.core.sequence import NEVER, Verdict
+from services.dedup.core.topic import (
+    Applied,
+    Behind,
+    Changed,
+    Confirmation,
+    Full,
+    Judged,
+    ProducerClaims,
+    ProducerVerdicts,
+    TooManyProducers,
+    Tracked,
+    Withdrawal,
+    Writer,
+)
+from services.dedup.ports import Page, PolicySource, StateStore, StateUnavailable, Summary
+from services.errors import DomainError, Kind
+
+log = structlog.get_logger()
+
+EVICTION_ROUNDS_MAX: Final = 3
+"""How often one Admit makes room before it gives up: others may take the room first."""
+
+EVICTION_SLACK: Final = 100
+"""An eviction also makes room for one in so many of the limit, so that a full topic with many new
+producers is not scanned for each of them."""
+
+SCAN_PAGE: Final = 1_000
+"""How many producers are read at a time when a topic is scanned."""
+
+CLOCK_JUMP_MAX_S: Final = 60.0
+"""How far the store's clock may move against this process's own between two purges. Beyond that a
+purge is passed over: first the connected producers must be marked alive by the new time."""
+
+
+class ProducerNotFound(DomainError):
+    """Nothing is remembered of a producer."""
+
+    kind = Kind.NOT_FOUND
+    reason = "PRODUCER_NOT_FOUND"
+
+
+class Disabled(NamedTuple):
+    """Policy has switched deduplication off: nothing is judged, and nothing remembered."""
+
+
+DISABLED: Final = Disabled()
+
+
+class Status(NamedTuple):
+    """A topic's policy and state."""
+
+    policy: EffectivePolicy
+    policy_error: str
+    summary: Summary | None
+
+
+class Deduplication:
+    """One instance serves all topics; it keeps nothing between calls."""
+
+    def __init__(self, store: StateStore, policies: PolicySource) -> None:
+        self._store = store
+        self._policies = policies
+
+    async def admit(
+        self,
+        topic: TopicName,
+        writer: Writer,
+        confirmation: Confirmation | None,
+        claims: Sequence[ProducerClaims],
+    ) -> Judged | Behind | Changed | Disabled:
+        """Judge claims; make room where the topic is full and policy says so.
+
+        Raises:
+            TooManyProducers: there is no room, and none may be made.
+            Fenced, StateUnavailable: see the store.
+        """
+        policy = self._policies.effective(topic)
+        if not policy.enabled.value:
+            return DISABLED
+        limit = policy.max_producers.value
+        for _ in range(EVICTION_ROUNDS_MAX):
+            now_ms = await self._store.now_ms()
+            outcome = await self._store.admit(
+                topic, writer, confirmation, claims, now_ms=now_ms, max_producers=limit
+            )
+            if not isinstance(outcome, Full):
+                return outcome
+            if policy.on_full.value is OnFull.REFUSE or outcome.wanted > limit:
+                break
+            names = [each.producer for each in claims]
+            await self._make_room(topic, names, now_ms, limit=limit, wanted=outcome.wanted)
+        raise TooManyProducers("the topic tracks as many producers as it may", max_producers=limit)
+
+    async def confirm(
+        self, topic: TopicName, writer: Writer, confirmation: Confirmation
+    ) -> Applied | Behind | Disabled:
+        """Take note of what the log holds."""
+        if not self._policies.effective(topic).enabled.value:
+            return DISABLED
+        return await self._store.confirm(topic, writer, confirmation)
+
+    async def rollback(
+        self,
+        topic: TopicName,
+        writer: Writer,
+        confirmation: Confirmation | None,
+        withdrawals: Sequence[Withdrawal],
+    ) -> Applied | Behind | Disabled:
+        """Withdraw claims."""
+        if not self._policies.effective(topic).enabled.value:
+            return DISABLED
+        return await self._store.rollback(topic, writer, confirmation, withdrawals)
+
+    async def keep(self, topic: TopicName, producers: Sequence[str]) -> None:
+        """Mark producers as alive."""
+        await self._store.keep(topic, producers, await self._store.now_ms())
+
+    async def producer(self, topic: TopicName, name: str) -> Tracked:
+        """What is remembered of a producer.
+
+        Raises:
+            ProducerNotFound: nothing is.
+        """
+        tracked = None
+        if self._policies.effective(topic).enabled.value:
+            tracked = await self._store.producer(topic, name)
+        if tracked is None:
+            raise ProducerNotFound("nothing is remembered of this producer", producer_name=name)
+        return tracked
+
+    async def producers(self, topic: TopicName, *, size: int, token: str) -> Page:
+        """A page of producers."""
+        return await self._store.producers(topic, size=size, token=token)
+
+    async def status(self, topic: TopicName) -> Status:
+        """A topic's policy and state."""
+        policy = self._policies.effective(topic)
+        return Status(policy, self._policies.error, await self._store.summary(topic))
+
+    async def forget_topic(self, topic: TopicName, incarnation: int) -> None:
+        """Drop a deleted topic's state."""
+        await self._store.forget_topic(topic, incarnation)
+
+    async def explain(
+        self, topic: TopicName, producer: str, sequence_id: int
+    ) -> tuple[Explanation, Tracked | None, Status]:
+        """Say how an id would be judged now."""
+        status = await self.status(topic)
+        tracked = await self._store.producer(topic, producer)
+        explanation = explain(
+            status.policy,
+            None if tracked is None else tracked.marks,
+            sequence_id,
+            known_topic=status.summary is not None,
+        )
+        return explanation, tracked, status
+
+    async def purge_forever(self, interval_s: float) -> None:
+        """Forget inactive producers, and the state of topics that no longer deduplicate, again and
+        again."""
+        expected_ms: float | None = None
+        while True:
+            try:
+                now_ms = await self._store.now_ms()
+                own_ms = time.monotonic() * 1000
+                if expected_ms is not None:
+                    drift_s = abs(now_ms - own_ms - expected_ms) / 1000
+                    if drift_s > CLOCK_JUMP_MAX_S:
+                        log.warning("the store's clock jumped: no purge now", seconds=drift_s)
+                    else:
+                        await self.purge(now_ms)
+                expected_ms = now_ms - own_ms
+            except StateUnavailable as error:
+                log.warning("purge failed", error=str(error))
+            await asyncio.sleep(interval_s)
+
+    async def purge(self, now_ms: int) -> None:
+        """Forget, on every topic, what policy says is to be forgotten."""
+        async for topic in self._store.topics():
+            policy = self._policies.effective(topic)
+            if not policy.enabled.value:
+                await self._store.forget_topic(topic, None)
+                continue
+            timeout_minutes = policy.producer_inactivity_timeout_minutes.value
+            inactive_before_ms = now_ms - timeout_minutes * 60_000 if timeout_minutes else 0
+            dropped = await self._forget(topic, inactive_before_ms, policy.max_producers.value)
+            if dropped:
+                log.info("producers forgotten", topic=str(topic), count=dropped)
+
+    async def _make_room(
+        self, topic: TopicName, claiming: Sequence[str], now_ms: int, *, limit: int, wanted: int
+    ) -> None:
+        # Who is claiming right now must not be the one who goes.
+        await self._store.keep(topic, claiming, now_ms)
+        evicted = await self._forget(topic, 0, max(0, limit - wanted - limit // EVICTION_SLACK))
+        log.warning("producers evicted: the topic is full", topic=str(topic), count=evicted)
+
+    async def _forget(self, topic: TopicName, inactive_before_ms: int, keep_at_most: int) -> int:
+        purge, evict = forgettable(
+            await self._everyone(topic),
+            inactive_before_ms=inactive_before_ms,
+            keep_at_most=keep_at_most,
+        )
+        dropped = 0
+        for i in range(0, max(len(purge), len(evict)), SCAN_PAGE):
+            dropped += await self._store.forget_producers(
+                topic, purge=purge[i : i + SCAN_PAGE], evict=evict[i : i + SCAN_PAGE]
+            )
+        return dropped
+
+    async def _everyone(self, topic: TopicName) -> list[tuple[str, Tracked]]:
+        everyone: dict[str, Tracked] = {}
+        token = ""
+        while True:
+            page = await self._store.producers(topic, size=SCAN_PAGE, token=token)
+            everyone.update(page.producers)
+            token = page.next_token
+            if not token:
+                return list(everyone.items())
+
+
+def all_new(claims: Sequence[ProducerClaims]) -> Judged:
+    """The answer where deduplication is off."""
+    return Judged(0, [ProducerVerdicts([Verdict.NEW] * len(each.claims), NEVER) for each in claims])

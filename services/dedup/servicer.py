@@ -1,0 +1,462 @@
+"""The wire of the dedup service: check, translate, call, translate back."""
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from grpc import aio
+
+from seqgate.api.dedup.v1 import dedup_pb2 as pb
+from seqgate.api.dedup.v1 import dedup_pb2_grpc as pb_grpc
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.types import (
+    SEQUENCE_ID_MAX,
+    InvalidNameError,
+    Position,
+    TopicName,
+    check_producer_name,
+)
+from services.dedup.core.policy import EffectivePolicy, OnFull, Source
+from services.dedup.core.sequence import NEVER, Claim, Verdict
+from services.dedup.core.topic import (
+    Applied,
+    Behind,
+    Changed,
+    Confirmation,
+    Judged,
+    ProducerClaims,
+    ProducerEntries,
+    Tracked,
+    Withdrawal,
+    Writer,
+)
+from services.dedup.service import Deduplication, Disabled, Status, all_new
+from services.errors import (
+    DomainError,
+    InvalidPage,
+    InvalidProducerName,
+    InvalidSequenceId,
+    InvalidTopicName,
+    Kind,
+)
+from services.runtime.drain import Drain
+from services.runtime.status import status_of
+
+CLAIMS_MAX: Final = 10_000
+"""How many claims one Admit may hold."""
+
+ENTRIES_MAX: Final = 10_000
+"""How many entries one confirmation may list."""
+
+PRODUCERS_MAX: Final = 10_000
+"""How many producers one request may name."""
+
+PAGE_DEFAULT: Final = 1_000
+PAGE_MAX: Final = 10_000
+"""How many producers a page holds, unless asked otherwise, and at most."""
+
+Context = aio.ServicerContext[Any, Any]
+
+
+class InvalidClaim(DomainError):
+    """Claims are too many, repeat a producer, or a range ends before it starts."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_CLAIM"
+
+
+class InvalidWriter(DomainError):
+    """A writer or a confirmation is missing, or its positions or epochs cannot be."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_WRITER"
+
+
+class DedupServicer(pb_grpc.DedupServiceServicer):
+    """See dedup.proto."""
+
+    def __init__(self, deduplication: Deduplication, drain: Drain) -> None:
+        self._deduplication = deduplication
+        self._drain = drain
+
+    async def Admit(self, request: pb.AdmitRequest, context: Context) -> pb.AdmitResponse:
+        return await self._admit(request)
+
+    async def Confirm(self, request: pb.ConfirmRequest, context: Context) -> pb.ConfirmResponse:
+        return await self._confirm(request)
+
+    async def Rollback(self, request: pb.RollbackRequest, context: Context) -> pb.RollbackResponse:
+        return await self._rollback(request)
+
+    # A coroutine that reads and writes on the context; grpc's stubs know only generators.
+    async def Exchange(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[pb.ExchangeRequest], context: Context
+    ) -> None:
+        async for request in self._drain.requests(context):
+            await context.write(await self._exchange(request))
+        if self._drain.begun:
+            await context.write(pb.ExchangeResponse(draining=pb.Draining()))
+
+    async def KeepProducers(
+        self, request: pb.KeepProducersRequest, context: Context
+    ) -> pb.KeepProducersResponse:
+        topic = _topic(request.topic)
+        if len(request.producer_names) > PRODUCERS_MAX:
+            raise InvalidProducerName(
+                f"at most {PRODUCERS_MAX:,} producers at a time", field="producer_names"
+            )
+        names = [_producer(name) for name in request.producer_names]
+        await self._deduplication.keep(topic, names)
+        return pb.KeepProducersResponse()
+
+    async def GetProducer(
+        self, request: pb.GetProducerRequest, context: Context
+    ) -> pb.GetProducerResponse:
+        name = _producer(request.producer_name)
+        tracked = await self._deduplication.producer(_topic(request.topic), name)
+        return pb.GetProducerResponse(producer=_to_producer(name, tracked))
+
+    async def ListProducers(
+        self, request: pb.ListProducersRequest, context: Context
+    ) -> pb.ListProducersResponse:
+        topic = _topic(request.topic)
+        if not 0 <= request.page_size <= PAGE_MAX:
+            raise InvalidPage(f"a page holds 1 to {PAGE_MAX:,} producers", field="page_size")
+        page = await self._deduplication.producers(
+            topic, size=request.page_size or PAGE_DEFAULT, token=request.page_token
+        )
+        return pb.ListProducersResponse(
+            producers=[_to_producer(name, tracked) for name, tracked in page.producers],
+            next_page_token=page.next_token,
+        )
+
+    async def GetTopicStatus(
+        self, request: pb.GetTopicStatusRequest, context: Context
+    ) -> pb.GetTopicStatusResponse:
+        return _to_status(await self._deduplication.status(_topic(request.topic)))
+
+    async def ForgetTopic(
+        self, request: pb.ForgetTopicRequest, context: Context
+    ) -> pb.ForgetTopicResponse:
+        incarnation = _number("incarnation", request.incarnation)
+        await self._deduplication.forget_topic(_topic(request.topic), incarnation)
+        return pb.ForgetTopicResponse()
+
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
+        topic, name = _topic(request.topic), _producer(request.producer_name)
+        sequence_id = _sequence_id("sequence_id", request.sequence_id)
+        explanation, tracked, status = await self._deduplication.explain(topic, name, sequence_id)
+        return pb.ExplainResponse(
+            verdict=_TO_VERDICT[explanation.verdict],
+            explanation=explanation.text,
+            producer=None if tracked is None else _to_producer(name, tracked),
+            status=_to_status(status),
+        )
+
+    async def _admit(self, request: pb.AdmitRequest) -> pb.AdmitResponse:
+        claims = _claims(request.claims)
+        writer = _writer(request)
+        outcome = await self._deduplication.admit(
+            _topic(request.topic), writer, _confirmation(request, writer), claims
+        )
+        match outcome:
+            case Judged():
+                return pb.AdmitResponse(verdicts=_to_verdicts(outcome, deduplicated=True))
+            case Disabled():
+                return pb.AdmitResponse(verdicts=_to_verdicts(all_new(claims), deduplicated=False))
+            case Behind():
+                return pb.AdmitResponse(behind=_to_behind(outcome))
+            case Changed(revision):
+                return pb.AdmitResponse(changed=pb.Changed(revision=revision))
+
+    async def _confirm(self, request: pb.ConfirmRequest) -> pb.ConfirmResponse:
+        writer = _writer(request)
+        confirmation = _confirmation(request, writer)
+        if confirmation is None:
+            raise InvalidWriter("there is nothing to confirm", field="confirmation")
+        outcome = await self._deduplication.confirm(_topic(request.topic), writer, confirmation)
+        match outcome:
+            case Applied(revision):
+                return pb.ConfirmResponse(
+                    confirmed=pb.Confirmed(deduplicated=True, revision=revision)
+                )
+            case Disabled():
+                return pb.ConfirmResponse(confirmed=pb.Confirmed(deduplicated=False))
+            case Behind():
+                return pb.ConfirmResponse(behind=_to_behind(outcome))
+
+    async def _rollback(self, request: pb.RollbackRequest) -> pb.RollbackResponse:
+        writer = _writer(request)
+        withdrawals = _withdrawals(request)
+        outcome = await self._deduplication.rollback(
+            _topic(request.topic), writer, _confirmation(request, writer), withdrawals
+        )
+        match outcome:
+            case Applied(revision):
+                return pb.RollbackResponse(
+                    rolled_back=pb.RolledBack(deduplicated=True, revision=revision)
+                )
+            case Disabled():
+                return pb.RollbackResponse(rolled_back=pb.RolledBack(deduplicated=False))
+            case Behind():
+                return pb.RollbackResponse(behind=_to_behind(outcome))
+
+    async def _exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeResponse:
+        request_id = request.request_id
+        try:
+            match request.WhichOneof("request"):
+                case "admit":
+                    admitted = await self._admit(request.admit)
+                    return pb.ExchangeResponse(request_id=request_id, admit=admitted)
+                case "confirm":
+                    confirmed = await self._confirm(request.confirm)
+                    return pb.ExchangeResponse(request_id=request_id, confirm=confirmed)
+                case "rollback":
+                    rolled_back = await self._rollback(request.rollback)
+                    return pb.ExchangeResponse(request_id=request_id, rollback=rolled_back)
+                case _:
+                    raise InvalidClaim("an exchange asks for something", field="request")
+        except DomainError as refusal:
+            return pb.ExchangeResponse(request_id=request_id, error=status_of(refusal))
+
+
+def _topic(text: str) -> TopicName:
+    try:
+        return TopicName.parse(text)
+    except InvalidNameError as error:
+        raise InvalidTopicName(str(error), field="topic") from error
+
+
+def _producer(name: str) -> str:
+    try:
+        return check_producer_name(name)
+    except InvalidNameError as error:
+        raise InvalidProducerName(str(error), field="producer_name") from error
+
+
+def _sequence_id(field: str, number: int) -> int:
+    if number > SEQUENCE_ID_MAX:
+        raise InvalidSequenceId("a sequence id is at most 2^63 - 1", field=field, given=number)
+    return number
+
+
+def _number(field: str, number: int) -> int:
+    if number > SEQUENCE_ID_MAX:
+        raise InvalidWriter(f"{field} is at most 2^63 - 1", field=field, given=number)
+    return number
+
+
+def _position(field: str, position: entry_pb2.Position) -> Position:
+    return Position(
+        _number(f"{field}.ledger_id", position.ledger_id),
+        _number(f"{field}.entry_id", position.entry_id),
+    )
+
+
+def _writer(request: pb.AdmitRequest | pb.ConfirmRequest | pb.RollbackRequest) -> Writer:
+    if not request.HasField("writer"):
+        raise InvalidWriter("a call names its writer", field="writer")
+    writer = request.writer
+    return Writer(
+        incarnation=_number("writer.incarnation", writer.incarnation),
+        epoch=_number("writer.epoch", writer.epoch),
+        position=(
+            _position("writer.position", writer.position) if writer.HasField("position") else None
+        ),
+        revision=writer.revision if writer.HasField("revision") else None,
+    )
+
+
+def _confirmation(
+    request: pb.AdmitRequest | pb.ConfirmRequest | pb.RollbackRequest, writer: Writer
+) -> Confirmation | None:
+    if not request.HasField("confirmation"):
+        return None
+    given = request.confirmation
+    if not given.HasField("through"):
+        raise InvalidWriter("a confirmation says how far it goes", field="confirmation.through")
+    through = _position("confirmation.through", given.through)
+    after = _position("confirmation.after", given.after) if given.HasField("after") else None
+    if after is not None and after > through:
+        raise InvalidWriter("a confirmation ends after it starts", field="confirmation.through")
+    if writer.position is None or through > writer.position:
+        raise InvalidWriter("a confirmation ends where the log does", field="confirmation.through")
+    producers = tuple(_entries(each) for each in given.producers)
+    if sum(len(each.highest) for each in producers) > ENTRIES_MAX:
+        raise InvalidWriter(
+            f"a confirmation lists at most {ENTRIES_MAX:,} entries", field="confirmation.producers"
+        )
+    _once([each.producer for each in producers], "confirmation.producers")
+    return Confirmation(
+        after,
+        through,
+        producers,
+        _number("confirmation.entry_count", given.entry_count),
+        _number("confirmation.entries_remaining", given.entries_remaining),
+    )
+
+
+def _entries(entries: pb.ProducerEntries) -> ProducerEntries:
+    highest = tuple(entries.highest_sequence_ids)
+    if not highest:
+        raise InvalidWriter("a confirmed producer has entries", field="confirmation.producers")
+    _sequence_id("confirmation.producers.highest_sequence_ids", max(highest))
+    return ProducerEntries(
+        _producer(entries.producer_name),
+        highest,
+        _number("confirmation.producers.last_append_time", entries.last_append_time),
+    )
+
+
+def _claims(given: Any) -> list[ProducerClaims]:
+    claims = [_producer_claims(each) for each in given]
+    if sum(len(each.claims) for each in claims) > CLAIMS_MAX:
+        raise InvalidClaim(f"at most {CLAIMS_MAX:,} claims at a time", field="claims")
+    _once([each.producer for each in claims], "claims")
+    return claims
+
+
+def _producer_claims(claims: pb.Claims) -> ProducerClaims:
+    lowest, highest = claims.sequence_ids, claims.highest_sequence_ids or claims.sequence_ids
+    if not lowest or len(lowest) != len(highest):
+        raise InvalidClaim(
+            "a producer claims at least one id, and a highest id for each or for none",
+            field="claims.highest_sequence_ids",
+        )
+    _sequence_id("claims.highest_sequence_ids", max(highest))
+    ranges = tuple(map(Claim, lowest, highest))
+    for low, high in ranges:
+        if low > high:
+            raise InvalidClaim(
+                "a range ends before it starts",
+                field="claims.highest_sequence_ids",
+                sequence_id=low,
+                highest_sequence_id=high,
+            )
+    return ProducerClaims(_producer(claims.producer_name), ranges)
+
+
+def _withdrawals(request: pb.RollbackRequest) -> list[Withdrawal]:
+    if len(request.withdrawals) > PRODUCERS_MAX:
+        raise InvalidClaim(f"at most {PRODUCERS_MAX:,} producers at a time", field="withdrawals")
+    return [
+        Withdrawal(
+            _producer(each.producer_name),
+            _sequence_id("withdrawals.keep_through_sequence_id", each.keep_through_sequence_id)
+            if each.HasField("keep_through_sequence_id")
+            else NEVER,
+        )
+        for each in request.withdrawals
+    ]
+
+
+def _once(producers: list[str], field: str) -> None:
+    if len(set(producers)) < len(producers):
+        raise InvalidClaim("each producer is named once", field=field)
+
+
+_TO_VERDICT: Final = {
+    Verdict.NEW: pb.VERDICT_NEW,
+    Verdict.IN_FLIGHT: pb.VERDICT_IN_FLIGHT,
+    Verdict.DUPLICATE: pb.VERDICT_DUPLICATE,
+    Verdict.PARTIAL: pb.VERDICT_PARTIAL,
+    Verdict.HELD: pb.VERDICT_HELD,
+}
+
+_TO_SOURCE: Final = {
+    Source.DEFAULT: pb.POLICY_SOURCE_DEFAULT,
+    Source.CLUSTER: pb.POLICY_SOURCE_CLUSTER,
+    Source.NAMESPACE: pb.POLICY_SOURCE_NAMESPACE,
+    Source.TOPIC: pb.POLICY_SOURCE_TOPIC,
+    Source.SYSTEM_TOPIC: pb.POLICY_SOURCE_SYSTEM_TOPIC,
+}
+
+_TO_ACTION: Final = {
+    OnFull.EVICT: pb.FULL_TOPIC_ACTION_EVICT,
+    OnFull.REFUSE: pb.FULL_TOPIC_ACTION_REFUSE,
+}
+
+
+def _to_verdicts(judged: Judged, *, deduplicated: bool) -> pb.Verdicts:
+    return pb.Verdicts(
+        deduplicated=deduplicated,
+        revision=judged.revision,
+        producers=[
+            pb.ProducerVerdicts(
+                verdicts=[_TO_VERDICT[verdict] for verdict in each.verdicts],
+                persisted_sequence_id=_to_mark(each.persisted),
+            )
+            for each in judged.producers
+        ],
+    )
+
+
+def _to_mark(mark: int) -> int | None:
+    return None if mark == NEVER else mark
+
+
+def _to_position(position: Position | None) -> entry_pb2.Position | None:
+    return (
+        None
+        if position is None
+        else entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
+    )
+
+
+def _to_behind(behind: Behind) -> pb.Behind:
+    return pb.Behind(confirmed=_to_position(behind.confirmed))
+
+
+def _to_producer(name: str, tracked: Tracked) -> pb.Producer:
+    last_active = Timestamp()
+    last_active.FromMilliseconds(tracked.active_ms)
+    return pb.Producer(
+        name=name,
+        persisted_sequence_id=_to_mark(tracked.marks.persisted),
+        pushed_sequence_id=_to_mark(tracked.marks.pushed),
+        last_active=last_active,
+    )
+
+
+def _to_policy(policy: EffectivePolicy) -> pb.Policy:
+    timeout = policy.producer_inactivity_timeout_minutes
+    return pb.Policy(
+        enabled=policy.enabled.value,
+        enabled_source=_TO_SOURCE[policy.enabled.source],
+        producer_inactivity_timeout_minutes=timeout.value,
+        producer_inactivity_timeout_source=_TO_SOURCE[timeout.source],
+        max_producers=policy.max_producers.value,
+        max_producers_source=_TO_SOURCE[policy.max_producers.source],
+        on_full=_TO_ACTION[policy.on_full.value],
+        on_full_source=_TO_SOURCE[policy.on_full.source],
+    )
+
+
+def _to_status(status: Status) -> pb.GetTopicStatusResponse:
+    response = pb.GetTopicStatusResponse(
+        policy=_to_policy(status.policy), policy_file_error=status.policy_error
+    )
+    summary = status.summary
+    if not status.policy.enabled.value:
+        response.state = pb.TOPIC_STATE_DISABLED
+    elif summary is None:
+        response.state = pb.TOPIC_STATE_ABSENT
+    elif summary.remaining:
+        response.state = pb.TOPIC_STATE_RECOVERING
+    else:
+        response.state = pb.TOPIC_STATE_ACTIVE
+    if summary is not None:
+        response.epoch = summary.epoch
+        if summary.confirmed is not None:
+            response.confirmed.ledger_id, response.confirmed.entry_id = summary.confirmed
+        response.entries_remaining = summary.remaining
+        response.producers = summary.producers
+        counts = summary.counts
+        response.counts.confirmed_entries = counts.confirmed_entries
+        response.counts.new_claims = counts.new
+        response.counts.duplicate_claims = counts.duplicate
+        response.counts.partial_claims = counts.partial
+        response.counts.waiting_claims = counts.waiting
+        response.counts.purged_producers = counts.purged
+        response.counts.evicted_producers = counts.evicted
+    return response

@@ -1,0 +1,100 @@
+"""How a core says no, before gRPC is mentioned.
+
+A refusal has a kind (what the caller can do about it), a reason (stable, matchable, never renamed)
+and details (fields, not prose). services/runtime/status.py turns it into a gRPC status.
+
+What a caller plans for is not here: that is a return value. What must not happen is not here
+either: that is an assert.
+"""
+
+from enum import Enum, auto
+from typing import ClassVar
+
+
+class Kind(Enum):
+    """What a refused caller can do."""
+
+    INVALID = auto()
+    """Correct the request."""
+    NOT_FOUND = auto()
+    """Nothing: what was named does not exist."""
+    IN_USE = auto()
+    """Wait until another lets go, or take over."""
+    FENCED = auto()
+    """Stop: someone newer has taken over."""
+    EXHAUSTED = auto()
+    """Ask for less, or have a limit raised."""
+    UNAVAILABLE = auto()
+    """Try again later."""
+    DATA_LOSS = auto()
+    """Call an operator: what was stored is damaged."""
+
+
+class DomainError(Exception):
+    """A refusal. Subclasses fix `kind` and `reason`.
+
+    Args:
+        message: one sentence for people, without anything from inside the service.
+        field: the request's field that is wrong, when the kind is INVALID.
+        retry_after_s: when a retry helps, how long to wait before it.
+        details: what a program needs to react; names in lower case, values as text on the wire.
+    """
+
+    kind: ClassVar[Kind]
+    reason: ClassVar[str]
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        retry_after_s: float | None = None,
+        **details: object,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.retry_after_s = retry_after_s
+        self.details = details
+
+
+class InvalidTopicName(DomainError):
+    """A topic name is not tenant/namespace/name."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_TOPIC_NAME"
+
+
+class InvalidProducerName(DomainError):
+    """A producer name is empty, too long, or holds control characters."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_PRODUCER_NAME"
+
+
+class InvalidSequenceId(DomainError):
+    """A sequence id is not between 0 and 2^63 - 1."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_SEQUENCE_ID"
+
+
+class InvalidPage(DomainError):
+    """A page size or page token is wrong."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_PAGE"
+
+
+class Draining(DomainError):
+    """The service is shutting down."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "DRAINING"
+
+
+class Fenced(DomainError):
+    """A newer writer has taken the topic."""
+
+    kind = Kind.FENCED
+    reason = "FENCED"

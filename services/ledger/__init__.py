@@ -1,0 +1,1 @@
+"""The ledger service: topics, and their publish and read paths."""

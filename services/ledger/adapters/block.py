@@ -1,0 +1,86 @@
+"""How a group of entries is written: one row a block, two blobs a row.
+
+    entries    MessagePack: for each entry its producer, ids, metadata and payload size
+    payloads   the payloads, end to end
+
+so that replay, look-ups and readers of metadata never touch a payload. Each blob has a CRC-32C.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import google_crc32c
+import msgpack
+
+from seqgate.types import Position
+from services.ledger.core.entry import Entry, StoredEntry
+from services.ledger.ports import EntryCorrupt
+
+
+class Block(NamedTuple):
+    """A row."""
+
+    ledger_id: int
+    first_entry: int
+    append_ms: int
+    entries: bytes
+    entries_crc: int
+    payloads: bytes | None
+    payloads_crc: int
+
+
+def encode_block(
+    ledger_id: int, first_entry: int, append_ms: int, entries: Sequence[Entry]
+) -> Block:
+    """The block that holds these entries."""
+    packed: bytes = msgpack.packb(
+        [
+            (
+                entry.producer,
+                entry.lowest,
+                entry.highest,
+                entry.messages,
+                entry.steps,
+                entry.marker,
+                entry.metadata,
+                len(entry.payload),
+            )
+            for entry in entries
+        ]
+    )
+    payloads = b"".join(entry.payload for entry in entries)
+    return Block(
+        ledger_id,
+        first_entry,
+        append_ms,
+        packed,
+        google_crc32c.value(packed),
+        payloads,
+        google_crc32c.value(payloads),
+    )
+
+
+def decode_block(block: Block) -> list[StoredEntry]:
+    """The entries of a block; without payloads, these are empty.
+
+    Raises:
+        EntryCorrupt: a blob is not what was written.
+    """
+    payloads = block.payloads
+    if google_crc32c.value(block.entries) != block.entries_crc or (
+        payloads is not None and google_crc32c.value(payloads) != block.payloads_crc
+    ):
+        raise EntryCorrupt(
+            "a stored block does not match its checksum",
+            ledger_id=block.ledger_id,
+            entry_id=block.first_entry,
+        )
+    stored = []
+    offset = 0
+    for index, row in enumerate(msgpack.unpackb(block.entries, use_list=False)):
+        *head, size = row
+        payload = b"" if payloads is None else payloads[offset : offset + size]
+        offset += size
+        position = Position(block.ledger_id, block.first_entry + index)
+        stored.append(StoredEntry(position, block.append_ms, Entry._make((*head, payload)), size))
+    return stored

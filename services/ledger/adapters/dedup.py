@@ -1,0 +1,267 @@
+"""The dedup service, over one Exchange stream a topic.
+
+A stream costs a topic's groups half of what unary calls do. It is opened when it is first needed,
+and dropped at the first irregularity: after a lost answer nobody knows what the answer was, and the
+writer's alignment finds out.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+import structlog
+from google.rpc import error_details_pb2, status_pb2
+from grpc import StatusCode, aio
+
+from seqgate.api.dedup.v1 import dedup_pb2 as pb
+from seqgate.api.dedup.v1 import dedup_pb2_grpc as pb_grpc
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.types import Position, TopicName
+from services.errors import DomainError, Fenced
+from services.ledger.core.entry import Unit
+from services.ledger.core.writer import Confirmation, Verdict
+from services.ledger.ports import (
+    Applied,
+    Behind,
+    Changed,
+    DedupUnavailable,
+    Disabled,
+    Judged,
+    Marks,
+    TooManyProducers,
+    WriterName,
+)
+from services.runtime.channels import check_health
+
+log = structlog.get_logger()
+
+RETRY_AFTER_S: Final = 0.5
+"""What a producer is told to wait when deduplication does not answer."""
+
+KEEP_MAX: Final = 10_000
+"""How many producers one KeepProducers names."""
+
+_VERDICTS: Final = {
+    pb.VERDICT_NEW: Verdict.NEW,
+    pb.VERDICT_IN_FLIGHT: Verdict.IN_FLIGHT,
+    pb.VERDICT_DUPLICATE: Verdict.DUPLICATE,
+    pb.VERDICT_PARTIAL: Verdict.PARTIAL,
+    pb.VERDICT_HELD: Verdict.HELD,
+}
+
+
+class GrpcDeduplicator:
+    """See services.ledger.ports.Deduplicator. One call a topic at a time."""
+
+    def __init__(self, channel: aio.Channel, *, timeout_s: float) -> None:
+        self._channel = channel
+        self._stub: Any = pb_grpc.DedupServiceStub(channel)
+        self._timeout_s = timeout_s
+        self._streams: dict[TopicName, Any] = {}  # aio.StreamStreamCall
+        self._request_id = 0
+
+    async def admit(
+        self,
+        topic: TopicName,
+        writer: WriterName,
+        confirmation: Confirmation | None,
+        units: Sequence[Unit],
+    ) -> Judged | Behind | Changed | Disabled:
+        columns: dict[str, list[int]] = {}
+        for index, unit in enumerate(units):
+            columns.setdefault(unit.producer, []).append(index)
+        request = pb.AdmitRequest(
+            topic=str(topic),
+            writer=_writer(writer),
+            confirmation=_confirmation(confirmation),
+            claims=[
+                pb.Claims(
+                    producer_name=producer,
+                    sequence_ids=[units[index].lowest for index in indexes],
+                    highest_sequence_ids=[units[index].highest for index in indexes],
+                )
+                for producer, indexes in columns.items()
+            ],
+        )
+        reply = (await self._ask(topic, admit=request)).admit
+        match reply.WhichOneof("outcome"):
+            case "verdicts":
+                if not reply.verdicts.deduplicated:
+                    return Disabled()
+                return _judged(reply.verdicts, list(columns.values()), len(units))
+            case "behind":
+                return _behind(reply.behind)
+            case _:
+                return Changed()
+
+    async def confirm(
+        self, topic: TopicName, writer: WriterName, confirmation: Confirmation
+    ) -> Applied | Behind | Disabled:
+        request = pb.ConfirmRequest(
+            topic=str(topic), writer=_writer(writer), confirmation=_confirmation(confirmation)
+        )
+        reply = (await self._ask(topic, confirm=request)).confirm
+        if reply.HasField("behind"):
+            return _behind(reply.behind)
+        applied = reply.confirmed
+        return Applied(applied.revision) if applied.deduplicated else Disabled()
+
+    async def rollback(
+        self, topic: TopicName, writer: WriterName, confirmation: Confirmation | None
+    ) -> Applied | Behind | Disabled:
+        request = pb.RollbackRequest(
+            topic=str(topic), writer=_writer(writer), confirmation=_confirmation(confirmation)
+        )
+        reply = (await self._ask(topic, rollback=request)).rollback
+        if reply.HasField("behind"):
+            return _behind(reply.behind)
+        applied = reply.rolled_back
+        return Applied(applied.revision) if applied.deduplicated else Disabled()
+
+    async def marks(self, topic: TopicName, producer: str) -> Marks | None:
+        try:
+            reply = await self._stub.GetProducer(
+                pb.GetProducerRequest(topic=str(topic), producer_name=producer)
+            )
+        except aio.AioRpcError as error:
+            if error.code() is StatusCode.NOT_FOUND:
+                return None
+            raise _unavailable(error) from error
+        known = reply.producer
+        return Marks(
+            known.persisted_sequence_id if known.HasField("persisted_sequence_id") else -1,
+            known.pushed_sequence_id if known.HasField("pushed_sequence_id") else -1,
+        )
+
+    async def keep(self, topic: TopicName, producers: Sequence[str]) -> None:
+        for i in range(0, len(producers), KEEP_MAX):
+            names = producers[i : i + KEEP_MAX]
+            await self._unary(
+                "KeepProducers",
+                pb.KeepProducersRequest(topic=str(topic), producer_names=names),
+            )
+
+    async def forget_topic(self, topic: TopicName, incarnation: int) -> None:
+        request = pb.ForgetTopicRequest(topic=str(topic), incarnation=incarnation)
+        await self._unary("ForgetTopic", request)
+        self._drop(topic)
+
+    async def check(self) -> None:
+        await check_health(self._channel)
+
+    async def _unary(self, method: str, request: object) -> None:
+        try:
+            await getattr(self._stub, method)(request)
+        except aio.AioRpcError as error:
+            raise _unavailable(error) from error
+
+    async def _ask(self, topic: TopicName, **request: Any) -> pb.ExchangeResponse:
+        self._request_id += 1
+        request_id = self._request_id
+        stream = self._streams.pop(topic, None) or self._stub.Exchange()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await stream.write(pb.ExchangeRequest(request_id=request_id, **request))
+                response: Any = await stream.read()
+        except (aio.AioRpcError, TimeoutError, asyncio.InvalidStateError) as error:
+            stream.cancel()
+            raise _unavailable(error) from error
+        except asyncio.CancelledError:
+            stream.cancel()
+            raise
+        if response is aio.EOF or response.request_id != request_id:
+            # Ended, or draining: whether the request was worked on is not known.
+            stream.cancel()
+            raise _unavailable(None)
+        self._streams[topic] = stream
+        if response.HasField("error"):
+            _refuse(response.error)
+        return response  # type: ignore[no-any-return]
+
+    def _drop(self, topic: TopicName) -> None:
+        stream = self._streams.pop(topic, None)
+        if stream is not None:
+            stream.cancel()
+
+    def close(self) -> None:
+        """End all streams."""
+        for topic in list(self._streams):
+            self._drop(topic)
+
+
+def _unavailable(error: BaseException | None) -> DedupUnavailable:
+    log.debug("deduplication does not answer", error=repr(error))
+    return DedupUnavailable("deduplication does not answer", retry_after_s=RETRY_AFTER_S)
+
+
+def _refuse(status: status_pb2.Status) -> NoReturn:
+    reason, details = "", {}
+    for detail in status.details:
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info):
+            reason, details = info.reason, dict(info.metadata)
+    refusal: DomainError
+    match reason:
+        case "FENCED":
+            refusal = Fenced(status.message, **details)
+        case "TOO_MANY_PRODUCERS":
+            refusal = TooManyProducers(status.message, retry_after_s=RETRY_AFTER_S, **details)
+        case "STATE_UNAVAILABLE":
+            refusal = DedupUnavailable(status.message, retry_after_s=RETRY_AFTER_S)
+        case _:
+            log.error("deduplication refused", reason=reason, detail=status.message)
+            refusal = _unavailable(None)
+    raise refusal
+
+
+def _judged(verdicts: pb.Verdicts, columns: list[list[int]], count: int) -> Judged:
+    flat = [Verdict.HELD] * count
+    persisted = [-1] * count
+    for indexes, each in zip(columns, verdicts.producers, strict=True):
+        last = each.persisted_sequence_id if each.HasField("persisted_sequence_id") else -1
+        for index, verdict in zip(indexes, each.verdicts, strict=True):
+            flat[index] = _VERDICTS[verdict]
+            persisted[index] = last
+    return Judged(verdicts.revision, flat, persisted)
+
+
+def _behind(behind: pb.Behind) -> Behind:
+    if not behind.HasField("confirmed"):
+        return Behind(None)
+    return Behind(Position(behind.confirmed.ledger_id, behind.confirmed.entry_id))
+
+
+def _writer(writer: WriterName) -> pb.Writer:
+    return pb.Writer(
+        incarnation=writer.incarnation,
+        epoch=writer.epoch,
+        position=_position(writer.position),
+        revision=writer.revision,
+    )
+
+
+def _position(position: Position | None) -> entry_pb2.Position | None:
+    if position is None:
+        return None
+    return entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
+
+
+def _confirmation(confirmation: Confirmation | None) -> pb.Confirmation | None:
+    if confirmation is None:
+        return None
+    producers: dict[str, pb.ProducerEntries] = {}
+    for logged in confirmation.entries:
+        if logged.producer is None:
+            continue
+        entries = producers.get(logged.producer)
+        if entries is None:
+            entries = producers[logged.producer] = pb.ProducerEntries(producer_name=logged.producer)
+        entries.highest_sequence_ids.append(logged.highest)
+        entries.last_append_time = logged.append_ms
+    return pb.Confirmation(
+        after=_position(confirmation.after),
+        through=_position(confirmation.through),
+        producers=producers.values(),
+        entry_count=confirmation.entry_count,
+        entries_remaining=confirmation.remaining,
+    )

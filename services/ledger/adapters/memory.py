@@ -1,0 +1,144 @@
+"""Logs that are gone when their process ends. For tests, and the yardstick for other adapters."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from seqgate.types import Position, TopicName
+from services.errors import Fenced
+from services.ledger.core.entry import Entry, StoredEntry, places
+from services.ledger.core.receipt import Fate, Found, Missing
+from services.ledger.ports import LogState, TopicNotFound, Trimmed
+
+
+@dataclass
+class _Log:
+    incarnation: int
+    ledger_id: int
+    tail: Position | None = None
+    entries: list[StoredEntry] = field(default_factory=list)
+    trimmed: dict[str, int] = field(default_factory=dict)
+
+    def state(self, topic: TopicName) -> LogState:
+        return LogState(
+            topic,
+            self.incarnation,
+            self.ledger_id,
+            0,
+            self.entries[0].position if self.entries else None,
+            self.tail,
+            len(self.entries),
+            sum(each.entry.message_count for each in self.entries),
+            sum(each.size_bytes for each in self.entries),
+        )
+
+
+class MemoryLedgerStore:
+    """See services.ledger.ports.LedgerStore."""
+
+    def __init__(self) -> None:
+        self.logs: dict[TopicName, _Log] = {}
+        self._tombstones: dict[TopicName, int] = {}
+
+    async def create(self, topic: TopicName) -> tuple[LogState, bool]:
+        created = topic not in self.logs
+        if created:
+            before = self._tombstones.pop(topic, 0)
+            self.logs[topic] = _Log(incarnation=before + 1, ledger_id=before)
+        return self.logs[topic].state(topic), created
+
+    async def take(self, topic: TopicName, *, create: bool) -> LogState:
+        if create:
+            await self.create(topic)
+        log = self._log(topic)
+        log.ledger_id += 1
+        return log.state(topic)
+
+    async def append(
+        self,
+        topic: TopicName,
+        ledger_id: int,
+        expected_tail: Position | None,
+        entries: Sequence[Entry],
+        append_ms: int,
+    ) -> None:
+        log = self._log(topic)
+        if log.ledger_id != ledger_id or log.tail != expected_tail:
+            raise Fenced("another writer has the topic", epoch=log.ledger_id)
+        same = log.tail is not None and log.tail.ledger_id == ledger_id
+        entry_id = log.tail.entry_id + 1 if same and log.tail else 0
+        for entry in entries:
+            log.tail = Position(ledger_id, entry_id)
+            log.entries.append(StoredEntry(log.tail, append_ms, entry, len(entry.payload)))
+            entry_id += 1
+
+    async def read(
+        self,
+        topic: TopicName,
+        after: Position | None,
+        *,
+        entries_max: int,
+        bytes_max: int,
+        payloads: bool,
+    ) -> list[StoredEntry]:
+        found: list[StoredEntry] = []
+        size_bytes = 0
+        for stored in self._log(topic).entries:
+            if after is not None and stored.position <= after:
+                continue
+            size_bytes += stored.size_bytes if payloads else len(stored.entry.metadata)
+            if found and (len(found) >= entries_max or size_bytes > bytes_max):
+                break
+            bare = stored._replace(entry=stored.entry._replace(payload=b""))
+            found.append(stored if payloads else bare)
+        return found
+
+    async def count_after(self, topic: TopicName, position: Position | None) -> int:
+        entries = self._log(topic).entries
+        return sum(1 for each in entries if position is None or each.position > position)
+
+    async def find(
+        self, topic: TopicName, producer: str, sequence_ids: Sequence[int]
+    ) -> list[Fate]:
+        log = self._log(topic)
+        found: dict[int, Found] = {}
+        for stored in log.entries:
+            if stored.entry.producer == producer and not stored.entry.marker:
+                for sequence_id, batch_index in places(stored.entry):
+                    found.setdefault(sequence_id, Found(stored.position, batch_index))
+        trimmed = log.trimmed.get(producer, -1)
+        return [
+            found.get(each, Missing.TRIMMED if each <= trimmed else Missing.STALE)
+            for each in sequence_ids
+        ]
+
+    async def get(self, topic: TopicName) -> LogState:
+        return self._log(topic).state(topic)
+
+    async def topics(self, *, prefix: str, after: str, limit: int) -> list[LogState]:
+        names = sorted(str(topic) for topic in self.logs)
+        chosen = [name for name in names if name.startswith(prefix) and name > after]
+        return [await self.get(TopicName.parse(name)) for name in chosen[:limit]]
+
+    async def trim(self, topic: TopicName, before: Position) -> Trimmed:
+        log = self._log(topic)
+        gone = [each for each in log.entries if each.position < before]
+        for stored in gone:
+            entry = stored.entry
+            if not entry.marker:
+                highest = max(log.trimmed.get(entry.producer, -1), entry.highest)
+                log.trimmed[entry.producer] = highest
+        del log.entries[: len(gone)]
+        return Trimmed(len(gone), log.state(topic).first)
+
+    async def delete(self, topic: TopicName) -> None:
+        self._tombstones[topic] = self._log(topic).ledger_id
+        del self.logs[topic]
+
+    async def check(self) -> None:
+        return None
+
+    def _log(self, topic: TopicName) -> _Log:
+        log = self.logs.get(topic)
+        if log is None:
+            raise TopicNotFound("there is no such topic", topic=topic)
+        return log

@@ -1,0 +1,516 @@
+"""Logs in one SQLite database: WAL, synchronous=FULL, a row a block of entries."""
+
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+
+from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
+from services.errors import Fenced
+from services.ledger.adapters.block import Block, decode_block, encode_block
+from services.ledger.adapters.sqlite_threads import Connections, connections
+from services.ledger.core.entry import Entry, StoredEntry, places
+from services.ledger.core.receipt import Fate, Found, Missing
+from services.ledger.ports import LogState, StoreUnavailable, TopicNotFound, Trimmed
+
+LAYOUT: Final = 1
+"""The version of the tables below. A database with another one is not opened."""
+
+APPLICATION_ID: Final = 0x5E96A7E
+"""Marks the file as ours (PRAGMA application_id)."""
+
+REMOVE_BLOCKS_MAX: Final = 64
+"""How many blocks one transaction removes, so that publishing never waits for a long trim."""
+
+TABLES: Final = """
+CREATE TABLE topic (
+    id          INTEGER PRIMARY KEY,
+    name        TEXT UNIQUE,            -- NULL: deleted, its blocks are yet to be removed
+    incarnation INTEGER NOT NULL,
+    ledger_id   INTEGER NOT NULL,
+    created_ms  INTEGER NOT NULL,
+    first_ledger INTEGER, first_entry INTEGER,   -- the first entry that is left; NULL: none is
+    tail_ledger INTEGER, tail_entry INTEGER,     -- NULL: nothing was ever appended
+    entries     INTEGER NOT NULL DEFAULT 0,
+    messages    INTEGER NOT NULL DEFAULT 0,
+    size_bytes  INTEGER NOT NULL DEFAULT 0
+);
+-- What a deleted topic leaves behind: its ledger_id never goes back.
+CREATE TABLE tombstone (name TEXT PRIMARY KEY, ledger_id INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE block (
+    id          INTEGER PRIMARY KEY,
+    topic       INTEGER NOT NULL REFERENCES topic (id),
+    ledger_id   INTEGER NOT NULL,
+    first_entry INTEGER NOT NULL,
+    last_entry  INTEGER NOT NULL,
+    append_ms   INTEGER NOT NULL,
+    messages    INTEGER NOT NULL,
+    size_bytes  INTEGER NOT NULL,
+    entries_crc INTEGER NOT NULL,
+    payloads_crc INTEGER NOT NULL,
+    entries     BLOB NOT NULL,
+    payloads    BLOB NOT NULL
+);
+CREATE UNIQUE INDEX block_place ON block (topic, ledger_id, last_entry);
+-- Which block holds a producer's ids.
+CREATE TABLE producer_block (
+    topic    INTEGER NOT NULL,
+    producer TEXT NOT NULL,
+    highest  INTEGER NOT NULL,
+    block    INTEGER NOT NULL,
+    lowest   INTEGER NOT NULL,
+    PRIMARY KEY (topic, producer, highest, block)
+) WITHOUT ROWID;
+CREATE INDEX producer_block_block ON producer_block (block);
+-- The highest id of each producer in what was trimmed.
+CREATE TABLE producer_trimmed (
+    topic    INTEGER NOT NULL,
+    producer TEXT NOT NULL,
+    highest  INTEGER NOT NULL,
+    PRIMARY KEY (topic, producer)
+) WITHOUT ROWID;
+"""
+
+_BLOCK = "ledger_id, first_entry, append_ms, entries, entries_crc, {payloads}, payloads_crc"
+_WITH_PAYLOADS: Final = _BLOCK.format(payloads="payloads")
+_WITHOUT_PAYLOADS: Final = _BLOCK.format(payloads="NULL")
+_LOG: Final = """name, incarnation, ledger_id, created_ms, first_ledger, first_entry, tail_ledger,
+    tail_entry, entries, messages, size_bytes"""
+
+
+@asynccontextmanager
+async def open_sqlite_store(
+    path: Path, *, readers: int = 2, size_max_bytes: int = 0
+) -> AsyncIterator["SqliteLedgerStore"]:
+    """Open the database, or make it. With `size_max_bytes`, it refuses to grow beyond that."""
+
+    def prepare(connection: apsw.Connection) -> None:
+        ((version,),) = _rows(connection, "PRAGMA user_version")
+        if version == 0:
+            connection.execute(TABLES)
+            connection.execute(f"PRAGMA user_version = {LAYOUT}")
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        elif version != LAYOUT:
+            raise StoreUnavailable("the database has another layout", found=version, known=LAYOUT)
+        if size_max_bytes:
+            ((page_bytes,),) = _rows(connection, "PRAGMA page_size")
+            connection.execute(f"PRAGMA max_page_count = {size_max_bytes // page_bytes}")
+
+    async with connections(path, readers=readers, prepare=prepare) as opened:
+        store = SqliteLedgerStore(opened)
+        await store.remove_deleted()
+        yield store
+
+
+class SqliteLedgerStore:
+    """See services.ledger.ports.LedgerStore."""
+
+    def __init__(self, opened: Connections) -> None:
+        self._connections = opened
+
+    async def create(self, topic: TopicName) -> tuple[LogState, bool]:
+        def work(db: apsw.Connection) -> tuple[LogState, bool]:
+            created = _row(db, topic) is None
+            if created:
+                _create(db, topic)
+            return _state(db, topic), created
+
+        return await self._connections.write(work)
+
+    async def take(self, topic: TopicName, *, create: bool) -> LogState:
+        def work(db: apsw.Connection) -> LogState:
+            if create and _row(db, topic) is None:
+                _create(db, topic)
+            state = _state(db, topic)
+            db.execute("UPDATE topic SET ledger_id = ledger_id + 1 WHERE name = ?", (str(topic),))
+            return state._replace(ledger_id=state.ledger_id + 1)
+
+        return await self._connections.write(work)
+
+    async def append(
+        self,
+        topic: TopicName,
+        ledger_id: int,
+        expected_tail: Position | None,
+        entries: Sequence[Entry],
+        append_ms: int,
+    ) -> None:
+        assert entries
+        same = expected_tail is not None and expected_tail.ledger_id == ledger_id
+        first_entry = expected_tail.entry_id + 1 if same and expected_tail else 0
+        last_entry = first_entry + len(entries) - 1
+        block = encode_block(ledger_id, first_entry, append_ms, entries)
+        messages = sum(entry.message_count for entry in entries)
+        size_bytes = sum(entry.size_bytes for entry in entries)
+        ranges = _producer_ranges(entries)
+
+        def work(db: apsw.Connection) -> None:
+            row = _row(db, topic)
+            if row is None:
+                raise TopicNotFound("there is no such topic", topic=topic)
+            topic_id, state = row
+            if state.ledger_id != ledger_id or state.tail != expected_tail:
+                raise Fenced("another writer has the topic", epoch=state.ledger_id)
+            db.execute(
+                """INSERT INTO block (topic, ledger_id, first_entry, last_entry, append_ms,
+                    messages, size_bytes, entries_crc, payloads_crc, entries, payloads)
+                    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+                (
+                    topic_id,
+                    ledger_id,
+                    first_entry,
+                    last_entry,
+                    append_ms,
+                    messages,
+                    size_bytes,
+                    block.entries_crc,
+                    block.payloads_crc,
+                    block.entries,
+                    block.payloads,
+                ),
+            )
+            block_id = db.last_insert_rowid()
+            db.executemany(
+                "INSERT INTO producer_block VALUES (?, ?, ?, ?, ?)",
+                (
+                    (topic_id, producer, highest, block_id, lowest)
+                    for producer, (lowest, highest) in ranges.items()
+                ),
+            )
+            db.execute(
+                """UPDATE topic SET tail_ledger = ?, tail_entry = ?,
+                    first_ledger = coalesce(first_ledger, ?),
+                    first_entry = coalesce(first_entry, ?),
+                    entries = entries + ?, messages = messages + ?, size_bytes = size_bytes + ?
+                    WHERE id = ?""",
+                (
+                    ledger_id,
+                    last_entry,
+                    ledger_id,
+                    first_entry,
+                    len(entries),
+                    messages,
+                    size_bytes,
+                    topic_id,
+                ),
+            )
+
+        await self._connections.write(work)
+
+    async def read(
+        self,
+        topic: TopicName,
+        after: Position | None,
+        *,
+        entries_max: int,
+        bytes_max: int,
+        payloads: bool,
+    ) -> list[StoredEntry]:
+        def work(db: apsw.Connection) -> list[StoredEntry]:
+            topic_id, state = _existing(db, topic)
+            if state.first is None:
+                return []
+            found: list[StoredEntry] = []
+            size_bytes = 0
+            for stored in _entries(db, topic_id, after, state.first, payloads=payloads):
+                size_bytes += stored.size_bytes if payloads else len(stored.entry.metadata)
+                if found and (len(found) >= entries_max or size_bytes > bytes_max):
+                    break
+                found.append(stored)
+            return found
+
+        return await self._connections.read(work)
+
+    async def count_after(self, topic: TopicName, position: Position | None) -> int:
+        def work(db: apsw.Connection) -> int:
+            topic_id, _ = _existing(db, topic)
+            ledger_id, entry_id = position or (-1, -1)
+            # A block that the position divides counts as a whole, less what is before.
+            ((count,),) = _rows(
+                db,
+                """SELECT coalesce(sum(last_entry + 1 - max(first_entry,
+                    CASE ledger_id WHEN ?2 THEN ?3 + 1 ELSE 0 END)), 0)
+                    FROM block WHERE topic = ?1 AND (ledger_id, last_entry) > (?2, ?3)""",
+                topic_id,
+                ledger_id,
+                entry_id,
+            )
+            return int(count)
+
+        return await self._connections.read(work)
+
+    async def find(
+        self, topic: TopicName, producer: str, sequence_ids: Sequence[int]
+    ) -> list[Fate]:
+        def work(db: apsw.Connection) -> list[Fate]:
+            topic_id, state = _existing(db, topic)
+            found = _find(db, topic_id, producer, sequence_ids)
+            trimmed = _rows(
+                db,
+                "SELECT highest FROM producer_trimmed WHERE topic = ? AND producer = ?",
+                topic_id,
+                producer,
+            )
+            trimmed_through = trimmed[0][0] if trimmed else -1
+            fates: list[Fate] = []
+            for sequence_id in sequence_ids:
+                place = found.get(sequence_id)
+                if place is None:
+                    gone = sequence_id <= trimmed_through
+                    fates.append(Missing.TRIMMED if gone else Missing.STALE)
+                elif state.first is None or place.position < state.first:
+                    fates.append(Missing.TRIMMED)
+                else:
+                    fates.append(place)
+            return fates
+
+        return await self._connections.read(work)
+
+    async def get(self, topic: TopicName) -> LogState:
+        return await self._connections.read(lambda db: _existing(db, topic)[1])
+
+    async def topics(self, *, prefix: str, after: str, limit: int) -> list[LogState]:
+        def work(db: apsw.Connection) -> list[LogState]:
+            rows = _rows(
+                db,
+                f"""SELECT {_LOG} FROM topic WHERE name > ?1 AND substr(name, 1, ?2) = ?3
+                    ORDER BY name LIMIT ?4""",
+                after,
+                len(prefix),
+                prefix,
+                limit,
+            )
+            return [_log_state(row) for row in rows]
+
+        return await self._connections.read(work)
+
+    async def trim(self, topic: TopicName, before: Position) -> Trimmed:
+        removed_entries = 0
+        while True:
+            step = await self._connections.write(lambda db: _trim_some(db, topic, before))
+            removed_entries += step.removed_entries
+            if step.first is None or step.first >= before:
+                return Trimmed(removed_entries, step.first)
+
+    async def delete(self, topic: TopicName) -> None:
+        def work(db: apsw.Connection) -> None:
+            topic_id, state = _existing(db, topic)
+            db.execute(
+                "INSERT OR REPLACE INTO tombstone VALUES (?, ?)", (str(topic), state.ledger_id)
+            )
+            db.execute("UPDATE topic SET name = NULL WHERE id = ?", (topic_id,))
+
+        await self._connections.write(work)
+        await self.remove_deleted()
+
+    async def remove_deleted(self) -> None:
+        """Remove what deleted topics have left, this process's and earlier ones'."""
+        while await self._connections.write(_remove_deleted):
+            pass
+
+    async def check(self) -> None:
+        await self._connections.read(lambda db: _rows(db, "SELECT 1 FROM topic LIMIT 1"))
+
+
+def _rows(db: apsw.Connection, sql: str, *values: int | str) -> list[Any]:
+    return db.execute(sql, values).fetchall()
+
+
+def _row(db: apsw.Connection, topic: TopicName) -> tuple[int, LogState] | None:
+    rows = _rows(db, f"SELECT id, {_LOG} FROM topic WHERE name = ?", str(topic))
+    if not rows:
+        return None
+    topic_id, *log = rows[0]
+    return topic_id, _log_state(log)
+
+
+def _existing(db: apsw.Connection, topic: TopicName) -> tuple[int, LogState]:
+    row = _row(db, topic)
+    if row is None:
+        raise TopicNotFound("there is no such topic", topic=topic)
+    return row
+
+
+def _state(db: apsw.Connection, topic: TopicName) -> LogState:
+    return _existing(db, topic)[1]
+
+
+def _log_state(row: Sequence[object]) -> LogState:
+    name, incarnation, ledger_id, created_ms, *positions, entries, messages, size_bytes = row
+    first_ledger, first_entry, tail_ledger, tail_entry = positions
+    assert isinstance(name, str)
+    return LogState(
+        TopicName.parse(name),
+        _integer(incarnation),
+        _integer(ledger_id),
+        _integer(created_ms),
+        _position(first_ledger, first_entry),
+        _position(tail_ledger, tail_entry),
+        _integer(entries),
+        _integer(messages),
+        _integer(size_bytes),
+    )
+
+
+def _position(ledger_id: object, entry_id: object) -> Position | None:
+    return None if ledger_id is None else Position(_integer(ledger_id), _integer(entry_id))
+
+
+def _integer(value: object) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _create(db: apsw.Connection, topic: TopicName) -> None:
+    before = _rows(db, "SELECT ledger_id FROM tombstone WHERE name = ?", str(topic))
+    ledger_id = before[0][0] if before else 0
+    db.execute("DELETE FROM tombstone WHERE name = ?", (str(topic),))
+    db.execute(
+        "INSERT INTO topic (name, incarnation, ledger_id, created_ms) VALUES (?, ?, ?, ?)",
+        (str(topic), ledger_id + 1, ledger_id, time.time_ns() // 1_000_000),
+    )
+
+
+def _producer_ranges(entries: Sequence[Entry]) -> dict[str, tuple[int, int]]:
+    """Of each producer the lowest and the highest id; markers are no messages."""
+    ranges: dict[str, tuple[int, int]] = {}
+    for entry in entries:
+        if not entry.marker:
+            lowest, highest = ranges.get(entry.producer, (SEQUENCE_ID_MAX, -1))
+            ranges[entry.producer] = (min(lowest, entry.lowest), max(highest, entry.highest))
+    return ranges
+
+
+def _entries(
+    db: apsw.Connection,
+    topic_id: int,
+    after: Position | None,
+    first: Position,
+    *,
+    payloads: bool,
+) -> Iterator[StoredEntry]:
+    """Entries after one position and from another on, in order."""
+    columns = _WITH_PAYLOADS if payloads else _WITHOUT_PAYLOADS
+    start = (first.ledger_id, first.entry_id - 1) if after is None or after < first else after
+    rows: Iterator[Any] = db.execute(
+        f"""SELECT {columns} FROM block WHERE topic = ? AND (ledger_id, last_entry) > (?, ?)
+            ORDER BY ledger_id, last_entry""",
+        (topic_id, *start),
+    )
+    for row in rows:
+        for stored in decode_block(Block(*row)):
+            if stored.position > start:
+                yield stored
+
+
+def _find(
+    db: apsw.Connection, topic_id: int, producer: str, sequence_ids: Sequence[int]
+) -> dict[int, Found]:
+    wanted = set(sequence_ids)
+    found: dict[int, Found] = {}
+    rows: Iterator[Any] = db.execute(
+        f"""SELECT {_WITHOUT_PAYLOADS} FROM block WHERE id IN (
+                SELECT block FROM producer_block
+                WHERE topic = ? AND producer = ? AND highest >= ? AND lowest <= ?
+            ) ORDER BY ledger_id, last_entry""",
+        (topic_id, producer, min(wanted), max(wanted)),
+    )
+    for row in rows:
+        for stored in decode_block(Block(*row)):
+            entry = stored.entry
+            if entry.producer != producer or entry.marker:
+                continue
+            for sequence_id, batch_index in places(entry):
+                if sequence_id in wanted:
+                    wanted.discard(sequence_id)
+                    found[sequence_id] = Found(stored.position, batch_index)
+        if not wanted:
+            break
+    return found
+
+
+def _trim_some(db: apsw.Connection, topic: TopicName, before: Position) -> Trimmed:
+    """Remove a few blocks, whole or in part, and move the topic's first entry accordingly."""
+    topic_id, state = _existing(db, topic)
+    first = state.first
+    if first is None or before <= first:
+        return Trimmed(0, first)
+    entries = messages = size_bytes = 0
+    gone: list[int] = []
+    rows = _rows(
+        db,
+        f"""SELECT id, last_entry, messages, size_bytes, {_WITHOUT_PAYLOADS} FROM block
+            WHERE topic = ? ORDER BY ledger_id, last_entry LIMIT ?""",
+        topic_id,
+        REMOVE_BLOCKS_MAX,
+    )
+    for block_id, last_entry, block_messages, block_bytes, *columns in rows:
+        block = Block(*columns)
+        if Position(block.ledger_id, block.first_entry) >= before:
+            break
+        last = Position(block.ledger_id, last_entry)
+        if last < before:
+            gone.append(block_id)
+        if last < before and Position(block.ledger_id, block.first_entry) >= first:
+            entries += last_entry + 1 - block.first_entry
+            messages += block_messages
+            size_bytes += block_bytes
+            continue
+        for stored in decode_block(block):
+            if first <= stored.position < before:
+                entries += 1
+                messages += stored.entry.message_count
+                size_bytes += stored.size_bytes
+    _remove_blocks(db, gone)
+    first = _first_from(db, topic_id, max(first, before) if len(gone) < len(rows) else first)
+    db.execute(
+        """UPDATE topic SET first_ledger = ?, first_entry = ?, entries = entries - ?,
+            messages = messages - ?, size_bytes = size_bytes - ? WHERE id = ?""",
+        (*(first or (None, None)), entries, messages, size_bytes, topic_id),
+    )
+    return Trimmed(entries, first)
+
+
+def _first_from(db: apsw.Connection, topic_id: int, position: Position) -> Position | None:
+    """The first entry at or after a position."""
+    rows = _rows(
+        db,
+        """SELECT ledger_id, first_entry FROM block
+            WHERE topic = ? AND (ledger_id, last_entry) >= (?, ?)
+            ORDER BY ledger_id, last_entry LIMIT 1""",
+        topic_id,
+        *position,
+    )
+    return max(Position(*rows[0]), position) if rows else None
+
+
+def _remove_deleted(db: apsw.Connection) -> bool:
+    """Remove a few blocks of a deleted topic; whether there is more to remove."""
+    rows = _rows(db, "SELECT id FROM topic WHERE name IS NULL LIMIT 1")
+    if not rows:
+        return False
+    ((topic_id,),) = rows
+    blocks = _rows(db, "SELECT id FROM block WHERE topic = ? LIMIT ?", topic_id, REMOVE_BLOCKS_MAX)
+    _remove_blocks(db, [block for (block,) in blocks], remember=False)
+    if not blocks:
+        db.execute("DELETE FROM producer_trimmed WHERE topic = ?", (topic_id,))
+        db.execute("DELETE FROM topic WHERE id = ?", (topic_id,))
+    return True
+
+
+def _remove_blocks(db: apsw.Connection, blocks: list[int], *, remember: bool = True) -> None:
+    for block in blocks:
+        if remember:
+            db.execute(
+                """INSERT INTO producer_trimmed
+                    SELECT topic, producer, highest FROM producer_block WHERE block = ?
+                    ON CONFLICT DO UPDATE SET highest = max(highest, excluded.highest)""",
+                (block,),
+            )
+        db.execute("DELETE FROM producer_block WHERE block = ?", (block,))
+        db.execute("DELETE FROM block WHERE id = ?", (block,))
+    if blocks:
+        _rows(db, "PRAGMA incremental_vacuum(2000)")

@@ -1,0 +1,70 @@
+"""The ledger service, wired by hand. The `async with` is the life of the process."""
+
+import asyncio
+
+from grpc import aio
+
+from seqgate.api.ledger.v1 import ledger_pb2_grpc
+from services.ledger.adapters.dedup import GrpcDeduplicator
+from services.ledger.adapters.sqlite import open_sqlite_store
+from services.ledger.config import LedgerConfig
+from services.ledger.ports import Deduplicator, LedgerStore
+from services.ledger.service import Ledger
+from services.ledger.servicer import LedgerServicer
+from services.runtime.channels import peer_channel
+from services.runtime.drain import Drain
+from services.runtime.server import grpc_server, told_to_stop
+
+SERVICE = "seqgate.api.ledger.v1.LedgerService"
+
+
+async def run(config: LedgerConfig) -> None:
+    """Serve until told to stop."""
+    async with (
+        open_sqlite_store(
+            config.store_path,
+            readers=config.store_readers,
+            size_max_bytes=config.store_bytes_max,
+        ) as store,
+        peer_channel(config.dedup_target, keepalive_s=config.keepalive_s) as channel,
+    ):
+        dedup = GrpcDeduplicator(channel, timeout_s=config.dedup_timeout_s)
+        try:
+            await serve(config, store, dedup)
+        finally:
+            dedup.close()
+
+
+async def serve(config: LedgerConfig, store: LedgerStore, dedup: Deduplicator) -> None:
+    """Serve from any store until told to stop."""
+    drain = Drain()
+    async with asyncio.TaskGroup() as tasks:
+        ledger = Ledger(config, store, dedup, tasks)
+
+        def register(server: aio.Server) -> None:
+            servicer = LedgerServicer(ledger, drain, max_message_bytes=config.max_message_bytes)
+            ledger_pb2_grpc.add_LedgerServiceServicer_to_server(servicer, server)
+
+        watching = [
+            tasks.create_task(ledger.keep_forever()),
+            tasks.create_task(_drain(ledger, drain)),
+        ]
+        async with grpc_server(
+            config,
+            drain,
+            register=register,
+            services=[SERVICE],
+            checks={"store": store.check, "dedup": dedup.check},
+        ):
+            await told_to_stop()
+        await ledger.finish(config.stop_grace_s)
+        for task in watching:
+            task.cancel()
+
+
+async def _drain(ledger: Ledger, drain: Drain) -> None:
+    """Pass on to the topics that the process goes away."""
+    await drain.wait()
+    ledger.drain()
+    await drain.wait_over()
+    ledger.cut()

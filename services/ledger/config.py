@@ -1,0 +1,70 @@
+"""Settings of the ledger service: SEQGATE_LEDGER_<NAME>."""
+
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from services.runtime.config import Port, Seconds, ServiceConfig, settings_for
+
+
+class LedgerConfig(ServiceConfig):
+    """What the ledger service can be told."""
+
+    model_config = settings_for("ledger")
+    service: ClassVar[str] = "ledger"
+
+    listen: Port = "127.0.0.1:7702"
+
+    store_path: Path = Path("ledger.db")
+    """The SQLite database; its folder must exist."""
+
+    store_bytes_max: Annotated[int, Field(ge=0)] = 0
+    """How large the database may grow, in bytes; 0: as large as the disk."""
+
+    store_readers: Annotated[int, Field(ge=1, le=64)] = 2
+    """How many reads may go on at a time."""
+
+    dedup_target: str = "127.0.0.1:7701"
+    """The dedup service: host:port, or dns:///name:port to be balanced over its replicas."""
+
+    dedup_timeout_s: Seconds = 5
+    """How long one answer of the dedup service may take."""
+
+    auto_create: tuple[str, ...] = ("*/*",)
+    """In which namespaces publishing to a topic that does not exist creates it: patterns of
+    tenant/namespace with * and ?. Empty: nowhere."""
+
+    max_message_bytes: Annotated[int, Field(ge=1024, le=128 * 1024 * 1024)] = 5 * 1024 * 1024
+    """The largest payload of an entry, in bytes (Pulsar's maxMessageSize)."""
+
+    window_messages: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
+    """How many messages a producer may have unanswered."""
+
+    window_bytes: Annotated[int, Field(ge=1024, le=1024 * 1024 * 1024)] = 16 * 1024 * 1024
+    """How many bytes a producer may have unanswered; one publication is always let through. The
+    service may hold window_bytes times publish_streams_max."""
+
+    publish_streams_max: Annotated[int, Field(ge=1, le=100_000)] = 1_000
+    """How many producers may be connected."""
+
+    group_entries_max: Annotated[int, Field(ge=1, le=4_000)] = 2_000
+    """How many entries of a topic are stored together at most."""
+
+    group_bytes_max: Annotated[int, Field(ge=1024, le=256 * 1024 * 1024)] = 8 * 1024 * 1024
+    """How many bytes of a topic are stored together at most; one entry always is."""
+
+    open_timeout_s: Seconds = 30
+    """How long a producer that connects waits for its topic to be ready."""
+
+    failures_max: Annotated[int, Field(ge=1, le=1_000)] = 6
+    """After how many failures in a row waiting publications are sent back to their producers."""
+
+    follow_poll_s: Seconds = 1
+    """How often a reader that follows looks for entries that another process appended."""
+
+    keep_interval_s: Seconds = 60
+    """How often connected producers are reported to deduplication as alive."""
+
+    idle_timeout_s: Seconds = 600
+    """After how long a topic without producers is let go."""

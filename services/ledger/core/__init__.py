@@ -1,0 +1,1 @@
+"""The rules of the log, as values, functions and one machine."""

@@ -1,0 +1,110 @@
+"""Entries: what a log is made of."""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from seqgate.types import Position
+
+
+class Entry(NamedTuple):
+    """One record: a message, or a batch of messages.
+
+    A batch names the ids of all its messages: from `lowest` on, each `steps` above the one before;
+    no steps means that they are consecutive. `messages` is None for a message that is no batch,
+    which is not the same as a batch of one.
+    """
+
+    producer: str
+    lowest: int
+    highest: int
+    messages: int | None
+    steps: tuple[int, ...]
+    marker: bool
+    metadata: bytes
+    payload: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """What it counts against windows and groups."""
+        return len(self.metadata) + len(self.payload)
+
+    @property
+    def message_count(self) -> int:
+        """How many messages it holds."""
+        return 1 if self.messages is None else self.messages
+
+    @property
+    def sequence_ids(self) -> Sequence[int]:
+        """The ids of its messages, in order."""
+        if not self.steps:
+            return range(self.lowest, self.highest + 1)
+        return list(accumulate(self.steps, initial=self.lowest))
+
+
+def places(entry: Entry) -> Iterator[tuple[int, int | None]]:
+    """Each message's id, and its index in the batch or None."""
+    for index, sequence_id in enumerate(entry.sequence_ids):
+        yield sequence_id, None if entry.messages is None else index
+
+
+class StoredEntry(NamedTuple):
+    """An entry where it is. Its payload may be left out, its size never."""
+
+    position: Position
+    append_ms: int
+    entry: Entry
+    payload_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes, its payload included."""
+        return len(self.entry.metadata) + self.payload_bytes
+
+
+class Unit(NamedTuple):
+    """What is stored whole or not at all: one entry, or the entries that one flush of a producer
+    that batches by key makes, in the order of their highest ids. Its ids are claimed as one range.
+
+    `session` is the stream that sent it, and `request_id` what that stream calls it.
+    """
+
+    session: int
+    request_id: int
+    producer: str
+    lowest: int
+    highest: int
+    entries: tuple[Entry, ...]
+    resume: bool = False
+
+    @property
+    def marker(self) -> bool:
+        """Whether it is a system's own entry, which is never judged."""
+        return self.entries[0].marker
+
+    @property
+    def message_count(self) -> int:
+        """How many messages it holds."""
+        return sum(entry.message_count for entry in self.entries)
+
+    @property
+    def size_bytes(self) -> int:
+        """What it counts against windows and groups."""
+        return sum(entry.size_bytes for entry in self.entries)
+
+
+def unit_of(
+    session: int, request_id: int, entries: Sequence[Entry], *, resume: bool = False
+) -> Unit:
+    """The unit that these entries make."""
+    assert entries
+    assert all(earlier.highest < later.highest for earlier, later in pairwise(entries))
+    return Unit(
+        session,
+        request_id,
+        entries[0].producer,
+        min(entry.lowest for entry in entries),
+        entries[-1].highest,
+        tuple(entries),
+        resume,
+    )

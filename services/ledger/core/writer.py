@@ -1,0 +1,625 @@
+"""One topic's publish path, as a machine: something happened in, what to do next out.
+
+Units arrive from many streams and go through in the order of their arrival:
+
+    waiting ──Admit──▶ asked ──NEW──▶ ready ──Append──▶ writing ──▶ STORED, unconfirmed
+       ▲                 │                                    (confirmed with the next Admit)
+       └── IN_FLIGHT ────┤
+                         └── DUPLICATE, PARTIAL ──LookUp──▶ a receipt
+
+Admitting one group overlaps the commit of the group before it, and no more than that: `ready` holds
+one group at most. There is one call to deduplication and one append under way at a time.
+
+Deduplication may have forgotten, or know of claims that were never written. Then the machine is
+ALIGNING instead of LIVE: it lets the append under way end, confirms from the log what
+deduplication lacks, withdraws every open claim, and goes on. A new machine starts like that, so a
+takeover, a lost reply and a lost Redis are one procedure. Nothing is judged while it lasts; units
+wait, and after `patience` failures in a row they are told to come again.
+
+The shell's whole duty:
+
+    for effect in writer.<event>(...):      # an event for each answer, and for each arrival
+        start doing it; its outcome is an event
+
+Only Answer is done at once. Receipts are returned before anything that could overtake them, and
+STORED only after the append was durable.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final, NamedTuple, TypeVar
+
+from seqgate.types import Position
+from services.errors import DomainError, Fenced, Kind
+from services.ledger.core.entry import Entry, Unit
+from services.ledger.core.receipt import SKIPPED, Receipt, failed, stored
+
+BACKOFF_FIRST_S: Final = 0.05
+BACKOFF_MAX_S: Final = 1.0
+"""How long the machine waits after a failure, doubling from the first to the longest."""
+
+REPLAY_PAGE_ENTRIES: Final = 5_000
+"""How many entries one page of a replay holds."""
+
+SURPRISES_MAX: Final = 3
+"""After more surprises in a row than this the machine waits before it aligns again."""
+
+
+class Verdict(Enum):
+    """What deduplication says of a unit; dedup.proto says it in full."""
+
+    NEW = auto()
+    IN_FLIGHT = auto()
+    DUPLICATE = auto()
+    PARTIAL = auto()
+    HELD = auto()
+
+
+class Limits(NamedTuple):
+    """How much goes through at a time."""
+
+    group_entries_max: int = 2_000
+    group_bytes_max: int = 8 * 1024 * 1024
+    patience: int = 6
+
+
+class Logged(NamedTuple):
+    """What deduplication must know of an entry in the log; a marker has no producer."""
+
+    position: Position
+    producer: str | None
+    highest: int
+    append_ms: int
+
+
+class Confirmation(NamedTuple):
+    """What the log holds after one position and through another."""
+
+    after: Position | None
+    through: Position
+    entries: tuple[Logged, ...]
+    entry_count: int
+    remaining: int
+
+
+# What to do. Each but Answer and Stop ends in one of the events named beside it.
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Give a unit its receipt. Ends in nothing."""
+
+    unit: Unit
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Find out what became of the messages of units that are not NEW, and answer each: with the
+    first new id where there is one. A failure ends in `look_up_failed`."""
+
+    units: tuple[tuple[Unit, int | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Ask deduplication. Ends in judged, behind, changed, disabled, or dedup_failed."""
+
+    position: Position | None
+    revision: int | None
+    confirmation: Confirmation | None
+    claims: tuple[Unit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Tell deduplication. Ends in confirmed, behind, disabled, or dedup_failed."""
+
+    position: Position | None
+    confirmation: Confirmation
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """Have every open claim withdrawn. Ends in aligned, behind, disabled, or dedup_failed."""
+
+    position: Position | None
+    confirmation: Confirmation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append, durably. Ends in appended or append_failed."""
+
+    expected_tail: Position | None
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLog:
+    """Read what follows a position, without payloads. Ends in log_read or log_failed."""
+
+    after: Position | None
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reopen:
+    """Take the topic again: after a failed append nobody knows where it ends. Ends in reopened or
+    reopen_failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait. Ends in pause_over."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Close every stream of the topic with this error and forget the machine. Ends in nothing."""
+
+    error: DomainError
+
+
+Effect = Answer | LookUp | Admit | Confirm | Rollback | Append | ReadLog | Reopen | Pause | Stop
+
+
+class _Behind(NamedTuple):
+    """Deduplication lacks what follows."""
+
+    confirmed: Position | None
+
+
+_C = TypeVar("_C", Admit, Confirm, Rollback)
+
+
+class Phase(Enum):
+    """Whether units go through."""
+
+    LIVE = auto()
+    ALIGNING = auto()
+    FENCED = auto()
+
+
+class TopicWriter:
+    """See the module. Mutable, synchronous, one owner: it is asked for every group."""
+
+    def __init__(
+        self, incarnation: int, ledger_id: int, tail: Position | None, limits: Limits
+    ) -> None:
+        self.incarnation = incarnation
+        self.ledger_id = ledger_id
+        self.tail = tail
+        self.phase = Phase.ALIGNING
+        self.deduplicating = True
+        self.last_error: DomainError | None = None
+        self._limits = limits
+
+        self._sessions: set[int] = set()
+        self._waiting: deque[Unit] = deque()
+        self._asked: list[Unit] = []
+        self._ready: list[Unit] = []
+        self._writing: list[Unit] = []
+        self._on_hold: set[int] = set()
+
+        self._call: Admit | Confirm | Rollback | None = None
+        self._reading = False
+        self._pausing = False
+        self._reopening = False
+
+        self._confirmed: Position | None = None
+        self._unconfirmed: list[Logged] = []
+        self._revision: int | None = None
+        self._behind: _Behind | None = None
+        self._reopen = False
+        self._recheck_after_append = False
+        self._narrow = 0
+        self._failures = 0
+        self._surprises = 0
+
+    # ---- what the shell may ask
+
+    def busy(self, producer: str) -> bool:
+        """Whether something of this producer was asked for or let through, and deduplication does
+        not know yet what became of it."""
+        under_way = (self._asked, self._ready, self._writing)
+        return any(unit.producer == producer for units in under_way for unit in units) or any(
+            logged.producer == producer for logged in self._unconfirmed
+        )
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way, and nothing is left to confirm."""
+        return (
+            self.phase is Phase.LIVE
+            and not (self._waiting or self._asked or self._ready or self._writing)
+            and not (self._call or self._unconfirmed)
+        )
+
+    # ---- arrivals
+
+    def start(self) -> list[Effect]:
+        """The topic was taken."""
+        return self._next()
+
+    def open_session(self, session: int) -> None:
+        """A stream may submit from now on."""
+        self._sessions.add(session)
+
+    def submit(self, units: Iterable[Unit]) -> list[Effect]:
+        """Units arrived, in order."""
+        effects: list[Effect] = []
+        for unit in units:
+            assert unit.session in self._sessions
+            if unit.resume:
+                self._on_hold.discard(unit.session)
+            if unit.session in self._on_hold:
+                effects.append(Answer(unit, SKIPPED))
+            else:
+                self._waiting.append(unit)
+        return effects + self._next()
+
+    def close_session(self, session: int) -> list[Unit]:
+        """A stream ended: what was not asked for yet is dropped, unanswered, and returned."""
+        dropped = [unit for unit in self._waiting if unit.session == session]
+        self._sessions.discard(session)
+        self._on_hold.discard(session)
+        self._waiting = deque(unit for unit in self._waiting if unit.session != session)
+        return dropped
+
+    # ---- answers from deduplication
+
+    def judged(
+        self, revision: int, verdicts: Sequence[Verdict], persisted: Sequence[int]
+    ) -> list[Effect]:
+        """Each claim of the Admit got a verdict; `persisted` is its producer's last durable id."""
+        call = self._answered(Admit)
+        assert len(verdicts) == len(persisted) == len(call.claims)
+        self._note_confirmed(call.confirmation)
+        self._confirmed = call.position
+        self._revision = revision
+        if not self.deduplicating:
+            # Just switched on: what was let through while it was off is not among the claims.
+            self.deduplicating = True
+            self.phase = Phase.ALIGNING
+        if self.phase is not Phase.LIVE:
+            return self._back_to_waiting()
+        self._failures = self._surprises = 0
+        return self._sort_out(list(verdicts), list(persisted))
+
+    def disabled(self) -> list[Effect]:
+        """Policy has switched deduplication off: everything is new, and nothing is remembered."""
+        call = self._call
+        assert call is not None
+        self._call = None
+        self.deduplicating = False
+        self._unconfirmed.clear()
+        self._revision = None
+        self._behind = None
+        if self.phase is Phase.ALIGNING and isinstance(call, Rollback):
+            self._go_live()
+        if not isinstance(call, Admit):
+            return self._next()
+        if self.phase is not Phase.LIVE:
+            return self._back_to_waiting()
+        self._failures = self._surprises = 0
+        count = len(call.claims)
+        return self._sort_out([Verdict.NEW] * count, [-1] * count)
+
+    def confirmed(self) -> list[Effect]:
+        """A confirmation was applied."""
+        call = self._answered(Confirm)
+        self._note_confirmed(call.confirmation)
+        if self._behind is not None:
+            through = call.confirmation.through
+            self._behind = None if through == self.tail else _Behind(through)
+        return self._next()
+
+    def aligned(self, revision: int) -> list[Effect]:
+        """Every open claim was withdrawn, and the state covers the log."""
+        call = self._answered(Rollback)
+        self._note_confirmed(call.confirmation)
+        self._confirmed = call.position
+        self._revision = revision
+        self.deduplicating = True
+        self._go_live()
+        return self._next()
+
+    def behind(self, confirmed: Position | None) -> list[Effect]:
+        """The state lacks what follows `confirmed`."""
+        assert self._call is not None
+        self._call = None
+        self._behind = _Behind(confirmed)
+        self._unconfirmed.clear()  # the replay reads them from the log
+        return self._surprised()
+
+    def changed(self) -> list[Effect]:
+        """The state is not the one that this machine last saw."""
+        self._answered(Admit)
+        return self._surprised()
+
+    def dedup_failed(self, error: DomainError) -> list[Effect]:
+        """Deduplication refused, or did not answer: then the outcome is not known."""
+        call = self._call
+        assert call is not None
+        self._call = None
+        if error.kind is Kind.FENCED:
+            return self._fence(error)
+        if error.kind is Kind.EXHAUSTED and isinstance(call, Admit):
+            return self._too_many_producers(call, error)
+        return self._fail(error)
+
+    # ---- answers from the store
+
+    def appended(self, append_ms: int) -> list[Effect]:
+        """The entries are durable, one by one after the expected tail."""
+        units, self._writing = self._writing, []
+        effects: list[Effect] = []
+        entry_id = self._next_entry_id()
+        for unit in units:
+            effects.append(Answer(unit, stored(Position(self.ledger_id, entry_id))))
+            for entry in unit.entries:
+                position = Position(self.ledger_id, entry_id)
+                producer = None if entry.marker else entry.producer
+                self._unconfirmed.append(Logged(position, producer, entry.highest, append_ms))
+                entry_id += 1
+        self.tail = Position(self.ledger_id, entry_id - 1)
+        if not self.deduplicating:
+            self._unconfirmed.clear()
+        self._recheck_after_append = False
+        return effects + self._next()
+
+    def append_failed(self, error: DomainError, *, outcome_known: bool) -> list[Effect]:
+        """The entries were not stored; or, when the outcome is not known, may have been."""
+        units, self._writing = self._writing, []
+        if error.kind is Kind.FENCED:
+            return self._fence(error, units)
+        self._recheck_after_append = False
+        self.phase = Phase.ALIGNING
+        self._reopen = self._reopen or not outcome_known
+        self.last_error = error
+        effects = self._refuse(units, error)
+        ready, self._ready = self._ready, []
+        effects += self._requeue(ready)
+        return effects + self._pause() + self._next()
+
+    def log_read(self, entries: Sequence[Logged], remaining: int) -> list[Effect]:
+        """The entries that follow the position asked for, and how many more there are."""
+        assert self._reading
+        assert self._behind is not None
+        assert self.tail is not None
+        self._reading = False
+        through = entries[-1].position if entries and remaining else self.tail
+        confirmation = Confirmation(
+            self._behind.confirmed, through, tuple(entries), len(entries), remaining
+        )
+        self._call = Confirm(self.tail, confirmation)
+        return [self._call]
+
+    def log_failed(self, error: DomainError) -> list[Effect]:
+        """The log cannot be read."""
+        self._reading = False
+        return self._fail(error)
+
+    def look_up_failed(self, unit: Unit, error: DomainError) -> list[Effect]:
+        """Nobody can say what became of a unit now."""
+        return self._refuse([unit], error) + self._next()
+
+    def reopened(self, ledger_id: int, tail: Position | None) -> list[Effect]:
+        """The topic was taken again."""
+        assert self._reopening
+        self._reopening = self._reopen = False
+        self._unconfirmed.clear()  # what the log holds beyond, the replay will tell
+        self.ledger_id, self.tail = ledger_id, tail
+        return self._next()
+
+    def reopen_failed(self, error: DomainError) -> list[Effect]:
+        """The topic cannot be taken."""
+        self._reopening = False
+        return self._fail(error)
+
+    def pause_over(self) -> list[Effect]:
+        """The wait is over."""
+        self._pausing = False
+        return self._next()
+
+    # ---- inside
+
+    def _answered(self, kind: type[_C]) -> _C:
+        call = self._call
+        assert isinstance(call, kind)
+        self._call = None
+        return call
+
+    def _next(self) -> list[Effect]:
+        """What can be started now."""
+        if self.phase is Phase.LIVE:
+            return self._append_ready() + self._ask()
+        if self.phase is Phase.ALIGNING:
+            return self._align()
+        return []
+
+    def _append_ready(self) -> list[Effect]:
+        if self._writing or not self._ready:
+            return []
+        self._writing, self._ready = self._ready, []
+        entries = tuple(entry for unit in self._writing for entry in unit.entries)
+        return [Append(self.tail, entries)]
+
+    def _ask(self) -> list[Effect]:
+        if self._call or self._ready:
+            return []
+        if self._waiting and not (self._recheck_after_append and self._writing):
+            self._asked = self._take_group()
+            claims = tuple(unit for unit in self._asked if not unit.marker)
+            self._call = Admit(self.tail, self._revision, self._confirmation(), claims)
+            return [self._call]
+        if self._unconfirmed and not self._writing:
+            confirmation = self._confirmation()
+            assert confirmation is not None
+            self._call = Confirm(self.tail, confirmation)
+            return [self._call]
+        return []
+
+    def _align(self) -> list[Effect]:
+        under_way = self._call or self._writing or self._reading or self._reopening
+        if under_way or self._pausing:
+            return []
+        ready, self._ready = self._ready, []
+        effects = self._requeue(ready)
+        if self._reopen:
+            self._reopening = True
+            return [*effects, Reopen()]
+        if self._behind is not None and self._behind.confirmed != self.tail:
+            self._reading = True
+            return [*effects, ReadLog(self._behind.confirmed, REPLAY_PAGE_ENTRIES)]
+        self._behind = None
+        self._call = Rollback(self.tail, self._confirmation())
+        return [*effects, self._call]
+
+    def _surprised(self) -> list[Effect]:
+        """The state is not what it should be: align, and wait first if that goes on."""
+        self.phase = Phase.ALIGNING
+        self._surprises += 1
+        effects = self._pause() if self._surprises > SURPRISES_MAX else []
+        return effects + self._back_to_waiting()
+
+    def _go_live(self) -> None:
+        self.phase = Phase.LIVE
+        self.last_error = None
+
+    def _next_entry_id(self) -> int:
+        same = self.tail is not None and self.tail.ledger_id == self.ledger_id
+        return self.tail.entry_id + 1 if same and self.tail else 0
+
+    def _take_group(self) -> list[Unit]:
+        group: list[Unit] = []
+        entries = size_bytes = 0
+        while self._waiting:
+            unit = self._waiting[0]
+            entries += len(unit.entries)
+            size_bytes += unit.size_bytes
+            full = (
+                entries > self._limits.group_entries_max
+                or size_bytes > self._limits.group_bytes_max
+                or (self._narrow > 0 and group and group[0].producer != unit.producer)
+            )
+            if group and full:
+                break
+            group.append(self._waiting.popleft())
+        self._narrow = max(0, self._narrow - len(group))
+        return group
+
+    def _confirmation(self) -> Confirmation | None:
+        if not self._unconfirmed:
+            return None
+        entries = tuple(self._unconfirmed)
+        return Confirmation(self._confirmed, entries[-1].position, entries, len(entries), 0)
+
+    def _note_confirmed(self, confirmation: Confirmation | None) -> None:
+        if confirmation is None:
+            return
+        through = confirmation.through
+        self._confirmed = through
+        self._unconfirmed = [each for each in self._unconfirmed if each.position > through]
+
+    def _sort_out(self, verdicts: list[Verdict], persisted: list[int]) -> list[Effect]:
+        """Send each unit that was asked for on its way."""
+        asked, self._asked = self._asked, []
+        look_up: list[tuple[Unit, int | None]] = []
+        again: list[Unit] = []
+        judgements = iter(zip(verdicts, persisted, strict=True))
+        for unit in asked:
+            verdict, last = (Verdict.NEW, -1) if unit.marker else next(judgements)
+            match verdict:
+                case Verdict.NEW:
+                    self._ready.append(unit)
+                case Verdict.DUPLICATE:
+                    look_up.append((unit, None))
+                case Verdict.PARTIAL:
+                    look_up.append((unit, last + 1))
+                    if unit.session in self._sessions:
+                        self._on_hold.add(unit.session)
+                case Verdict.IN_FLIGHT | Verdict.HELD:
+                    again.append(unit)
+        effects = self._skip_held_up() + self._requeue(again)
+        if Verdict.IN_FLIGHT in verdicts and not (self._writing or self._ready):
+            if not self._unconfirmed:
+                self.phase = Phase.ALIGNING  # let through once, and by nobody who is still here
+        elif Verdict.IN_FLIGHT in verdicts:
+            self._recheck_after_append = True
+        if look_up:
+            effects.append(LookUp(tuple(look_up)))
+        return effects + self._next()
+
+    def _back_to_waiting(self) -> list[Effect]:
+        asked, self._asked = self._asked, []
+        return self._requeue(asked) + self._next()
+
+    def _requeue(self, units: Sequence[Unit]) -> list[Effect]:
+        """Put units back where they came from, in order; those of streams on hold are skipped."""
+        effects: list[Effect] = []
+        for unit in reversed(units):
+            if unit.session in self._on_hold:
+                effects.insert(0, Answer(unit, SKIPPED))
+            else:
+                self._waiting.appendleft(unit)
+        return effects
+
+    def _refuse(self, units: Iterable[Unit], error: DomainError) -> list[Effect]:
+        """Have units sent again, and hold back what would overtake them."""
+        effects: list[Effect] = []
+        for unit in units:
+            effects.append(Answer(unit, failed(error)))
+            if unit.session in self._sessions:
+                self._on_hold.add(unit.session)
+        return effects + self._skip_held_up()
+
+    def _skip_held_up(self) -> list[Effect]:
+        if not self._on_hold:
+            return []
+        skipped = [unit for unit in self._waiting if unit.session in self._on_hold]
+        if skipped:
+            kept = (unit for unit in self._waiting if unit.session not in self._on_hold)
+            self._waiting = deque(kept)
+        return [Answer(unit, SKIPPED) for unit in skipped]
+
+    def _too_many_producers(self, call: Admit, error: DomainError) -> list[Effect]:
+        """Find out whose producer it is: one producer a group, until this group is through."""
+        asked, self._asked = self._asked, []
+        if len({unit.producer for unit in call.claims}) > 1:
+            self._narrow = len(asked)
+            return self._requeue(asked) + self._next()
+        markers = [unit for unit in asked if unit.marker]
+        refused = [unit for unit in asked if not unit.marker]
+        return self._refuse(refused, error) + self._requeue(markers) + self._next()
+
+    def _fail(self, error: DomainError) -> list[Effect]:
+        """Something outside does not work: wait, and lose patience at some point."""
+        self.last_error = error
+        self.phase = Phase.ALIGNING
+        self._failures += 1
+        asked, self._asked = self._asked, []
+        effects = self._requeue(asked)
+        if self._failures >= self._limits.patience:
+            waiting, self._waiting = self._waiting, deque()
+            effects += self._refuse(waiting, error)
+        return effects + self._pause() + self._next()
+
+    def _pause(self) -> list[Effect]:
+        if self._pausing:
+            return []
+        self._pausing = True
+        seconds = BACKOFF_FIRST_S * 2 ** min(self._failures, 10)
+        return [Pause(min(seconds, BACKOFF_MAX_S))]
+
+    def _fence(self, error: DomainError, units: Sequence[Unit] = ()) -> list[Effect]:
+        del units  # the streams end, and their producers send again
+        self.phase = Phase.FENCED
+        self._waiting.clear()
+        self._asked, self._ready, self._writing = [], [], []
+        return [Stop(error if isinstance(error, Fenced) else Fenced(error.message))]

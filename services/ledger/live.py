@@ -1,0 +1,523 @@
+"""Topics that are being written here: the shell around core/writer.py, and the streams it serves.
+
+Publish stream ──Session.submit──▶ TopicWriter ──effects──▶ store, dedup
+               ◀─Session.news────      ▲ ──Answer──▶ Session      │
+                                       └──────── events ──────────┘
+"""
+
+import asyncio
+import contextvars
+import itertools
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+import structlog
+
+from seqgate.types import Position
+from services.errors import DomainError, Kind
+from services.ledger.core.entry import StoredEntry, Unit
+from services.ledger.core.receipt import Receipt, old_ids, settled
+from services.ledger.core.writer import (
+    Admit,
+    Answer,
+    Append,
+    Confirm,
+    Effect,
+    Limits,
+    Logged,
+    LookUp,
+    Pause,
+    Phase,
+    ReadLog,
+    Reopen,
+    Rollback,
+    Stop,
+    TopicWriter,
+)
+from services.ledger.ports import (
+    Applied,
+    Behind,
+    Changed,
+    Deduplicator,
+    Disabled,
+    Judged,
+    LedgerStore,
+    LogState,
+    StoreUnavailable,
+    WriterName,
+)
+
+log = structlog.get_logger()
+
+OPEN_RETRY_AFTER_S: Final = 0.5
+"""What a producer is told to wait when its topic is not ready."""
+
+
+class Recovering(DomainError):
+    """The topic's deduplication state is being rebuilt."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "RECOVERING"
+
+
+class ProducerBusy(DomainError):
+    """The producer's name is in use by another stream."""
+
+    kind = Kind.IN_USE
+    reason = "PRODUCER_BUSY"
+
+
+class ProducerTakenOver(DomainError):
+    """Another stream took the producer's name."""
+
+    kind = Kind.FENCED
+    reason = "PRODUCER_TAKEN_OVER"
+
+
+class WindowExceeded(DomainError):
+    """A producer sent more than its window lets it."""
+
+    kind = Kind.EXHAUSTED
+    reason = "WINDOW_EXCEEDED"
+
+
+class Window(NamedTuple):
+    """How much may be unanswered at a time."""
+
+    messages: int
+    size_bytes: int
+
+
+class Pulse:
+    """Wakes everyone who waits for something to have happened."""
+
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    def beat(self) -> None:
+        """Something happened."""
+        self._next.set()
+        self._next = asyncio.Event()
+
+    @property
+    def next(self) -> asyncio.Event:
+        """Set by the next beat. Take it before looking, so that no beat is missed."""
+        return self._next
+
+
+class News(NamedTuple):
+    """What a stream has to tell its producer."""
+
+    receipts: list[tuple[int, Receipt]]
+    draining: bool
+    taken_over: bool
+
+
+class Session:
+    """One Publish stream of one producer."""
+
+    def __init__(self, number: int, producer: str, instance: bytes, window: Window) -> None:
+        self.number = number
+        self.producer = producer
+        self.instance = instance
+        self._window = window
+        self._unanswered: dict[int, Window] = {}
+        self._messages = self._size_bytes = 0
+        self._receipts: list[tuple[int, Receipt]] = []
+        self._draining = self._taken_over = False
+        self._closing = False
+        self._error: Exception | None = None
+        self._changed = asyncio.Event()
+
+    def admit(self, units: Sequence[Unit]) -> None:
+        """Note what has arrived.
+
+        Raises:
+            WindowExceeded: it is more than the window lets through.
+        """
+        for unit in units:
+            if self._unanswered and (
+                self._messages + unit.message_count > self._window.messages
+                or self._size_bytes + unit.size_bytes > self._window.size_bytes
+            ):
+                raise WindowExceeded(
+                    "more is unanswered than the window lets through",
+                    window_messages=self._window.messages,
+                    window_bytes=self._window.size_bytes,
+                )
+            share = Window(unit.message_count, unit.size_bytes)
+            self._unanswered[unit.request_id] = share
+            self._messages += share.messages
+            self._size_bytes += share.size_bytes
+
+    def answer(self, request_id: int, receipt: Receipt) -> None:
+        """A publication has its receipt."""
+        self.forget(request_id)
+        self._receipts.append((request_id, receipt))
+        self._changed.set()
+
+    def forget(self, request_id: int) -> None:
+        """A publication will not be answered."""
+        share = self._unanswered.pop(request_id, None)
+        if share is not None:
+            self._messages -= share.messages
+            self._size_bytes -= share.size_bytes
+        self._changed.set()
+
+    def is_unanswered(self, request_id: int) -> bool:
+        """Whether a publication with this id is still to be answered."""
+        return request_id in self._unanswered
+
+    def drain(self) -> None:
+        """Ask the producer to move away."""
+        self._draining = True
+        self._changed.set()
+
+    def take_over(self) -> None:
+        """Tell the producer that another stream has its name, and end."""
+        self._taken_over = True
+        self.finish(ProducerTakenOver("another stream took the producer's name"))
+
+    def finish(self, error: Exception | None = None) -> None:
+        """End the stream once everything is answered: with this error, or well."""
+        self._closing = True
+        self._error = self._error or error
+        self._changed.set()
+
+    def fail(self, error: Exception) -> None:
+        """End the stream now."""
+        self._unanswered.clear()
+        self.finish(error)
+
+    @property
+    def closing(self) -> bool:
+        """Whether nothing more is taken from the producer."""
+        return self._closing
+
+    @property
+    def error(self) -> Exception | None:
+        """With what the stream ends; None: it goes on, or ends well."""
+        return self._error
+
+    async def news(self) -> News | None:
+        """What there is to tell, as soon as there is something; None when the stream is to end.
+
+        Raises:
+            DomainError: the stream is to end with this error.
+        """
+        while True:
+            if self._receipts or self._draining or self._taken_over:
+                news = News(self._receipts, self._draining, self._taken_over)
+                self._receipts = []
+                self._draining = self._taken_over = False
+                return news
+            if self._closing and not self._unanswered:
+                if self._error is not None:
+                    raise self._error
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class LiveTopic:
+    """A topic that this process writes."""
+
+    def __init__(
+        self,
+        state: LogState,
+        store: LedgerStore,
+        dedup: Deduplicator,
+        tasks: asyncio.TaskGroup,
+        *,
+        limits: Limits,
+    ) -> None:
+        self.topic = state.topic
+        self.grown = Pulse()
+        self.progress = Pulse()
+        self.stopped = False
+        self._store = store
+        self._dedup = dedup
+        self._tasks = tasks
+        # Work for the topic belongs to no call: it must not inherit a caller's deadline.
+        self._context = contextvars.Context()
+        self._writer = TopicWriter(state.incarnation, state.ledger_id, state.tail, limits)
+        self._sessions: dict[int, Session] = {}
+        self._names: dict[str, Session] = {}
+        self._last_append_ms = 0
+        self._replayed: Position | None = None
+        self._remaining_entries = 0
+        self._perform(self._writer.start())
+
+    @property
+    def ledger_id(self) -> int:
+        """The epoch under which the topic is written."""
+        return self._writer.ledger_id
+
+    @property
+    def incarnation(self) -> int:
+        """Which topic of this name it is."""
+        return self._writer.incarnation
+
+    @property
+    def producers(self) -> list[str]:
+        """Who is connected."""
+        return list(self._names)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody is connected and nothing is left to do."""
+        return not self._sessions and self._writer.idle
+
+    async def open(
+        self, producer: str, instance: bytes, *, takeover: bool, window: Window, timeout_s: float
+    ) -> tuple[Session, int | None]:
+        """Connect a producer; the last durable id of the producer, if there is one.
+
+        Raises:
+            ProducerBusy: the name is in use, and is not to be taken over.
+            ProducerTakenOver: another stream took the name meanwhile.
+            Recovering, DedupUnavailable: the topic was not ready in time.
+        """
+        session = self._register(producer, instance, takeover=takeover, window=window)
+        try:
+            await self._settled(producer, timeout_s)
+            marks = await self._dedup.marks(self.topic, producer)
+        except BaseException:
+            self.close(session)
+            raise
+        if session.error is not None:
+            self.close(session)
+            raise session.error
+        persisted = -1 if marks is None else marks.persisted
+        return session, None if persisted < 0 else persisted
+
+    def submit(self, session: Session, units: Sequence[Unit]) -> None:
+        """Take what a producer sent, unless its stream is at its end."""
+        if not session.closing:
+            session.admit(units)
+            self._perform(self._writer.submit(units))
+
+    def close(self, session: Session) -> None:
+        """Disconnect a producer. What was let through goes on."""
+        for unit in self._writer.close_session(session.number):
+            session.forget(unit.request_id)
+        self._sessions.pop(session.number, None)
+        if self._names.get(session.producer) is session:
+            del self._names[session.producer]
+
+    async def quiet(self) -> None:
+        """Return when nothing is under way, and deduplication knows everything."""
+        while not (self.stopped or self._writer.idle):
+            await self.progress.next.wait()
+
+    def drain(self) -> None:
+        """Ask all producers to move away."""
+        for session in self._sessions.values():
+            session.drain()
+
+    def stop(self, error: DomainError) -> None:
+        """Close all streams with this error, and do nothing more."""
+        self.stopped = True
+        for session in list(self._sessions.values()):
+            session.fail(error)
+        self.progress.beat()
+
+    def _register(
+        self, producer: str, instance: bytes, *, takeover: bool, window: Window
+    ) -> Session:
+        before = self._names.get(producer)
+        if before is not None and not before.closing:
+            same = instance and instance == before.instance
+            if not (takeover or same):
+                raise ProducerBusy("the producer's name is in use", producer_name=producer)
+            for unit in self._writer.close_session(before.number):
+                before.forget(unit.request_id)
+            before.take_over()
+        session = Session(next(_numbers), producer, instance, window)
+        self._sessions[session.number] = self._names[producer] = session
+        self._writer.open_session(session.number)
+        return session
+
+    async def _settled(self, producer: str, timeout_s: float) -> None:
+        """Wait until the topic is live, and nothing of this producer is open."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    progress = self.progress.next
+                    if self.stopped:
+                        raise StoreUnavailable(
+                            "the topic changed hands", retry_after_s=OPEN_RETRY_AFTER_S
+                        )
+                    if self._writer.phase is Phase.LIVE and not self._writer.busy(producer):
+                        return
+                    await progress.wait()
+        except TimeoutError:
+            raise self._writer.last_error or Recovering(
+                "the topic's deduplication state is being rebuilt",
+                retry_after_s=OPEN_RETRY_AFTER_S,
+            ) from None
+
+    # ---- effects
+
+    def _perform(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Answer(unit, receipt):
+                    self._answer(unit, receipt)
+                case Stop(error):
+                    log.warning("topic lost", topic=str(self.topic), reason=error.reason)
+                    self.stop(error)
+                case _:
+                    self._tasks.create_task(self._do(effect), context=self._context.copy())
+        self.progress.beat()
+
+    def _answer(self, unit: Unit, receipt: Receipt) -> None:
+        session = self._sessions.get(unit.session)
+        if session is not None:
+            session.answer(unit.request_id, receipt)
+
+    async def _do(self, effect: Effect) -> None:
+        match effect:
+            case Admit() | Confirm() | Rollback():
+                effects = await self._ask(effect)
+            case Append():
+                effects = await self._append(effect)
+            case LookUp(units):
+                effects = await self._look_up(units)
+            case ReadLog():
+                effects = await self._read_log(effect)
+            case Reopen():
+                effects = await self._reopen()
+            case Pause(seconds):
+                await asyncio.sleep(seconds)
+                effects = [] if self.stopped else self._writer.pause_over()
+            case _:
+                raise AssertionError(f"not to be awaited: {effect}")
+        self._perform(effects)
+
+    async def _ask(self, call: Admit | Confirm | Rollback) -> list[Effect]:
+        writer = self._writer
+        name = WriterName(writer.incarnation, writer.ledger_id, call.position)
+        outcome: Judged | Applied | Behind | Changed | Disabled
+        try:
+            match call:
+                case Admit():
+                    name = name._replace(revision=call.revision)
+                    outcome = await self._dedup.admit(
+                        self.topic, name, call.confirmation, call.claims
+                    )
+                case Confirm():
+                    outcome = await self._dedup.confirm(self.topic, name, call.confirmation)
+                case Rollback():
+                    outcome = await self._dedup.rollback(self.topic, name, call.confirmation)
+        except DomainError as error:
+            return [] if self.stopped else writer.dedup_failed(error)
+        if self.stopped:
+            return []
+        match outcome:
+            case Judged(revision, verdicts, persisted):
+                return writer.judged(revision, verdicts, persisted)
+            case Applied(revision):
+                return writer.confirmed() if isinstance(call, Confirm) else writer.aligned(revision)
+            case Behind(confirmed):
+                log.warning(
+                    "deduplication lacks entries", topic=str(self.topic), after=str(confirmed)
+                )
+                return writer.behind(confirmed)
+            case Changed():
+                log.warning("deduplication state changed", topic=str(self.topic))
+                return writer.changed()
+            case Disabled():
+                return writer.disabled()
+
+    async def _append(self, append: Append) -> list[Effect]:
+        writer = self._writer
+        self._last_append_ms = max(self._last_append_ms, time.time_ns() // 1_000_000)
+        try:
+            await self._store.append(
+                self.topic,
+                writer.ledger_id,
+                append.expected_tail,
+                append.entries,
+                self._last_append_ms,
+            )
+        except DomainError as error:
+            if self.stopped:
+                return []
+            log.warning("append failed", topic=str(self.topic), reason=error.reason)
+            known = not isinstance(error, StoreUnavailable)
+            return writer.append_failed(error, outcome_known=known)
+        self.grown.beat()
+        return [] if self.stopped else writer.appended(self._last_append_ms)
+
+    async def _look_up(self, units: Sequence[tuple[Unit, int | None]]) -> list[Effect]:
+        """Units of one producer are looked up together: a resent stream has many."""
+        effects: list[Effect] = []
+        by_producer: dict[str, list[tuple[Unit, list[int], int | None]]] = {}
+        for unit, first_new in units:
+            ids = old_ids(unit, first_new)
+            by_producer.setdefault(unit.producer, []).append((unit, ids, first_new))
+        for producer, asked in by_producer.items():
+            ids = [each for _, wanted, _ in asked for each in wanted]
+            try:
+                fates = iter(await self._store.find(self.topic, producer, ids))
+            except DomainError as error:
+                for unit, _, _ in asked:
+                    effects += self._writer.look_up_failed(unit, error)
+                continue
+            for unit, wanted, first_new in asked:
+                fate_of = list(itertools.islice(fates, len(wanted)))
+                effects.append(Answer(unit, settled(first_new, fate_of)))
+        return effects
+
+    async def _read_log(self, read: ReadLog) -> list[Effect]:
+        try:
+            entries = await self._store.read(
+                self.topic,
+                read.after,
+                entries_max=read.limit,
+                bytes_max=_REPLAY_PAGE_BYTES,
+                payloads=False,
+            )
+            remaining = await self._remaining(read.after, entries)
+        except DomainError as error:
+            log.critical(
+                "the log cannot be replayed",
+                topic=str(self.topic),
+                reason=error.reason,
+                **error.details,
+            )
+            return [] if self.stopped else self._writer.log_failed(error)
+        if self.stopped:
+            return []
+        log.info("replaying", topic=str(self.topic), entries=len(entries), remaining=remaining)
+        return self._writer.log_read([_logged(each) for each in entries], remaining)
+
+    async def _remaining(self, after: Position | None, entries: Sequence[StoredEntry]) -> int:
+        """About how many entries a replay has still to read after these; 0 at the end."""
+        if not entries or entries[-1].position == self._writer.tail:
+            return 0
+        if self._replayed != after or after is None:
+            self._remaining_entries = await self._store.count_after(self.topic, after)
+        self._replayed = entries[-1].position
+        self._remaining_entries = max(1, self._remaining_entries - len(entries))
+        return self._remaining_entries
+
+    async def _reopen(self) -> list[Effect]:
+        try:
+            state = await self._store.take(self.topic, create=False)
+        except DomainError as error:
+            return [] if self.stopped else self._writer.reopen_failed(error)
+        log.warning("topic taken again", topic=str(self.topic), ledger_id=state.ledger_id)
+        return [] if self.stopped else self._writer.reopened(state.ledger_id, state.tail)
+
+
+_REPLAY_PAGE_BYTES: Final = 32 * 1024 * 1024
+_numbers = itertools.count(1)
+
+
+def _logged(stored: StoredEntry) -> Logged:
+    entry = stored.entry
+    producer = None if entry.marker else entry.producer
+    return Logged(stored.position, producer, entry.highest, stored.append_ms)

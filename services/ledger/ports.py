@@ -1,0 +1,247 @@
+"""What the ledger service needs from outside: a store for logs, and deduplication.
+
+tests/conformance judges every store by the same suite. The store is what a replicated log offers
+too (an append on an expected tail under an epoch, range reads, a tail), so that one can take
+SQLite's place.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from seqgate.types import Position, TopicName
+from services.errors import DomainError, Kind
+from services.ledger.core.entry import Entry, StoredEntry, Unit
+from services.ledger.core.receipt import Fate
+from services.ledger.core.writer import Confirmation, Verdict
+
+
+class TopicNotFound(DomainError):
+    """There is no such topic, and it may not be made."""
+
+    kind = Kind.NOT_FOUND
+    reason = "TOPIC_NOT_FOUND"
+
+
+class StoreFull(DomainError):
+    """The store has no room. Nothing was stored."""
+
+    kind = Kind.EXHAUSTED
+    reason = "STORE_FULL"
+
+
+class StoreUnavailable(DomainError):
+    """The store failed; whether it did what it was asked is not known."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "STORE_UNAVAILABLE"
+
+
+class EntryCorrupt(DomainError):
+    """Stored bytes do not match their checksum."""
+
+    kind = Kind.DATA_LOSS
+    reason = "ENTRY_CORRUPT"
+
+
+class DedupUnavailable(DomainError):
+    """The dedup service does not answer; whether it did what it was asked is not known."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "DEDUP_UNAVAILABLE"
+
+
+class TooManyProducers(DomainError):
+    """The topic tracks as many producers as policy allows."""
+
+    kind = Kind.EXHAUSTED
+    reason = "TOO_MANY_PRODUCERS"
+
+
+class LogState(NamedTuple):
+    """A topic's log. `first` is None when it holds nothing; `tail` only when it never did."""
+
+    topic: TopicName
+    incarnation: int
+    ledger_id: int
+    created_ms: int
+    first: Position | None
+    tail: Position | None
+    entries: int
+    messages: int
+    size_bytes: int
+
+
+class Trimmed(NamedTuple):
+    """What a trim removed, and the first entry that is left."""
+
+    removed_entries: int
+    first: Position | None
+
+
+class LedgerStore(Protocol):
+    """Logs by topic.
+
+    Raises:
+        TopicNotFound: from every method that names a topic, but create, and take with create.
+        StoreUnavailable: from every method.
+        StoreFull: from every method that writes.
+        EntryCorrupt: from read and find; it names the position.
+    """
+
+    async def create(self, topic: TopicName) -> tuple[LogState, bool]:
+        """Make the topic unless it exists; whether this call made it."""
+        ...
+
+    async def take(self, topic: TopicName, *, create: bool) -> LogState:
+        """Become the topic's writer: its ledger_id grows by one, and whoever wrote before is
+        fenced. A topic that was deleted comes back with a higher incarnation and ledger_id."""
+        ...
+
+    async def append(
+        self,
+        topic: TopicName,
+        ledger_id: int,
+        expected_tail: Position | None,
+        entries: Sequence[Entry],
+        append_ms: int,
+    ) -> None:
+        """Append all of the entries, durably, or none: the first as entry 0 of the ledger, or after
+        the tail if that is in the ledger.
+
+        Raises:
+            Fenced: the topic's ledger_id or tail is another one.
+            StoreFull: nothing was stored.
+            StoreUnavailable: the entries may have been stored.
+        """
+        ...
+
+    async def read(
+        self,
+        topic: TopicName,
+        after: Position | None,
+        *,
+        entries_max: int,
+        bytes_max: int,
+        payloads: bool,
+    ) -> list[StoredEntry]:
+        """Entries after a position that are not trimmed, in order: at least one if there is one,
+        and no more than fits. Without payloads, these are empty."""
+        ...
+
+    async def count_after(self, topic: TopicName, position: Position | None) -> int:
+        """About how many entries follow a position; never 0 when one does."""
+        ...
+
+    async def find(
+        self, topic: TopicName, producer: str, sequence_ids: Sequence[int]
+    ) -> list[Fate]:
+        """Where the messages with these ids are; if an id was stored twice, where it was first."""
+        ...
+
+    async def get(self, topic: TopicName) -> LogState:
+        """The topic's log."""
+        ...
+
+    async def topics(self, *, prefix: str, after: str, limit: int) -> list[LogState]:
+        """Topics in the order of their names, after a name."""
+        ...
+
+    async def trim(self, topic: TopicName, before: Position) -> Trimmed:
+        """Remove the entries before a position."""
+        ...
+
+    async def delete(self, topic: TopicName) -> None:
+        """Remove the topic. Its name keeps its ledger_id, should it come back."""
+        ...
+
+    async def check(self) -> None:
+        """Return if the store answers."""
+        ...
+
+
+class WriterName(NamedTuple):
+    """Who asks: see dedup.proto, Writer."""
+
+    incarnation: int
+    epoch: int
+    position: Position | None
+    revision: int | None = None
+
+
+class Judged(NamedTuple):
+    """A verdict for each unit, and the last persisted id of its producer or -1."""
+
+    revision: int
+    verdicts: list[Verdict]
+    persisted: list[int]
+
+
+class Applied(NamedTuple):
+    """A confirmation or a rollback was applied."""
+
+    revision: int
+
+
+class Behind(NamedTuple):
+    """The state lacks entries after `confirmed`."""
+
+    confirmed: Position | None
+
+
+class Changed(NamedTuple):
+    """The state is not the one that the writer last saw."""
+
+
+class Disabled(NamedTuple):
+    """Policy has switched deduplication off."""
+
+
+class Marks(NamedTuple):
+    """How far a producer has come; -1: nothing."""
+
+    persisted: int
+    pushed: int
+
+
+class Deduplicator(Protocol):
+    """The dedup service, as the ledger asks it.
+
+    Raises:
+        Fenced: from admit, confirm and rollback: another writer has the topic.
+        TooManyProducers: from admit.
+        DedupUnavailable: from every method; the outcome is not known.
+    """
+
+    async def admit(
+        self,
+        topic: TopicName,
+        writer: WriterName,
+        confirmation: Confirmation | None,
+        units: Sequence[Unit],
+    ) -> Judged | Behind | Changed | Disabled: ...
+
+    async def confirm(
+        self, topic: TopicName, writer: WriterName, confirmation: Confirmation
+    ) -> Applied | Behind | Disabled: ...
+
+    async def rollback(
+        self, topic: TopicName, writer: WriterName, confirmation: Confirmation | None
+    ) -> Applied | Behind | Disabled:
+        """Withdraw every open claim."""
+        ...
+
+    async def marks(self, topic: TopicName, producer: str) -> Marks | None:
+        """How far a producer has come, if anything is known of it."""
+        ...
+
+    async def keep(self, topic: TopicName, producers: Sequence[str]) -> None:
+        """Have producers remembered."""
+        ...
+
+    async def forget_topic(self, topic: TopicName, incarnation: int) -> None:
+        """Have a deleted topic's state dropped."""
+        ...
+
+    async def check(self) -> None:
+        """Return if the service is ready."""
+        ...

@@ -1,0 +1,521 @@
+"""The wire of the ledger service: check, translate, call, translate back."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from typing import Any, Final
+
+import google_crc32c
+from google.protobuf.timestamp_pb2 import Timestamp
+from grpc import aio
+
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
+from seqgate.types import (
+    SEQUENCE_ID_MAX,
+    InvalidNameError,
+    Position,
+    TopicName,
+    check_producer_name,
+)
+from services.errors import (
+    DomainError,
+    Fenced,
+    InvalidPage,
+    InvalidProducerName,
+    InvalidSequenceId,
+    InvalidTopicName,
+    Kind,
+)
+from services.ledger.core.entry import Entry, StoredEntry, Unit, unit_of
+from services.ledger.core.receipt import Fate, Found, Missing, Receipt, Status, refused
+from services.ledger.live import News, Session
+from services.ledger.ports import LogState
+from services.ledger.service import Ledger, Opened, Opening, Range
+from services.runtime.drain import Drain
+from services.runtime.status import status_of
+
+METADATA_BYTES_MAX: Final = 128 * 1024
+"""The largest metadata of an entry, in bytes."""
+
+PROPERTIES_MAX: Final = 128
+"""How many properties an entry may have."""
+
+BATCH_MESSAGES_MAX: Final = 10_000
+"""How many messages a batch may hold."""
+
+PUBLICATION_ENTRIES_MAX: Final = 1_000
+"""How many entries a publication may hold."""
+
+INSTANCE_BYTES_MAX: Final = 64
+"""The longest Open.instance, in bytes."""
+
+PAGE_DEFAULT: Final = 1_000
+PAGE_MAX: Final = 10_000
+"""How many topics a page holds, unless asked otherwise, and at most."""
+
+RECEIPTS_MAX: Final = 10_000
+"""How many receipts one response holds at most."""
+
+Context = aio.ServicerContext[Any, Any]
+
+
+class NotOpened(DomainError):
+    """A Publish stream starts with one Open, and has no other."""
+
+    kind = Kind.INVALID
+    reason = "NOT_OPENED"
+
+
+class InvalidPublication(DomainError):
+    """A publication is empty, too large, or repeats a request id that is unanswered."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_PUBLICATION"
+
+
+class InvalidEntry(DomainError):
+    """An entry's metadata contradicts itself, its stream, or a limit."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_ENTRY"
+
+
+class EntryTooLarge(DomainError):
+    """A payload, or an entry's metadata, is larger than it may be."""
+
+    kind = Kind.INVALID
+    reason = "ENTRY_TOO_LARGE"
+
+
+class ChecksumMismatch(DomainError):
+    """A payload is not what its producer sent."""
+
+    kind = Kind.INVALID
+    reason = "CHECKSUM_MISMATCH"
+
+
+class InvalidRange(DomainError):
+    """A read has no start, or a position that cannot be."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_RANGE"
+
+
+class LedgerServicer(pb_grpc.LedgerServiceServicer):
+    """See ledger.proto."""
+
+    def __init__(self, ledger: Ledger, drain: Drain, *, max_message_bytes: int) -> None:
+        self._ledger = ledger
+        self._drain = drain
+        self._max_message_bytes = max_message_bytes
+
+    # A coroutine that reads and writes on the context; grpc's stubs know only generators.
+    async def Publish(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[pb.PublishRequest], context: Context
+    ) -> None:
+        opened = await self._ledger.open(_opening(await context.read()))
+        receiving = asyncio.create_task(self._receive(opened, context))
+        try:
+            await context.write(pb.PublishResponse(opened=self._to_opened(opened)))
+            while (news := await opened.session.news()) is not None:
+                for response in _to_responses(news):
+                    await context.write(response)
+        finally:
+            receiving.cancel()
+            self._ledger.close(opened)
+
+    async def Read(
+        self, request: pb.ReadRequest, context: Context
+    ) -> AsyncIterator[pb.ReadResponse]:
+        topic = _topic(request.topic)
+        log = await self._ledger.get(topic)
+        what = _range(request, log)
+        yield pb.ReadResponse(
+            started=pb.Started(first=_to_position(log.first), last=_to_position(log.tail))
+        )
+        draining = self._drain.event
+        async for entries in self._ledger.read(topic, what, draining):
+            stored = [_to_stored(each, payloads=what.payloads) for each in entries]
+            yield pb.ReadResponse(entries=pb.StoredEntries(entries=stored))
+        if draining.is_set():
+            yield pb.ReadResponse(draining=pb.Draining())
+
+    async def CreateTopic(
+        self, request: pb.CreateTopicRequest, context: Context
+    ) -> pb.CreateTopicResponse:
+        log, created = await self._ledger.create(_topic(request.topic))
+        return pb.CreateTopicResponse(created=created, topic=self._to_topic(log))
+
+    async def GetTopic(self, request: pb.GetTopicRequest, context: Context) -> pb.GetTopicResponse:
+        log = await self._ledger.get(_topic(request.topic))
+        return pb.GetTopicResponse(topic=self._to_topic(log))
+
+    async def ListTopics(
+        self, request: pb.ListTopicsRequest, context: Context
+    ) -> pb.ListTopicsResponse:
+        if not 0 <= request.page_size <= PAGE_MAX:
+            raise InvalidPage(f"a page holds 1 to {PAGE_MAX:,} topics", field="page_size")
+        limit = request.page_size or PAGE_DEFAULT
+        logs = await self._ledger.topics(
+            prefix=request.prefix, after=request.page_token, limit=limit
+        )
+        return pb.ListTopicsResponse(
+            topics=[self._to_topic(log) for log in logs],
+            next_page_token=str(logs[-1].topic) if len(logs) == limit else "",
+        )
+
+    async def LastMessageId(
+        self, request: pb.LastMessageIdRequest, context: Context
+    ) -> pb.LastMessageIdResponse:
+        log = await self._ledger.get(_topic(request.topic))
+        return pb.LastMessageIdResponse(last=_to_position(log.tail))
+
+    async def FindMessage(
+        self, request: pb.FindMessageRequest, context: Context
+    ) -> pb.FindMessageResponse:
+        fate = await self._ledger.find(
+            _topic(request.topic),
+            _producer(request.producer_name),
+            _sequence_id("sequence_id", request.sequence_id),
+        )
+        return pb.FindMessageResponse(fate=_to_fate(fate))
+
+    async def TrimTopic(
+        self, request: pb.TrimTopicRequest, context: Context
+    ) -> pb.TrimTopicResponse:
+        if not request.HasField("before"):
+            raise InvalidRange("a trim says what to keep", field="before")
+        before = _position("before", request.before)
+        trimmed = await self._ledger.trim(_topic(request.topic), before)
+        return pb.TrimTopicResponse(
+            removed_entries=trimmed.removed_entries, first=_to_position(trimmed.first)
+        )
+
+    async def DeleteTopic(
+        self, request: pb.DeleteTopicRequest, context: Context
+    ) -> pb.DeleteTopicResponse:
+        await self._ledger.delete(_topic(request.topic), force=request.force)
+        return pb.DeleteTopicResponse()
+
+    async def _receive(self, opened: Opened, context: Context) -> None:
+        """Take what the producer sends, until it closes its side or breaks a rule."""
+        session = opened.session
+        try:
+            while (request := await context.read()) is not aio.EOF:
+                if not request.HasField("publications"):
+                    raise NotOpened("only the first request opens the stream", field="open")
+                opened.topic.submit(session, self._units(opened, request.publications))
+            session.finish()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            session.fail(error)
+
+    def _units(self, opened: Opened, publications: pb.Publications) -> list[Unit]:
+        """What is right among the publications; what is wrong gets its receipt at once."""
+        session = opened.session
+        if not publications.publications:
+            raise InvalidPublication("there is nothing to publish", field="publications")
+        foreign = publications.ledger_id not in (0, opened.topic.ledger_id)
+        units: list[Unit] = []
+        seen: set[int] = set()
+        for publication in publications.publications:
+            request_id = publication.request_id
+            if request_id in seen or session.is_unanswered(request_id):
+                raise InvalidPublication(
+                    "a request id is used again before its receipt",
+                    field="publications.request_id",
+                    request_id=request_id,
+                )
+            seen.add(request_id)
+            try:
+                if foreign:
+                    raise Fenced(
+                        "the publication is for another epoch", epoch=opened.topic.ledger_id
+                    )
+                units.append(self._unit(session, publication))
+            except DomainError as error:
+                session.answer(request_id, refused(error))
+        return units
+
+    def _unit(self, session: Session, publication: pb.Publication) -> Unit:
+        count = len(publication.entries)
+        if not 1 <= count <= PUBLICATION_ENTRIES_MAX:
+            raise InvalidPublication(
+                f"a publication holds 1 to {PUBLICATION_ENTRIES_MAX:,} entries",
+                field="publications.entries",
+                count=count,
+            )
+        entries = [self._entry(session.producer, entry) for entry in publication.entries]
+        if count > 1:
+            _check_together(entries)
+        return unit_of(session.number, publication.request_id, entries, resume=publication.resume)
+
+    def _entry(self, producer: str, entry: pb.Entry) -> Entry:
+        metadata, payload = entry.metadata, entry.payload
+        if len(payload) > self._max_message_bytes:
+            raise EntryTooLarge(
+                "the payload is larger than it may be",
+                field="entries.payload",
+                payload_bytes=len(payload),
+                max_message_bytes=self._max_message_bytes,
+            )
+        if metadata.producer_name != producer:
+            raise InvalidEntry(
+                "an entry names the producer of its stream", field="entries.metadata.producer_name"
+            )
+        lowest, highest, messages = _ids(metadata)
+        if len(metadata.properties) > PROPERTIES_MAX:
+            raise InvalidEntry(
+                f"an entry has at most {PROPERTIES_MAX} properties",
+                field="entries.metadata.properties",
+                count=len(metadata.properties),
+            )
+        if metadata.compression and not metadata.HasField("uncompressed_size"):
+            raise InvalidEntry(
+                "a compressed entry says how large it was",
+                field="entries.metadata.uncompressed_size",
+            )
+        if (
+            metadata.HasField("payload_crc32c")
+            and google_crc32c.value(payload) != metadata.payload_crc32c
+        ):
+            raise ChecksumMismatch(
+                "the payload does not match its checksum", field="entries.metadata.payload_crc32c"
+            )
+        packed = metadata.SerializeToString()
+        if len(packed) > METADATA_BYTES_MAX:
+            raise EntryTooLarge(
+                "the metadata is larger than it may be",
+                field="entries.metadata",
+                metadata_bytes=len(packed),
+                metadata_bytes_max=METADATA_BYTES_MAX,
+            )
+        return Entry(
+            producer,
+            lowest,
+            highest,
+            messages,
+            tuple(metadata.sequence_id_steps),
+            metadata.HasField("marker_type"),
+            packed,
+            payload,
+        )
+
+    def _to_opened(self, opened: Opened) -> pb.Opened:
+        return pb.Opened(
+            producer_name=opened.session.producer,
+            last_sequence_id=opened.last_sequence_id,
+            ledger_id=opened.topic.ledger_id,
+            window_messages=opened.window.messages,
+            window_bytes=opened.window.size_bytes,
+            max_message_bytes=self._max_message_bytes,
+        )
+
+    def _to_topic(self, log: LogState) -> pb.Topic:
+        created = Timestamp()
+        created.FromMilliseconds(log.created_ms)
+        return pb.Topic(
+            name=str(log.topic),
+            ledger_id=log.ledger_id,
+            created=created,
+            first=_to_position(log.first),
+            last=_to_position(log.tail),
+            entries=log.entries,
+            messages=log.messages,
+            bytes=log.size_bytes,
+            connected_producers=self._ledger.connected(log.topic),
+        )
+
+
+def _topic(text: str) -> TopicName:
+    try:
+        return TopicName.parse(text)
+    except InvalidNameError as error:
+        raise InvalidTopicName(str(error), field="topic") from error
+
+
+def _producer(name: str) -> str:
+    try:
+        return check_producer_name(name)
+    except InvalidNameError as error:
+        raise InvalidProducerName(str(error), field="producer_name") from error
+
+
+def _sequence_id(field: str, number: int, most: int = SEQUENCE_ID_MAX) -> int:
+    if number > most:
+        raise InvalidSequenceId(f"{field} is at most {most}", field=field, given=number)
+    return number
+
+
+def _position(field: str, position: entry_pb2.Position) -> Position:
+    if max(position.ledger_id, position.entry_id) > SEQUENCE_ID_MAX:
+        raise InvalidRange("a position's numbers are at most 2^63 - 1", field=field)
+    return Position(position.ledger_id, position.entry_id)
+
+
+def _opening(request: Any) -> Opening:
+    if request is aio.EOF or not request.HasField("open"):
+        raise NotOpened("a stream starts with Open", field="open")
+    given = request.open
+    if len(given.instance) > INSTANCE_BYTES_MAX:
+        raise InvalidProducerName(
+            f"an instance is at most {INSTANCE_BYTES_MAX} bytes long", field="open.instance"
+        )
+    initial = given.initial_sequence_id if given.HasField("initial_sequence_id") else None
+    if initial is not None:
+        _sequence_id("open.initial_sequence_id", initial, SEQUENCE_ID_MAX - 1)
+    return Opening(
+        topic=_topic(given.topic),
+        producer=_producer(given.producer_name) if given.producer_name else "",
+        initial_sequence_id=initial,
+        takeover=given.takeover,
+        instance=given.instance,
+    )
+
+
+def _ids(metadata: entry_pb2.EntryMetadata) -> tuple[int, int, int | None]:
+    """The lowest and highest id, and the number of messages if the entry is a batch."""
+    if not metadata.HasField("sequence_id"):
+        raise InvalidSequenceId("an entry has a sequence id", field="entries.metadata.sequence_id")
+    lowest = _sequence_id("entries.metadata.sequence_id", metadata.sequence_id)
+    highest = lowest
+    if metadata.HasField("highest_sequence_id"):
+        highest = _sequence_id("entries.metadata.highest_sequence_id", metadata.highest_sequence_id)
+    messages = (
+        metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else None
+    )
+    if messages is not None and not 1 <= messages <= BATCH_MESSAGES_MAX:
+        raise InvalidEntry(
+            f"a batch holds 1 to {BATCH_MESSAGES_MAX:,} messages",
+            field="entries.metadata.num_messages_in_batch",
+            given=messages,
+        )
+    steps = metadata.sequence_id_steps
+    span = sum(steps) if steps else (messages or 1) - 1
+    if highest - lowest != span or (steps and (len(steps) + 1 != messages or min(steps) < 1)):
+        raise InvalidEntry(
+            "the sequence ids of a batch lead from the lowest to the highest, one for each message",
+            field="entries.metadata.highest_sequence_id",
+            sequence_id=lowest,
+            highest_sequence_id=highest,
+            messages=messages,
+        )
+    return lowest, highest, messages
+
+
+def _check_together(entries: list[Entry]) -> None:
+    """Entries that are published together are messages with different ids, in order."""
+    if any(earlier.highest >= later.highest for earlier, later in pairwise(entries)):
+        raise InvalidPublication(
+            "entries are in the order of their highest sequence ids", field="publications.entries"
+        )
+    if any(entry.marker for entry in entries):
+        raise InvalidPublication("a marker is published alone", field="publications.entries")
+    ids = [each for entry in entries for each in entry.sequence_ids]
+    if len(ids) > BATCH_MESSAGES_MAX or len(set(ids)) < len(ids):
+        raise InvalidPublication(
+            f"a publication holds at most {BATCH_MESSAGES_MAX:,} messages, each with its own id",
+            field="publications.entries",
+            messages=len(ids),
+        )
+
+
+def _range(request: pb.ReadRequest, log: LogState) -> Range:
+    match request.WhichOneof("start"):
+        case "earliest":
+            after = None
+        case "latest":
+            after = log.tail
+        case "at":
+            after = _before(_position("at", request.at))
+        case "after":
+            after = _position("after", request.after)
+        case _:
+            raise InvalidRange("a read says where to start", field="start")
+    through = _position("through", request.through) if request.HasField("through") else None
+    return Range(
+        after,
+        through,
+        follow=request.follow,
+        entries_max=request.max_entries,
+        payloads=not request.metadata_only,
+    )
+
+
+def _before(position: Position) -> Position | None:
+    """The place just before a position: nothing lies between."""
+    if position.entry_id > 0:
+        return Position(position.ledger_id, position.entry_id - 1)
+    return Position(position.ledger_id - 1, SEQUENCE_ID_MAX) if position.ledger_id else None
+
+
+_TO_STATUS: Final = {
+    Status.STORED: pb.RECEIPT_STATUS_STORED,
+    Status.DUPLICATE: pb.RECEIPT_STATUS_DUPLICATE,
+    Status.STALE: pb.RECEIPT_STATUS_STALE,
+    Status.PARTIAL: pb.RECEIPT_STATUS_PARTIAL,
+    Status.REFUSED: pb.RECEIPT_STATUS_REFUSED,
+    Status.FAILED: pb.RECEIPT_STATUS_FAILED,
+    Status.SKIPPED: pb.RECEIPT_STATUS_SKIPPED,
+}
+
+_TO_MISSING: Final = {Missing.STALE: pb.FATE_STALE, Missing.TRIMMED: pb.FATE_TRIMMED}
+
+
+def _to_responses(news: News) -> list[pb.PublishResponse]:
+    responses = []
+    for i in range(0, len(news.receipts), RECEIPTS_MAX):
+        some = news.receipts[i : i + RECEIPTS_MAX]
+        receipts = [_to_receipt(request_id, receipt) for request_id, receipt in some]
+        responses.append(pb.PublishResponse(receipts=pb.Receipts(receipts=receipts)))
+    if news.draining:
+        responses.append(pb.PublishResponse(draining=pb.Draining()))
+    if news.taken_over:
+        responses.append(pb.PublishResponse(taken_over=pb.TakenOver()))
+    return responses
+
+
+def _to_receipt(request_id: int, receipt: Receipt) -> pb.Receipt:
+    if receipt.status is Status.STORED and receipt.position is not None:
+        return pb.Receipt(
+            request_id=request_id,
+            status=pb.RECEIPT_STATUS_STORED,
+            position=_to_position(receipt.position),
+        )
+    return pb.Receipt(
+        request_id=request_id,
+        status=_TO_STATUS[receipt.status],
+        position=_to_position(receipt.position),
+        fates=[_to_fate(fate) for fate in receipt.fates],
+        first_new_sequence_id=receipt.first_new,
+        error=None if receipt.error is None else status_of(receipt.error),
+    )
+
+
+def _to_fate(fate: Fate) -> pb.MessageFate:
+    if isinstance(fate, Found):
+        return pb.MessageFate(
+            fate=pb.FATE_STORED,
+            position=_to_position(fate.position),
+            batch_index=fate.batch_index,
+        )
+    return pb.MessageFate(fate=_TO_MISSING[fate])
+
+
+def _to_position(position: Position | None) -> entry_pb2.Position | None:
+    if position is None:
+        return None
+    return entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
+
+
+def _to_stored(stored: StoredEntry, *, payloads: bool) -> pb.StoredEntry:
+    return pb.StoredEntry(
+        position=_to_position(stored.position),
+        metadata=entry_pb2.EntryMetadata.FromString(stored.entry.metadata),
+        payload=stored.entry.payload if payloads else b"",
+        append_time=stored.append_ms,
+        payload_bytes=stored.payload_bytes,
+    )

@@ -1,0 +1,1 @@
+"""What every process stands on: settings, server, interceptors, status, channels, health, logs."""

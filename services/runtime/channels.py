@@ -1,0 +1,66 @@
+"""Channels to other services."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.runtime import deadline
+
+UNARY_TIMEOUT_S: Final = 5.0
+"""How long a unary call to a peer may take when its caller sets no deadline."""
+
+MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The largest answer taken from a peer; peers bound what they send."""
+
+
+class _PassDeadline(aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(
+        self,
+        continuation: Callable[..., Any],
+        client_call_details: aio.ClientCallDetails,
+        request: Any,
+    ) -> Any:
+        own = client_call_details.timeout
+        details = aio.ClientCallDetails(
+            method=client_call_details.method,
+            timeout=deadline.remaining_s(UNARY_TIMEOUT_S if own is None else own),
+            metadata=client_call_details.metadata,
+            credentials=client_call_details.credentials,
+            wait_for_ready=client_call_details.wait_for_ready,
+        )
+        return await continuation(details, request)
+
+
+@asynccontextmanager
+async def peer_channel(target: str, *, keepalive_s: float) -> AsyncIterator[aio.Channel]:
+    """A channel to a peer: round-robin over the addresses of `target` (dns:///name:port), quick to
+    connect again, and with the caller's deadline on every unary call."""
+    async with aio.insecure_channel(
+        target,
+        options=[
+            ("grpc.lb_policy_name", "round_robin"),
+            ("grpc.initial_reconnect_backoff_ms", 50),
+            ("grpc.min_reconnect_backoff_ms", 50),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+            ("grpc.keepalive_time_ms", int(keepalive_s * 1000)),
+            ("grpc.keepalive_timeout_ms", int(keepalive_s * 1000)),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+            ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        ],
+        interceptors=[_PassDeadline()],
+    ) as channel:
+        yield channel
+
+
+async def check_health(channel: aio.Channel, service: str = "") -> None:
+    """Return if the peer says that it is serving; raise otherwise."""
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    async with asyncio.timeout(UNARY_TIMEOUT_S):
+        reply = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+    if reply.status != health_pb2.HealthCheckResponse.SERVING:
+        raise ConnectionError(f"{service or 'peer'} is not serving")

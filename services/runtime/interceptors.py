@@ -1,0 +1,163 @@
+"""What happens around every call, in this order, from the outside in:
+
+    logged      one line a failed call, and at debug level one a call
+    translated  refusals become statuses, surprises become INTERNAL
+    drained     new calls are refused while the service goes away; streams are counted
+    deadlined   the caller's deadline is noted, to be passed on
+
+Each is an async context manager around the handler, whatever its style: unary, async generator, or
+read/write on the context. One gRPC interceptor applies them all, so that a streamed message passes
+through at most one extra frame.
+"""
+
+from __future__ import annotations  # grpc's classes are generic in its stubs only
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+import structlog
+from grpc import aio
+from grpc_status import rpc_status
+
+from services.errors import DomainError
+from services.runtime import deadline
+from services.runtime.drain import Drain
+from services.runtime.status import INTERNAL, grpc_code, status_of
+
+log = structlog.get_logger()
+
+Context = aio.ServicerContext[Any, Any]
+Around = Callable[[str, Context], AbstractAsyncContextManager[None]]
+
+OURS = "/seqgate.api."
+"""How the methods of our own services begin; health and reflection are let alone."""
+
+
+@asynccontextmanager
+async def logged(method: str, context: Context) -> AsyncIterator[None]:
+    """Write down how the call ended."""
+    began = time.monotonic()
+    code = grpc.StatusCode.OK
+    try:
+        yield
+    except asyncio.CancelledError:
+        code = grpc.StatusCode.CANCELLED
+        raise
+    except aio.AbortError:
+        code = context.code()
+        raise
+    finally:
+        level = log.debug if code in _QUIET else log.warning
+        level(
+            "call",
+            method=method,
+            code=code.name,
+            detail=context.details() or None,
+            seconds=round(time.monotonic() - began, 4),
+            peer=context.peer(),
+        )
+
+
+_QUIET = {grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.NOT_FOUND}
+
+
+@asynccontextmanager
+async def translated(method: str, context: Context) -> AsyncIterator[None]:
+    """Turn what the handler raises into a status."""
+    try:
+        yield
+    except DomainError as refusal:
+        status = status_of(refusal)
+        await _abort(context, grpc_code(status), rpc_status.to_status(status))
+    except (aio.AbortError, asyncio.CancelledError):
+        raise
+    except Exception:
+        log.exception("unexpected", method=method)
+        await _abort(context, grpc.StatusCode.INTERNAL, rpc_status.to_status(INTERNAL))
+
+
+async def _abort(context: Context, code: grpc.StatusCode, status: grpc.Status) -> None:
+    context.set_code(code)
+    context.set_details(status.details)
+    await context.abort_with_status(status)
+
+
+def drained(drain: Drain) -> Around:
+    """Refuse what comes after the drain began, and count the streams that are left."""
+
+    @asynccontextmanager
+    async def around(method: str, context: Context) -> AsyncIterator[None]:
+        drain.check()
+        yield
+
+    return around
+
+
+@asynccontextmanager
+async def deadlined(method: str, context: Context) -> AsyncIterator[None]:
+    """Note how long the caller will wait."""
+    deadline.set_remaining_s(context.time_remaining())
+    yield
+
+
+class Interceptor(aio.ServerInterceptor):
+    """Applies `arounds` to every method of our services, the first one outermost."""
+
+    def __init__(self, arounds: Sequence[Around], drain: Drain) -> None:
+        self._arounds = arounds
+        self._drain = drain
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or not method.startswith(OURS):
+            return handler
+        return self._wrapped(handler, method)
+
+    def _wrapped(self, handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:
+        kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+        behaviour = next(filter(None, (getattr(handler, kind) for kind in kinds)))
+        make = _MAKERS[bool(handler.request_streaming), bool(handler.response_streaming)]
+
+        async def generator(request: Any, context: Context) -> AsyncIterator[Any]:
+            async with self._around(method, context, stream=True):
+                async for response in behaviour(request, context):
+                    yield response
+
+        async def coroutine(request: Any, context: Context) -> Any:
+            async with self._around(method, context, stream=bool(handler.response_streaming)):
+                return await behaviour(request, context)
+
+        return make(
+            generator if inspect.isasyncgenfunction(behaviour) else coroutine,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+    @asynccontextmanager
+    async def _around(self, method: str, context: Context, *, stream: bool) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for around in self._arounds:
+                await stack.enter_async_context(around(method, context))
+            if stream:
+                stack.enter_context(self._drain.stream())
+            yield
+
+
+_MAKERS: dict[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any, Any]]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}

@@ -1,0 +1,44 @@
+"""From the command line to a running service."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import structlog
+from pydantic import ValidationError
+
+from services.runtime.config import ServiceConfig
+from services.runtime.logs import configure_logs
+
+C = TypeVar("C", bound=ServiceConfig)
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+log = structlog.get_logger()
+
+
+def run_service(config_type: type[C], run: Callable[[C], Awaitable[None]]) -> int:
+    """Read the settings and run until told to stop. Returns the exit status: 0 after SIGTERM, 1
+    after a failure, 2 for settings that cannot be."""
+    if not __debug__:
+        sys.stderr.write("assertions guard this service's state: run it without -O\n")
+        return EXIT_USAGE
+    try:
+        config = config_type()
+    except (ValidationError, OSError, ValueError) as error:
+        sys.stderr.write(f"{config_type.service}: {error}\n")
+        return EXIT_USAGE
+    configure_logs(config.service, level=config.log_level, format_=config.log_format)
+    try:
+        asyncio.run(_run(run, config))
+    except Exception:
+        log.exception("failed")
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+async def _run(run: Callable[[C], Awaitable[None]], config: C) -> None:
+    await run(config)

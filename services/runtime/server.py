@@ -1,0 +1,95 @@
+"""A gRPC server with everything that all of ours have, from the first call to the last."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import structlog
+from grpc import aio
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.runtime.config import ServiceConfig
+from services.runtime.drain import Drain
+from services.runtime.health import Check, Readiness
+from services.runtime.interceptors import Interceptor, deadlined, drained, logged, translated
+
+log = structlog.get_logger()
+
+
+@asynccontextmanager
+async def grpc_server(
+    config: ServiceConfig,
+    drain: Drain,
+    *,
+    register: Callable[[aio.Server], None],
+    services: Sequence[str],
+    checks: Mapping[str, Check],
+) -> AsyncIterator[int]:
+    """A server that is listening; its port is what the context gives. On the way out it drains.
+
+    Args:
+        config: the service's settings.
+        drain: begun here; servicers with streams watch it.
+        register: adds the servicers.
+        services: their full names, for health and reflection.
+        checks: what must answer before the service is ready.
+    """
+    arounds = [logged, translated, drained(drain), deadlined]
+    server = aio.server(interceptors=[Interceptor(arounds, drain)], options=_options(config))
+    readiness = Readiness(checks, services, config.health_interval_s)
+    register(server)
+    health_pb2_grpc.add_HealthServicer_to_server(readiness.servicer, server)
+    if config.reflection:
+        names = [*services, "grpc.health.v1.Health", reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, server)
+    port = server.add_insecure_port(config.listen)
+    await server.start()
+    log.info("listening", address=config.listen, port=port)
+    watching = asyncio.create_task(readiness.watch())
+    try:
+        yield port
+    finally:
+        await readiness.stop()
+        drain.begin()
+        if not await drain.emptied(config.drain_timeout_s):
+            log.warning("streams did not move away in time", seconds=config.drain_timeout_s)
+            drain.cut()
+            await drain.emptied(config.stop_grace_s)
+        await server.stop(config.stop_grace_s)
+        watching.cancel()
+        await asyncio.wait([watching])
+        log.info("stopped")
+
+
+async def told_to_stop() -> None:
+    """Wait for SIGTERM or SIGINT."""
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    try:
+        await told.wait()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _options(config: ServiceConfig) -> list[tuple[str, int]]:
+    keepalive_ms = int(config.keepalive_s * 1000)
+    options = [
+        ("grpc.so_reuseport", 0),  # two processes on one port would split the callers silently
+        ("grpc.max_receive_message_length", config.message_bytes_max),
+        ("grpc.max_send_message_length", config.message_bytes_max),
+        ("grpc.max_metadata_size", config.metadata_bytes_max),
+        ("grpc.absolute_max_metadata_size", config.metadata_bytes_max),
+        ("grpc.keepalive_time_ms", keepalive_ms),
+        ("grpc.keepalive_timeout_ms", keepalive_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+    if config.connection_age_max_s:
+        options.append(("grpc.max_connection_age_ms", int(config.connection_age_max_s * 1000)))
+    return options

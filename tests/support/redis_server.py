@@ -1,0 +1,55 @@
+"""A real Redis-protocol server for a test, on a free port and in its own folder."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from redis import Redis
+from redis.backoff import ConstantBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from tools.stack.ports import free_ports
+from tools.stack.redis_server import redis_command
+
+START_RETRIES = 500
+
+
+class RedisServer:
+    """A server that can be killed and started again where it was."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (self.port,) = free_ports(1)
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        assert self._process is None
+        command = redis_command(self.folder, self.port)
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        with self.client() as redis:
+            redis.ping()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def client(self) -> Redis:
+        """A blocking client that waits for the server to be up."""
+        return Redis.from_url(
+            self.url, retry=Retry(ConstantBackoff(0.01), START_RETRIES), retry_on_error=[RedisError]
+        )
+
+
+@contextmanager
+def running_redis(folder: Path) -> Iterator[RedisServer]:
+    server = RedisServer(folder)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()

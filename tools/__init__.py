@@ -1,0 +1,1 @@
+"""What is run and never imported by what we publish: stack, demo, bench, dev."""

@@ -1,0 +1,282 @@
+"""Every service that exists, and an embedded Redis server, as child processes.
+
+Used by `python -m tools.stack`, by the demo, and by tests. A stack keeps its data in one folder and
+goes on from it:
+
+    redis/        the append-only file
+    ledger/       the SQLite database
+    logs/         what each process wrote, appended
+    policies.toml deduplication policies, if there are any
+"""
+
+import asyncio
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tools.stack.ports import free_ports
+from tools.stack.redis_server import redis_command
+
+READY_TIMEOUT_S: Final = 30.0
+"""How long a process may take to be ready."""
+
+STOP_TIMEOUT_S: Final = 30.0
+"""How long a process may take to stop after SIGTERM."""
+
+SERVICES: Final = ("dedup", "ledger")
+"""In the order in which they depend on each other; stopped the other way round."""
+
+
+class StackError(Exception):
+    """A process did not start, or ended by itself."""
+
+
+class Stack:
+    """The processes, by name: redis, and the names of SERVICES."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        commands: Mapping[str, Sequence[str]] | None = None,
+        ports: Mapping[str, int] | None = None,
+    ) -> None:
+        """
+        Args:
+            folder: where data and logs are kept; made if it does not exist.
+            environment: settings (SEQGATE_<SERVICE>_<NAME>) on top of the stack's own.
+            commands: what to run instead of `python -m services.<name>`.
+            ports: on which ports to listen, by name; free ones otherwise.
+        """
+        self.folder = folder.resolve()
+        self._environment = dict(environment or {})
+        self._commands = dict(commands or {})
+        names = ["redis", *SERVICES]
+        chosen = dict(zip(names, free_ports(len(names)), strict=True)) | dict(ports or {})
+        self.ports = chosen
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._lock: int | None = None
+
+    # ---- addresses
+
+    @property
+    def redis_url(self) -> str:
+        """Where Redis is."""
+        return f"redis://127.0.0.1:{self.ports['redis']}/0"
+
+    def address(self, service: str) -> str:
+        """Where a service listens."""
+        return f"127.0.0.1:{self.ports[service]}"
+
+    @property
+    def policy_file(self) -> Path:
+        """Where deduplication policies are read from."""
+        return self.folder / "policies.toml"
+
+    @property
+    def endpoints(self) -> dict[str, object]:
+        """All addresses and process ids."""
+        return {
+            **{service: self.address(service) for service in SERVICES},
+            "redis": self.redis_url,
+            "pids": {name: process.pid for name, process in self._processes.items()},
+        }
+
+    def write_endpoints(self, file: Path) -> None:
+        """Write the endpoints as JSON, all at once."""
+        scratch = file.with_name(f".{file.name}.{os.getpid()}")
+        scratch.write_text(json.dumps(self.endpoints, indent=2) + "\n")
+        scratch.replace(file)
+
+    # ---- life
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start everything, and return when all of it is ready.
+
+        Raises:
+            StackError: a process ended, or was not ready in time; another stack has the folder.
+        """
+        for part in ("redis", "ledger", "logs"):
+            (self.folder / part).mkdir(parents=True, exist_ok=True)
+        if not self.policy_file.exists():
+            self.policy_file.write_text("# Deduplication policies; read again when this changes.\n")
+        self._take_folder()
+        await self._spawn("redis")
+        for service in SERVICES:
+            await self._spawn(service)
+        for name in ("redis", *SERVICES):
+            await self.ready(name)
+
+    async def stop(self) -> None:
+        """Stop everything in good order."""
+        for name in (*reversed(SERVICES), "redis"):
+            await self.terminate(name)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    async def wait(self) -> str:
+        """Return the name of the first process that ends by itself."""
+        waits = {
+            asyncio.create_task(process.wait()): name for name, process in self._processes.items()
+        }
+        done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        return waits[done.pop()]
+
+    async def run(self, name: str) -> None:
+        """Start one process again, and return when it is ready."""
+        await self._spawn(name)
+        await self.ready(name)
+
+    async def terminate(self, name: str) -> int | None:
+        """Stop one process in good order. Returns its exit status; None if it does not run."""
+        process = self._processes.pop(name, None)
+        if process is None:
+            return None
+        if process.returncode is None:
+            process.terminate()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                return await process.wait()
+        except TimeoutError:
+            process.kill()
+            return await process.wait()
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL one process, and return when it is gone."""
+        process = self._processes.pop(name)
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+    async def ended(self, name: str) -> int:
+        """Wait for a process to end by itself. Returns its exit status, negative for a signal."""
+        status = await self._processes[name].wait()
+        del self._processes[name]
+        return status
+
+    async def ready(self, name: str) -> None:
+        """Return when a process is ready.
+
+        Raises:
+            StackError: it ended, or was not ready in time.
+        """
+        process = self._processes[name]
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                while not await self._answers(name):
+                    if process.returncode is not None:
+                        raise StackError(
+                            f"{name} ended with {process.returncode}: {self.log_tail(name)}"
+                        )
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise StackError(f"{name} was not ready in time: {self.log_tail(name)}") from None
+
+    def log_tail(self, name: str) -> str:
+        """The last lines that a process wrote."""
+        log = self.folder / "logs" / f"{name}.log"
+        return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+
+    async def _spawn(self, name: str) -> None:
+        assert name not in self._processes
+        with (self.folder / "logs" / f"{name}.log").open("ab") as log:
+            self._processes[name] = await asyncio.create_subprocess_exec(
+                *self._command(name),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self._settings(), **self._environment},
+                preexec_fn=_die_with_parent,
+            )
+
+    def _command(self, name: str) -> Sequence[str]:
+        if name == "redis":
+            return redis_command(self.folder / "redis", self.ports["redis"])
+        return self._commands.get(name, (sys.executable, "-m", f"services.{name}"))
+
+    def _settings(self) -> dict[str, str]:
+        return {
+            "SEQGATE_DEDUP_LISTEN": self.address("dedup"),
+            "SEQGATE_DEDUP_REDIS_URL": self.redis_url,
+            "SEQGATE_DEDUP_POLICY_FILE": str(self.policy_file),
+            "SEQGATE_DEDUP_POLICY_INTERVAL_S": "0.2",
+            "SEQGATE_DEDUP_HEALTH_INTERVAL_S": "0.1",
+            "SEQGATE_LEDGER_LISTEN": self.address("ledger"),
+            "SEQGATE_LEDGER_DEDUP_TARGET": self.address("dedup"),
+            "SEQGATE_LEDGER_STORE_PATH": str(self.folder / "ledger" / "ledger.db"),
+            "SEQGATE_LEDGER_HEALTH_INTERVAL_S": "0.1",
+        }
+
+    async def _answers(self, name: str) -> bool:
+        if name == "redis":
+            return await _pings(self.ports["redis"])
+        return await _serves(self.address(name))
+
+    def _take_folder(self) -> None:
+        lock = os.open(self.folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise StackError(f"another stack is using {self.folder}") from None
+        self._lock = lock
+
+
+async def _pings(port: int) -> bool:
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    try:
+        writer.write(b"PING\r\n")
+        return (await reader.readline()).startswith(b"+PONG")
+    except OSError:
+        return False
+    finally:
+        writer.close()
+
+
+async def _serves(address: str) -> bool:
+    async with aio.insecure_channel(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        try:
+            reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=1)
+        except aio.AioRpcError:
+            return False
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel stop this process when whoever started it dies, however it dies."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
