@@ -277,20 +277,21 @@ class LiveTopic:
         Raises:
             ProducerBusy: the name is in use, and is not to be taken over.
             ProducerTakenOver: another stream took the name meanwhile.
-            Recovering, DedupUnavailable: the topic was not ready in time.
+            Recovering, DedupUnavailable, StoreUnavailable: the topic was not ready in time.
         """
         session = self._register(producer, instance, takeover=takeover, window=window)
         try:
             await self._settled(producer, timeout_s)
-            marks = await self._dedup.marks(self.topic, producer)
+            # The log itself is asked: what deduplication remembers may be lost or forgotten, and an
+            # id that was used once must not be given to a new message.
+            last = await self._store.highest(self.topic, producer)
         except BaseException:
             self.close(session)
             raise
         if session.error is not None:
             self.close(session)
             raise session.error
-        persisted = -1 if marks is None else marks.persisted
-        return session, None if persisted < 0 else persisted
+        return session, last if self._writer.deduplicating else None
 
     def submit(self, session: Session, units: Sequence[Unit]) -> None:
         """Take what a producer sent, unless its stream is at its end."""
@@ -468,7 +469,7 @@ class LiveTopic:
                 continue
             for unit, wanted, first_new in asked:
                 fate_of = list(itertools.islice(fates, len(wanted)))
-                effects.append(Answer(unit, settled(first_new, fate_of)))
+                effects.append(Answer(unit, settled(unit, first_new, fate_of)))
         return effects
 
     async def _read_log(self, read: ReadLog) -> list[Effect]:

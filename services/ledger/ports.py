@@ -138,6 +138,10 @@ class LedgerStore(Protocol):
         """Where the messages with these ids are; if an id was stored twice, where it was first."""
         ...
 
+    async def highest(self, topic: TopicName, producer: str) -> int | None:
+        """The highest id that this producer ever stored, trimmed or not; None: it stored none."""
+        ...
+
     async def get(self, topic: TopicName) -> LogState:
         """The topic's log."""
         ...
@@ -196,13 +200,6 @@ class Disabled(NamedTuple):
     """Policy has switched deduplication off."""
 
 
-class Marks(NamedTuple):
-    """How far a producer has come; -1: nothing."""
-
-    persisted: int
-    pushed: int
-
-
 class Deduplicator(Protocol):
     """The dedup service, as the ledger asks it.
 
@@ -228,10 +225,6 @@ class Deduplicator(Protocol):
         self, topic: TopicName, writer: WriterName, confirmation: Confirmation | None
     ) -> Applied | Behind | Disabled:
         """Withdraw every open claim."""
-        ...
-
-    async def marks(self, topic: TopicName, producer: str) -> Marks | None:
-        """How far a producer has come, if anything is known of it."""
         ...
 
     async def keep(self, topic: TopicName, producers: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 
 import structlog
 from google.rpc import error_details_pb2, status_pb2
-from grpc import StatusCode, aio
+from grpc import aio
 
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.dedup.v1 import dedup_pb2_grpc as pb_grpc
@@ -27,7 +27,6 @@ from services.ledger.ports import (
     DedupUnavailable,
     Disabled,
     Judged,
-    Marks,
     TooManyProducers,
     WriterName,
 )
@@ -117,21 +116,6 @@ class GrpcDeduplicator:
             return _behind(reply.behind)
         applied = reply.rolled_back
         return Applied(applied.revision) if applied.deduplicated else Disabled()
-
-    async def marks(self, topic: TopicName, producer: str) -> Marks | None:
-        try:
-            reply = await self._stub.GetProducer(
-                pb.GetProducerRequest(topic=str(topic), producer_name=producer)
-            )
-        except aio.AioRpcError as error:
-            if error.code() is StatusCode.NOT_FOUND:
-                return None
-            raise _unavailable(error) from error
-        known = reply.producer
-        return Marks(
-            known.persisted_sequence_id if known.HasField("persisted_sequence_id") else -1,
-            known.pushed_sequence_id if known.HasField("pushed_sequence_id") else -1,
-        )
 
     async def keep(self, topic: TopicName, producers: Sequence[str]) -> None:
         for i in range(0, len(producers), KEEP_MAX):

@@ -111,6 +111,17 @@ class MemoryLedgerStore:
             for each in sequence_ids
         ]
 
+    async def highest(self, topic: TopicName, producer: str) -> int | None:
+        log = self._log(topic)
+        ids = [
+            each.entry.highest
+            for each in log.entries
+            if each.entry.producer == producer and not each.entry.marker
+        ]
+        if producer in log.trimmed:
+            ids.append(log.trimmed[producer])
+        return max(ids, default=None)
+
     async def get(self, topic: TopicName) -> LogState:
         return self._log(topic).state(topic)
 

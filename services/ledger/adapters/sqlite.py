@@ -269,6 +269,23 @@ class SqliteLedgerStore:
 
         return await self._connections.read(work)
 
+    async def highest(self, topic: TopicName, producer: str) -> int | None:
+        def work(db: apsw.Connection) -> int | None:
+            topic_id, _ = _existing(db, topic)
+            ((highest,),) = _rows(
+                db,
+                """SELECT max(highest) FROM (
+                    SELECT max(highest) AS highest FROM producer_block
+                        WHERE topic = ?1 AND producer = ?2
+                    UNION ALL SELECT highest FROM producer_trimmed
+                        WHERE topic = ?1 AND producer = ?2)""",
+                topic_id,
+                producer,
+            )
+            return None if highest is None else int(highest)
+
+        return await self._connections.read(work)
+
     async def get(self, topic: TopicName) -> LogState:
         return await self._connections.read(lambda db: _existing(db, topic)[1])
 

@@ -82,17 +82,24 @@ def old_ids(unit: Unit, first_new: int | None) -> list[int]:
     return ids if first_new is None else sorted(each for each in ids if each < first_new)
 
 
-def settled(first_new: int | None, fates: Sequence[Fate]) -> Receipt:
+def settled(unit: Unit, first_new: int | None, fates: Sequence[Fate]) -> Receipt:
     """The receipt of a unit that was not stored because of its ids; `fates` follow old_ids."""
     if first_new is not None:
         return Receipt(Status.PARTIAL, fates=tuple(fates), first_new=first_new)
     if any(isinstance(fate, Missing) for fate in fates):
         return Receipt(Status.STALE, fates=tuple(fates))
-    places = [fate for fate in fates if isinstance(fate, Found)]
-    position = places[0].position
-    indexes = [place.batch_index for place in places]
-    if all(place.position == position for place in places) and (
-        indexes == [None] or (len(indexes) > 1 and indexes == list(range(len(indexes))))
-    ):
+    position = _same_entry(unit, [fate for fate in fates if isinstance(fate, Found)])
+    if position is not None:
         return Receipt(Status.DUPLICATE, position)
     return Receipt(Status.DUPLICATE, fates=tuple(fates))
+
+
+def _same_entry(unit: Unit, places: Sequence[Found]) -> Position | None:
+    """Where a unit is that is one entry, and is in the log as one entry of the same shape."""
+    if len(unit.entries) > 1:
+        return None
+    position = places[0].position
+    count = unit.entries[0].messages
+    shape = [None] if count is None else list(range(count))
+    same = [place.batch_index for place in places] == shape
+    return position if same and all(each.position == position for each in places) else None

@@ -224,12 +224,10 @@ class TopicWriter:
     # ---- what the shell may ask
 
     def busy(self, producer: str) -> bool:
-        """Whether something of this producer was asked for or let through, and deduplication does
-        not know yet what became of it."""
+        """Whether something of this producer was asked for or let through, and may still be
+        stored."""
         under_way = (self._asked, self._ready, self._writing)
-        return any(unit.producer == producer for units in under_way for unit in units) or any(
-            logged.producer == producer for logged in self._unconfirmed
-        )
+        return any(unit.producer == producer for units in under_way for unit in units)
 
     @property
     def idle(self) -> bool:
@@ -286,8 +284,6 @@ class TopicWriter:
             # Just switched on: what was let through while it was off is not among the claims.
             self.deduplicating = True
             self.phase = Phase.ALIGNING
-        if self.phase is not Phase.LIVE:
-            return self._back_to_waiting()
         self._failures = self._surprises = 0
         return self._sort_out(list(verdicts), list(persisted))
 
@@ -304,8 +300,6 @@ class TopicWriter:
             self._go_live()
         if not isinstance(call, Admit):
             return self._next()
-        if self.phase is not Phase.LIVE:
-            return self._back_to_waiting()
         self._failures = self._surprises = 0
         count = len(call.claims)
         return self._sort_out([Verdict.NEW] * count, [-1] * count)
@@ -528,7 +522,8 @@ class TopicWriter:
         self._unconfirmed = [each for each in self._unconfirmed if each.position > through]
 
     def _sort_out(self, verdicts: list[Verdict], persisted: list[int]) -> list[Effect]:
-        """Send each unit that was asked for on its way."""
+        """Send each unit that was asked for on its way. While the machine aligns, what is let
+        through here is asked for again afterwards."""
         asked, self._asked = self._asked, []
         look_up: list[tuple[Unit, int | None]] = []
         again: list[Unit] = []
@@ -561,9 +556,13 @@ class TopicWriter:
         return self._requeue(asked) + self._next()
 
     def _requeue(self, units: Sequence[Unit]) -> list[Effect]:
-        """Put units back where they came from, in order; those of streams on hold are skipped."""
+        """Put units back where they came from, in order; those of streams on hold are skipped. A
+        stream that has ended is never asked for again: something before it may have failed, and
+        its producer sends all of it anew."""
         effects: list[Effect] = []
         for unit in reversed(units):
+            if unit.session not in self._sessions:
+                continue
             if unit.session in self._on_hold:
                 effects.insert(0, Answer(unit, SKIPPED))
             else:

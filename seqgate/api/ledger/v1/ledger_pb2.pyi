@@ -38,7 +38,8 @@ class _ReceiptStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Receipt
     """
     RECEIPT_STATUS_STALE: _ReceiptStatus.ValueType  # 3
     """Its ids were overtaken: nothing of it was stored now, and at least one
-    message of it never was. `fates` say which. Sending it again does not help.
+    message of it is not known to be in the log. `fates` say which. Sending it
+    again does not help.
     """
     RECEIPT_STATUS_PARTIAL: _ReceiptStatus.ValueType  # 4
     """A batch whose lower ids were stored or overtaken before, and whose ids from
@@ -67,7 +68,8 @@ Done.
 """
 RECEIPT_STATUS_STALE: ReceiptStatus.ValueType  # 3
 """Its ids were overtaken: nothing of it was stored now, and at least one
-message of it never was. `fates` say which. Sending it again does not help.
+message of it is not known to be in the log. `fates` say which. Sending it
+again does not help.
 """
 RECEIPT_STATUS_PARTIAL: ReceiptStatus.ValueType  # 4
 """A batch whose lower ids were stored or overtaken before, and whose ids from
@@ -463,8 +465,8 @@ class Receipt(_message.Message):
     @_builtins.property
     def position(self) -> _entry_pb2.Position:
         """STORED: the first entry's position; further entries follow it one by one.
-        DUPLICATE: the entry that holds all of the publication's messages, in their
-        order; absent when they are spread over several.
+        DUPLICATE: the same entry's position, when the publication is one entry and
+        was stored as one; absent when its messages were stored otherwise.
         """
 
     @_builtins.property

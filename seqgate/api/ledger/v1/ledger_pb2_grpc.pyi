@@ -50,8 +50,9 @@ class LedgerServiceStub:
 
     Two receipts put the stream on hold, PARTIAL and FAILED: what follows would
     overtake what was not stored, so it is answered SKIPPED, until a
-    publication arrives that says `resume`. The producer sends again, in order,
-    everything from there on, the first one with `resume`.
+    publication arrives that says `resume`. The producer waits until everything
+    that it has sent is answered, and then sends again, in order, what was not
+    stored, the first publication with `resume`.
 
     Retry: open a new stream and send again, in order, everything unanswered,
     with the same sequence ids. What was stored answers DUPLICATE.
@@ -126,8 +127,9 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
 
     Two receipts put the stream on hold, PARTIAL and FAILED: what follows would
     overtake what was not stored, so it is answered SKIPPED, until a
-    publication arrives that says `resume`. The producer sends again, in order,
-    everything from there on, the first one with `resume`.
+    publication arrives that says `resume`. The producer waits until everything
+    that it has sent is answered, and then sends again, in order, what was not
+    stored, the first publication with `resume`.
 
     Retry: open a new stream and send again, in order, everything unanswered,
     with the same sequence ids. What was stored answers DUPLICATE.
@@ -205,8 +207,9 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Two receipts put the stream on hold, PARTIAL and FAILED: what follows would
         overtake what was not stored, so it is answered SKIPPED, until a
-        publication arrives that says `resume`. The producer sends again, in order,
-        everything from there on, the first one with `resume`.
+        publication arrives that says `resume`. The producer waits until everything
+        that it has sent is answered, and then sends again, in order, what was not
+        stored, the first publication with `resume`.
 
         Retry: open a new stream and send again, in order, everything unanswered,
         with the same sequence ids. What was stored answers DUPLICATE.

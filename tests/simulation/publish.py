@@ -1,0 +1,553 @@
+"""The publish path in one thread and from one seed: clients, ledger processes, deduplication.
+
+Everything that decides is the real thing: the client's Outbox, the servicer's translation, the
+TopicWriter, the TopicState. What lies between them is a list of things under way, and the seed says
+which happens next, and how: done; refused; done, but nobody learns of it; lost, and done later,
+when its sender has long given up.
+
+Processes crash, or are replaced while they live on as zombies. Streams break. Applications restart
+and send again what they are not sure of. Redis forgets everything, or goes back in time.
+
+What must hold, after every step:
+
+    P1  what a client was told is stored, is in the log where it was told, and stays there
+    P2  no (producer, sequence id) is in the log twice
+    P3  a message is called stored only if it is
+        and per producer the log is in order
+
+and at the end, when nothing fails any more, every message of every application is stored.
+"""
+
+import copy
+from contextlib import suppress
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.client._codec import (
+    Compression,
+    OutgoingMessage,
+    decode_entry,
+    encode_batch,
+    encode_single,
+)
+from seqgate.client._outbox import Outbox, Receipt
+from seqgate.errors import StaleSequenceIdError
+from seqgate.types import Position
+from services.dedup.core import topic as dedup
+from services.dedup.core.sequence import Claim
+from services.errors import Fenced
+from services.ledger.core.entry import Entry, Unit, places, unit_of
+from services.ledger.core.receipt import Fate, Found, Missing, old_ids, settled
+from services.ledger.core.writer import (
+    Admit,
+    Answer,
+    Append,
+    Confirm,
+    Effect,
+    Limits,
+    Logged,
+    LookUp,
+    Pause,
+    Phase,
+    ReadLog,
+    Reopen,
+    Rollback,
+    Stop,
+    TopicWriter,
+    Verdict,
+)
+from services.ledger.ports import DedupUnavailable, StoreFull, StoreUnavailable
+from services.ledger.servicer import LedgerServicer, _to_receipt
+
+INCARNATION = 1
+PAGE = 3
+"""How many entries a page of a replay holds here."""
+
+STEPS_TO_SETTLE_MAX = 20_000
+"""Within so many steps without failures everything must be stored."""
+
+
+@dataclass
+class Log:
+    """What is durable."""
+
+    ledger_id: int = 0
+    tail: Position | None = None
+    entries: list[tuple[Position, Entry]] = field(default_factory=list)
+
+    def take(self) -> tuple[int, Position | None]:
+        self.ledger_id += 1
+        return self.ledger_id, self.tail
+
+    def append(self, ledger_id: int, expected: Position | None, entries: tuple[Entry, ...]) -> None:
+        if ledger_id != self.ledger_id or expected != self.tail:
+            raise Fenced("another writer has the topic")
+        same = self.tail is not None and self.tail.ledger_id == ledger_id
+        entry_id = self.tail.entry_id + 1 if same and self.tail else 0
+        for entry in entries:
+            self.tail = Position(ledger_id, entry_id)
+            self.entries.append((self.tail, entry))
+            entry_id += 1
+
+    def highest(self, producer: str) -> int:
+        ids = [entry.highest for _, entry in self.entries if entry.producer == producer]
+        return max(ids, default=-1)
+
+    def find(self, producer: str, ids: list[int]) -> list[Fate]:
+        where: dict[int, Found] = {}
+        for position, entry in self.entries:
+            if entry.producer == producer:
+                for sequence_id, index in places(entry):
+                    where.setdefault(sequence_id, Found(position, index))
+        return [where.get(each, Missing.STALE) for each in ids]
+
+
+class State:
+    """What Redis holds, and what it held before."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self.state: dedup.TopicState | None = None
+        self.copies: list[dedup.TopicState | None] = [None]
+
+    def run(self, epoch: int, call: Admit | Confirm | Rollback) -> Any:
+        if not self.enabled:
+            return None
+        revision = call.revision if isinstance(call, Admit) else None
+        writer = dedup.Writer(INCARNATION, epoch, call.position, revision)
+        self.state = state = dedup.TopicState.entered_by(self.state, writer)
+        confirmation = _confirmation(call.confirmation)
+        match call:
+            case Admit():
+                columns: dict[str, list[Claim]] = {}
+                for unit in call.claims:
+                    columns.setdefault(unit.producer, []).append(Claim(unit.lowest, unit.highest))
+                claims = [dedup.ProducerClaims(name, tuple(each)) for name, each in columns.items()]
+                outcome: Any = state.admit(
+                    writer, confirmation, claims, now_ms=0, max_producers=100
+                )
+                if isinstance(outcome, dedup.Judged):
+                    answers = dict(zip(columns, outcome.producers, strict=True))
+                    left = {name: iter(each.verdicts) for name, each in answers.items()}
+                    return (
+                        outcome.revision,
+                        [Verdict[next(left[unit.producer]).name] for unit in call.claims],
+                        [answers[unit.producer].persisted for unit in call.claims],
+                    )
+                return outcome
+            case Confirm():
+                assert confirmation is not None
+                return state.confirm(writer, confirmation)
+            case Rollback():
+                return state.rollback(writer, confirmation, [])
+
+    def remember(self) -> None:
+        self.copies.append(copy.deepcopy(self.state))
+
+
+def _confirmation(given: Any) -> dedup.Confirmation | None:
+    if given is None:
+        return None
+    columns: dict[str, list[int]] = {}
+    for logged in given.entries:
+        if logged.producer is not None:
+            columns.setdefault(logged.producer, []).append(logged.highest)
+    return dedup.Confirmation(
+        given.after,
+        given.through,
+        tuple(dedup.ProducerEntries(name, tuple(ids), 0) for name, ids in columns.items()),
+        given.entry_count,
+        given.remaining,
+    )
+
+
+class Process:
+    """A ledger process that has the topic, or thinks so."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.epoch, tail = world.log.take()
+        limits = Limits(group_entries_max=world.random.choice((1, 2, 5)), patience=3)
+        self.writer = TopicWriter(INCARNATION, self.epoch, tail, limits)
+        self.under_way: list[Effect] = []
+        self.sessions: dict[int, Application] = {}
+        self.stopped = False
+        self.perform(self.writer.start())
+
+    def perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Answer(unit, receipt):
+                    application = self.sessions.get(unit.session)
+                    if application is not None:
+                        application.inbox.append(_to_receipt(unit.request_id, receipt))
+                case Stop():
+                    self.stop()
+                case _:
+                    self.under_way.append(effect)
+
+    def stop(self) -> None:
+        self.stopped = True
+        for application in self.sessions.values():
+            application.disconnect()
+        self.sessions.clear()
+
+    def finish(self, effect: Effect, *, failing: bool) -> None:
+        """Something under way comes to its end."""
+        random, writer = self.world.random, self.writer
+        match effect:
+            case Admit() | Confirm() | Rollback():
+                self.perform(self._ask(effect, failing=failing))
+            case Append():
+                self.perform(self._append(effect, failing=failing))
+            case LookUp(units):
+                for unit, first_new in units:
+                    if failing and random.random() < 0.2:
+                        error = StoreUnavailable("lost")
+                        self.perform(writer.look_up_failed(unit, error))
+                        continue
+                    fates = self.world.log.find(unit.producer, old_ids(unit, first_new))
+                    self.perform([Answer(unit, settled(unit, first_new, fates))])
+            case ReadLog(after, _):
+                if failing and random.random() < 0.2:
+                    self.perform(writer.log_failed(StoreUnavailable("lost")))
+                    return
+                rest = [each for each in self.world.log.entries if not after or each[0] > after]
+                page = [Logged(at, each.producer, each.highest, 0) for at, each in rest[:PAGE]]
+                self.perform(writer.log_read(page, len(rest) - len(page)))
+            case Reopen():
+                if failing and random.random() < 0.3:
+                    self.perform(writer.reopen_failed(StoreUnavailable("lost")))
+                else:
+                    self.epoch, tail = self.world.log.take()
+                    self.perform(writer.reopened(self.epoch, tail))
+            case Pause():
+                self.perform(writer.pause_over())
+
+    def _ask(self, call: Admit | Confirm | Rollback, *, failing: bool) -> list[Effect]:
+        writer, world = self.writer, self.world
+        chance = world.random.random() if failing else 1.0
+        lost = DedupUnavailable("lost")
+        if chance < 0.1:
+            return writer.dedup_failed(lost)
+        if chance < 0.2:
+            world.late.append((self.epoch, call))  # given up on, and still on its way
+            return writer.dedup_failed(lost)
+        try:
+            outcome = world.state.run(self.epoch, call)
+        except Fenced as error:
+            return writer.dedup_failed(error)
+        if chance < 0.3:
+            return writer.dedup_failed(lost)
+        match outcome:
+            case None:
+                return writer.disabled()
+            case dedup.Behind(confirmed):
+                return writer.behind(confirmed)
+            case dedup.Changed():
+                return writer.changed()
+            case dedup.Applied(revision):
+                confirmed_only = isinstance(call, Confirm)
+                return writer.confirmed() if confirmed_only else writer.aligned(revision)
+            case (revision, verdicts, persisted):
+                return writer.judged(revision, verdicts, persisted)
+        raise AssertionError(outcome)
+
+    def _append(self, append: Append, *, failing: bool) -> list[Effect]:
+        chance = self.world.random.random() if failing else 1.0
+        if chance < 0.1:
+            return self.writer.append_failed(StoreFull("full"), outcome_known=True)
+        if chance < 0.15:
+            return self.writer.append_failed(StoreUnavailable("lost"), outcome_known=False)
+        try:
+            self.world.log.append(self.epoch, append.expected_tail, append.entries)
+        except Fenced as error:
+            return self.writer.append_failed(error, outcome_known=True)
+        if chance < 0.2:
+            return self.writer.append_failed(StoreUnavailable("lost"), outcome_known=False)
+        return self.writer.appended(0)
+
+
+class Application:
+    """Has messages to publish under one producer name, in order, and restarts now and then.
+
+    One kind numbers its messages itself, and after a restart sends again what it is not sure of.
+    The other goes on with new messages after the last id that the service knows.
+    """
+
+    def __init__(self, world: "World", name: str) -> None:
+        self.world = world
+        self.name = name
+        self.numbers_itself = world.random.random() < 0.7
+        self.ids: list[int] = []
+        next_id = world.random.choice((0, 0, 2**53))
+        for _ in range(world.random.randint(1, 14)):
+            self.ids.append(next_id)
+            next_id += world.random.choice((1, 1, 1, 2, 7))
+        self.batching = world.random.choice((1, 1, 2, 4))
+        self.by_key = world.random.random() < 0.3
+        self.acknowledged: dict[int, Any] = {}
+        self.next = 0
+        self.next_id: int | None = None
+        self.run = 0
+        self.copies = 0
+        self.outbox = Outbox(self._encode, 0, 0)
+        self.inbox: list[pb.Receipt] = []
+        self.process: Process | None = None
+        self.session = 0
+
+    @property
+    def done(self) -> bool:
+        if self.copies:
+            return False
+        if self.numbers_itself:
+            return len(self.acknowledged) == len(self.ids)
+        return self.next >= len(self.ids) and not self.outbox.pending
+
+    def disconnect(self) -> None:
+        self.process = None
+        self.copies = 0
+        self.inbox.clear()
+
+    def restart(self) -> None:
+        """Start again, without memory, from some message that is not known to be stored, or from an
+        earlier one; with other batches."""
+        self._close()
+        self.run += 1
+        self.next_id = None
+        if self.numbers_itself:
+            known = self.acknowledged
+            unsure = next((i for i, each in enumerate(self.ids) if each not in known), 0)
+            self.next = self.world.random.randint(0, unsure)
+        self.batching = self.world.random.choice((1, 2, 3, 5))
+        self.by_key = self.world.random.random() < 0.3
+        self.outbox = Outbox(self._encode, 0, 0)
+
+    def break_stream(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self.process is not None:
+            self.process.sessions.pop(self.session, None)
+            self.process.writer.close_session(self.session)
+        self.disconnect()
+
+    def step(self) -> None:
+        """Do one thing that can be done."""
+        if self.process is None:
+            self._connect()
+        elif self.inbox and self.world.random.random() < 0.7:
+            receipt = self.inbox.pop(self.world.random.randrange(len(self.inbox)))
+            if receipt.request_id == 0:
+                self.copies -= 1
+                assert receipt.status != pb.RECEIPT_STATUS_STALE, "a copy is no stale message"
+            for resolved in self.outbox.receive(receipt):
+                self._note(resolved.message, resolved.outcome)
+        elif self.outbox.waits_to_resume is not None:
+            self.outbox.resume()
+        elif self.next < len(self.ids) and self.world.random.random() < 0.5:
+            ids = self._take_ids()
+            run = 0 if self.numbers_itself else self.run
+            messages = [
+                OutgoingMessage(each, f"{each} in run {run}".encode(), f"k{each % 2}")
+                for each in ids
+            ]
+            self.outbox.add(messages, self._encode(messages), 0.0)
+        else:
+            publications = self.outbox.to_send(self.world.random.choice((1, 300, 10_000)))
+            if publications is not None:
+                units = [self._unit(each) for each in publications.publications]
+                if self.world.state.enabled and self.world.random.random() < 0.1:
+                    # A client that sends at once what is not answered yet.
+                    copied = self.world.random.choice(units)
+                    units.append(copied._replace(request_id=0, resume=False))
+                    self.copies += 1
+                self.process.perform(self.process.writer.submit(units))
+
+    def _connect(self) -> None:
+        process = self.world.process
+        if process.stopped or self.world.waiting_to_open.get(self.name) != process.epoch:
+            # Opening waits until the topic is live and nothing of the producer is open.
+            self.world.waiting_to_open[self.name] = process.epoch
+            return
+        if process.writer.phase is not Phase.LIVE or process.writer.busy(self.name):
+            return
+        if self.next_id is None:
+            self.next_id = self.world.log.highest(self.name) + 1
+        self.world.sessions += 1
+        self.process, self.session = process, self.world.sessions
+        process.sessions[self.session] = self
+        process.writer.open_session(self.session)
+        self.outbox.opened(self.world.random.choice((1, 3, 100)), 10_000)
+
+    def _take_ids(self) -> list[int]:
+        count = min(self.batching, len(self.ids) - self.next)
+        ids = self.ids[self.next : self.next + count]
+        if not self.numbers_itself:
+            assert self.next_id is not None
+            ids = list(range(self.next_id, self.next_id + count))
+            self.next_id += count
+        self.next += count
+        return ids
+
+    def _note(self, message: OutgoingMessage, outcome: Any) -> None:
+        sequence_id = message.sequence_id
+        if isinstance(outcome, Receipt):
+            self.acknowledged[sequence_id] = outcome.message_id
+            self.world.check_stored(self.name, message, outcome)
+        else:
+            assert isinstance(outcome, StaleSequenceIdError), outcome
+            raise AssertionError(f"{self.name} lost {sequence_id}, though it sent in order")
+
+    def _unit(self, publication: pb.Publication) -> Unit:
+        entries = [_PARSER._entry(self.name, entry) for entry in publication.entries]
+        return unit_of(self.session, publication.request_id, entries, resume=publication.resume)
+
+    def _encode(self, messages: Any) -> list[pb.Entry]:
+        groups: dict[str | None, list[OutgoingMessage]] = {}
+        for message in messages:
+            groups.setdefault(message.key if self.by_key else None, []).append(message)
+        ordered = sorted(groups.values(), key=lambda group: group[-1].sequence_id)
+        plain: Any = {"compression": Compression.NONE, "publish_time_ms": 0}
+        return [
+            encode_single(self.name, group[0], **plain)
+            if len(group) == 1
+            else encode_batch(self.name, group, **plain)
+            for group in ordered
+        ]
+
+
+_PARSER = LedgerServicer(None, None, max_message_bytes=1_000_000)  # type: ignore[arg-type]
+
+
+class World:
+    """See the module."""
+
+    def __init__(self, seed: int, *, steps: int = 150, enabled: bool = True) -> None:
+        self.random = Random(seed)
+        self.steps = steps
+        self.log = Log()
+        self.state = State(enabled=enabled)
+        self.late: list[tuple[int, Admit | Confirm | Rollback]] = []
+        self.sessions = 0
+        self.waiting_to_open: dict[str, int] = {}
+        self.zombies: list[Process] = []
+        self.process = Process(self)
+        names = ("a", "b", "c")[: self.random.randint(1, 3)]
+        self.applications = [Application(self, name) for name in names]
+        self._checked = 0
+        self._highest: dict[str, int] = {}
+        self._seen: set[tuple[str, int]] = set()
+
+    def run(self) -> None:
+        self.prepare()
+        for _ in range(self.steps):
+            self.step(failing=True)
+            self.check()
+        for _ in range(STEPS_TO_SETTLE_MAX):
+            self.step(failing=False)
+            self.check()
+            if all(application.done for application in self.applications):
+                break
+        else:
+            raise AssertionError("not everything was stored in the end")
+        for application in self.applications:
+            if application.numbers_itself:
+                ids = {sequence_id for name, sequence_id in self._seen if name == application.name}
+                assert ids == set(application.ids)
+
+    def prepare(self) -> None:
+        """Where deduplication is off at first, publish without failures, and switch it on under
+        way: from then on nothing may be stored twice, what was stored before included."""
+        if not self.state.enabled:
+            for _ in range(self.random.randint(0, 60)):
+                self.step(failing=False)
+            self.state.enabled = True
+
+    def step(self, *, failing: bool) -> None:
+        random = self.random
+        if failing and random.random() < 0.1:
+            self._misfortune()
+            return
+        if self.process.stopped:
+            self.process = Process(self)
+        processes = [self.process, *self.zombies]
+        under_way = [
+            (process, effect)
+            for process in processes
+            if not process.stopped
+            for effect in process.under_way
+        ]
+        if self.late and random.random() < 0.1:
+            epoch, call = self.late.pop(random.randrange(len(self.late)))
+            with suppress(Fenced):
+                self.state.run(epoch, call)
+        elif under_way and random.random() < 0.6:
+            process, effect = random.choice(under_way)
+            process.under_way.remove(effect)
+            process.finish(effect, failing=failing)
+        else:
+            random.choice(self.applications).step()
+
+    def _misfortune(self) -> None:
+        random = self.random
+        match random.choice(
+            ("crash", "replace", "restart", "restart", "break", "forget", "go back", "remember")
+        ):
+            case "crash":
+                self._crash(self.process)
+                self.process = Process(self)
+            case "replace":
+                self.zombies.append(self.process)
+                self.process = Process(self)
+            case "restart":
+                random.choice(self.applications).restart()
+            case "break":
+                random.choice(self.applications).break_stream()
+            case "forget":
+                self.state.state = None
+            case "go back":
+                self.state.state = copy.deepcopy(random.choice(self.state.copies))
+            case "remember":
+                self.state.remember()
+
+    def _crash(self, process: Process) -> None:
+        """What was under way may be done, or not, and deduplication may do it later."""
+        for effect in process.under_way:
+            match effect:
+                case Admit() | Confirm() | Rollback() if self.random.random() < 0.6:
+                    self.late.append((process.epoch, effect))
+                case Append() if self.random.random() < 0.5:
+                    with suppress(Fenced):
+                        self.log.append(process.epoch, effect.expected_tail, effect.entries)
+        process.stop()
+
+    def check(self) -> None:
+        for _, entry in self.log.entries[self._checked :]:
+            for sequence_id, _ in places(entry):
+                identity = (entry.producer, sequence_id)
+                assert identity not in self._seen, f"{identity} is stored twice"
+                self._seen.add(identity)
+            assert entry.highest > self._highest.get(entry.producer, -1), "out of order"
+            self._highest[entry.producer] = entry.highest
+        self._checked = len(self.log.entries)
+
+    def check_stored(self, producer: str, message: OutgoingMessage, receipt: Receipt) -> None:
+        said = receipt.message_id
+        for at, entry in self.log.entries:
+            if at == said.position:
+                stored = ledger_pb2.StoredEntry(
+                    position=entry_pb2.Position(ledger_id=at.ledger_id, entry_id=at.entry_id),
+                    metadata=entry_pb2.EntryMetadata.FromString(entry.metadata),
+                    payload=entry.payload,
+                )
+                found = {each.id: each for each in decode_entry("t", stored)}[said]
+                assert found.producer_name == producer
+                assert found.sequence_id == message.sequence_id
+                assert found.payload == message.payload
+                return
+        raise AssertionError(f"{producer} was told that {message.sequence_id} is at {said}")

@@ -1,0 +1,96 @@
+"""P1 to P3 over many seeded histories of the publish path."""
+
+import inspect
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+from seqgate.client._outbox import Outbox
+from services.dedup.core import sequence
+from services.dedup.core.topic import TopicState
+from services.ledger.core.writer import TopicWriter
+from tests.simulation import publish
+from tests.simulation.publish import World
+
+HISTORIES = 3_000
+SWITCHING_HISTORIES = 1_000
+MUTANT_HISTORIES = 3_000
+
+
+def test_every_message_is_stored_once_and_in_order_whatever_happens(seed: int) -> None:
+    for each in range(seed, seed + HISTORIES):
+        try:
+            World(each).run()
+        except Exception as error:
+            raise AssertionError(f"World({each}).run()") from error
+
+
+def test_switching_deduplication_on_under_load_leaves_no_hole(seed: int) -> None:
+    for each in range(seed, seed + SWITCHING_HISTORIES):
+        try:
+            World(each, enabled=False).run()
+        except Exception as error:
+            raise AssertionError(f"World({each}, enabled=False).run()") from error
+
+
+# Each rule of the publish path, taken out: the simulation must not be blind to any.
+@pytest.mark.parametrize(
+    ("owner", "right", "wrong"),
+    [
+        # what follows a failure is held back
+        (TopicWriter, "if unit.session in self._on_hold:", "if False:"),
+        (TopicWriter, "if not self._on_hold:", "if True:"),
+        (TopicWriter, "if unit.session not in self._sessions:\n                continue", "pass"),
+        # what was let through and not written is withdrawn before anything is asked again
+        (
+            TopicWriter,
+            "self.phase = Phase.ALIGNING\n        self._reopen = self._reopen or not outcome_known",
+            "self._reopen = self._reopen or not outcome_known",
+        ),
+        # a copy of what is in flight waits
+        (TopicWriter, "case Verdict.IN_FLIGHT | Verdict.HELD:", "case Verdict.HELD:"),
+        (TopicWriter, "case Verdict.DUPLICATE:", "case Verdict.DUPLICATE | Verdict.IN_FLIGHT:"),
+        # nothing overtakes what waits
+        (sequence.admit, "elif held:", "elif False:"),
+        # a batch that is partly stored is not stored whole
+        (sequence.admit, "elif lowest > pushed:", "elif highest > pushed:"),
+        # the revision tells lost claims
+        (
+            TopicState,
+            "if writer.revision is not None and writer.revision != self.revision:",
+            "if False:",
+        ),
+        # positions tell lost entries
+        (TopicState, "if _ends_before(self.confirmed, position):", "if False:"),
+        (TopicState, "if _ends_before(self.confirmed, after):", "if False:"),
+        # a producer connects when nothing of it is open
+        (TopicWriter, "under_way = (self._asked, self._ready, self._writing)", "under_way = ()"),
+        # the client sends nothing before everything is answered
+        (Outbox, "if self._held and not self._parcels_out", "if self._held"),
+    ],
+)
+def test_a_missing_rule_is_found(
+    monkeypatch: pytest.MonkeyPatch, seed: int, owner: Any, right: str, wrong: str
+) -> None:
+    source = textwrap.dedent(inspect.getsource(owner))
+    mutated = source.replace(textwrap.dedent(right), wrong).replace(right, wrong)
+    assert mutated != source, f"{owner.__name__} has no {right!r}"
+    home = sys.modules[owner.__module__]
+    scope = vars(home).copy()
+    exec(compile(mutated, "mutant", "exec"), scope)
+    mutant = scope[owner.__name__]
+    if owner is TopicState:
+        monkeypatch.setattr(publish.dedup, "TopicState", mutant)
+    elif owner is sequence.admit:
+        monkeypatch.setattr(publish.dedup, "admit", mutant)
+    else:
+        monkeypatch.setattr(publish, owner.__name__, mutant)
+
+    for each in range(seed, seed + MUTANT_HISTORIES):
+        try:
+            World(each).run()
+        except Exception:
+            return
+    pytest.fail(f"no history misses {right!r}")
