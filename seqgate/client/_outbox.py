@@ -62,13 +62,15 @@ Encode = Callable[[Sequence[OutgoingMessage]], list[pb.Entry]]
 
 @dataclass(slots=True)
 class Outbox:
-    """See the module. `encode` makes the entries of a parcel."""
+    """See the module. `encode` makes the entries of a parcel; `highest_sent` is the highest sequence
+    id that was ever sent."""
 
     encode: Encode
     window_messages: int = 0
     window_bytes: int = 0
     _parcels: dict[int, _Parcel] = field(default_factory=dict)
     _unsent: list[int] = field(default_factory=list)
+    highest_sent: int = -1
     _next_id: int = 1
     _messages_out: int = 0
     _bytes_out: int = 0
@@ -130,6 +132,7 @@ class Outbox:
                 request_id=request_id, entries=parcel.entries, resume=self._resume
             )
             self._resume = False
+            self.highest_sent = max(self.highest_sent, parcel.messages[-1].sequence_id)
             parcel.sent = True
             self._parcels_out += 1
             self._messages_out += len(parcel.messages)

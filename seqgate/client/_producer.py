@@ -407,6 +407,7 @@ class Producer:
             self._batcher.bytes_max = min(
                 self._batching.bytes_max, int(opened.max_message_bytes * BATCH_SHARE)
             )
+        self._check_superseded(opened)
         self._connected = True
         self._outbox.opened(opened.window_messages, opened.window_bytes)
         self._wake.set()
@@ -416,6 +417,21 @@ class Producer:
                 self._last_sequence_id = opened.last_sequence_id
                 self._next_sequence_id = opened.last_sequence_id + 1
             self._opened.set_result(None)
+
+    def _check_superseded(self, opened: pb.Opened) -> None:
+        """Notice that somebody else has published under this name meanwhile. Ids that this producer
+        has assigned by itself would be taken for duplicates of the other's messages."""
+        first = not self._opened.done()
+        if first or self._explicit_ids or not opened.HasField("last_sequence_id"):
+            return
+        last = self._last_sequence_id
+        known = max(self._outbox.highest_sent, -1 if last is None else last)
+        if opened.last_sequence_id > known:
+            raise FencedError(
+                "another producer has published under this name",
+                reason="PRODUCER_TAKEN_OVER",
+                details={"last_sequence_id": str(opened.last_sequence_id)},
+            )
 
     async def _send(self, call: Any) -> None:
         try:

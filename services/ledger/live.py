@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from seqgate.types import Position
-from services.errors import DomainError, Kind
+from services.errors import DomainError, Fenced, Kind
 from services.ledger.core.entry import StoredEntry, Unit
 from services.ledger.core.receipt import Receipt, old_ids, settled
 from services.ledger.core.writer import (
@@ -278,13 +278,18 @@ class LiveTopic:
             ProducerBusy: the name is in use, and is not to be taken over.
             ProducerTakenOver: another stream took the name meanwhile.
             Recovering, DedupUnavailable, StoreUnavailable: the topic was not ready in time.
+            Fenced: another writer has the topic.
         """
         session = self._register(producer, instance, takeover=takeover, window=window)
         try:
             await self._settled(producer, timeout_s)
             # The log itself is asked: what deduplication remembers may be lost or forgotten, and an
             # id that was used once must not be given to a new message.
-            last = await self._store.highest(self.topic, producer)
+            last = await self._store.highest(self.topic, self.ledger_id, producer)
+        except Fenced as error:
+            self.close(session)
+            self._lose(error)
+            raise
         except BaseException:
             self.close(session)
             raise
@@ -367,11 +372,14 @@ class LiveTopic:
                 case Answer(unit, receipt):
                     self._answer(unit, receipt)
                 case Stop(error):
-                    log.warning("topic lost", topic=str(self.topic), reason=error.reason)
-                    self.stop(error)
+                    self._lose(error)
                 case _:
                     self._tasks.create_task(self._do(effect), context=self._context.copy())
         self.progress.beat()
+
+    def _lose(self, error: DomainError) -> None:
+        log.warning("topic lost", topic=str(self.topic), reason=error.reason)
+        self.stop(error)
 
     def _answer(self, unit: Unit, receipt: Receipt) -> None:
         session = self._sessions.get(unit.session)
@@ -507,7 +515,11 @@ class LiveTopic:
 
     async def _reopen(self) -> list[Effect]:
         try:
-            state = await self._store.take(self.topic, create=False)
+            # Only if nobody else took it since: units that wait here come from streams that another
+            # writer's producers know nothing of.
+            state = await self._store.take(
+                self.topic, create=False, ledger_id=self._writer.ledger_id
+            )
         except DomainError as error:
             return [] if self.stopped else self._writer.reopen_failed(error)
         log.warning("topic taken again", topic=str(self.topic), ledger_id=state.ledger_id)

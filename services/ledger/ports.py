@@ -92,9 +92,15 @@ class LedgerStore(Protocol):
         """Make the topic unless it exists; whether this call made it."""
         ...
 
-    async def take(self, topic: TopicName, *, create: bool) -> LogState:
+    async def take(
+        self, topic: TopicName, *, create: bool, ledger_id: int | None = None
+    ) -> LogState:
         """Become the topic's writer: its ledger_id grows by one, and whoever wrote before is
-        fenced. A topic that was deleted comes back with a higher incarnation and ledger_id."""
+        fenced. A topic that was deleted comes back with a higher incarnation and ledger_id.
+
+        Raises:
+            Fenced: the topic's ledger_id is not the one given, so another writer came between.
+        """
         ...
 
     async def append(
@@ -138,8 +144,12 @@ class LedgerStore(Protocol):
         """Where the messages with these ids are; if an id was stored twice, where it was first."""
         ...
 
-    async def highest(self, topic: TopicName, producer: str) -> int | None:
-        """The highest id that this producer ever stored, trimmed or not; None: it stored none."""
+    async def highest(self, topic: TopicName, ledger_id: int, producer: str) -> int | None:
+        """The highest id that this producer ever stored, trimmed or not; None: it stored none.
+
+        Raises:
+            Fenced: the topic's ledger_id is another one: its writer may be storing more.
+        """
         ...
 
     async def get(self, topic: TopicName) -> LogState:

@@ -222,6 +222,8 @@ class Process:
             case Reopen():
                 if failing and random.random() < 0.3:
                     self.perform(writer.reopen_failed(StoreUnavailable("lost")))
+                elif self.world.log.ledger_id != self.epoch:
+                    self.perform(writer.reopen_failed(Fenced("another writer has the topic")))
                 else:
                     self.epoch, tail = self.world.log.take()
                     self.perform(writer.reopened(self.epoch, tail))
@@ -375,6 +377,9 @@ class Application:
             self.world.waiting_to_open[self.name] = process.epoch
             return
         if process.writer.phase is not Phase.LIVE or process.writer.busy(self.name):
+            return
+        if process.epoch != self.world.log.ledger_id:
+            process.stop()
             return
         if self.next_id is None:
             self.next_id = self.world.log.highest(self.name) + 1

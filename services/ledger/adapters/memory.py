@@ -46,10 +46,14 @@ class MemoryLedgerStore:
             self.logs[topic] = _Log(incarnation=before + 1, ledger_id=before)
         return self.logs[topic].state(topic), created
 
-    async def take(self, topic: TopicName, *, create: bool) -> LogState:
+    async def take(
+        self, topic: TopicName, *, create: bool, ledger_id: int | None = None
+    ) -> LogState:
         if create:
             await self.create(topic)
         log = self._log(topic)
+        if ledger_id is not None and ledger_id != log.ledger_id:
+            raise Fenced("another writer has the topic", epoch=log.ledger_id)
         log.ledger_id += 1
         return log.state(topic)
 
@@ -111,8 +115,10 @@ class MemoryLedgerStore:
             for each in sequence_ids
         ]
 
-    async def highest(self, topic: TopicName, producer: str) -> int | None:
+    async def highest(self, topic: TopicName, ledger_id: int, producer: str) -> int | None:
         log = self._log(topic)
+        if ledger_id != log.ledger_id:
+            raise Fenced("another writer has the topic", epoch=log.ledger_id)
         ids = [
             each.entry.highest
             for each in log.entries

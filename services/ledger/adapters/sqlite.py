@@ -120,11 +120,15 @@ class SqliteLedgerStore:
 
         return await self._connections.write(work)
 
-    async def take(self, topic: TopicName, *, create: bool) -> LogState:
+    async def take(
+        self, topic: TopicName, *, create: bool, ledger_id: int | None = None
+    ) -> LogState:
         def work(db: apsw.Connection) -> LogState:
             if create and _row(db, topic) is None:
                 _create(db, topic)
             state = _state(db, topic)
+            if ledger_id is not None and ledger_id != state.ledger_id:
+                raise Fenced("another writer has the topic", epoch=state.ledger_id)
             db.execute("UPDATE topic SET ledger_id = ledger_id + 1 WHERE name = ?", (str(topic),))
             return state._replace(ledger_id=state.ledger_id + 1)
 
@@ -269,9 +273,11 @@ class SqliteLedgerStore:
 
         return await self._connections.read(work)
 
-    async def highest(self, topic: TopicName, producer: str) -> int | None:
+    async def highest(self, topic: TopicName, ledger_id: int, producer: str) -> int | None:
         def work(db: apsw.Connection) -> int | None:
-            topic_id, _ = _existing(db, topic)
+            topic_id, state = _existing(db, topic)
+            if ledger_id != state.ledger_id:
+                raise Fenced("another writer has the topic", epoch=state.ledger_id)
             ((highest,),) = _rows(
                 db,
                 """SELECT max(highest) FROM (

@@ -147,8 +147,8 @@ class ReadLog:
 
 @dataclass(frozen=True, slots=True)
 class Reopen:
-    """Take the topic again: after a failed append nobody knows where it ends. Ends in reopened or
-    reopen_failed."""
+    """Take the topic again, unless another writer has: after a failed append nobody knows where it
+    ends. Ends in reopened or reopen_failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,6 +414,8 @@ class TopicWriter:
     def reopen_failed(self, error: DomainError) -> list[Effect]:
         """The topic cannot be taken."""
         self._reopening = False
+        if error.kind is Kind.FENCED:
+            return self._fence(error)
         return self._fail(error)
 
     def pause_over(self) -> list[Effect]:

@@ -1,0 +1,344 @@
+"""What every ledger store does. A new adapter starts by appearing in the fixture."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+import pytest_asyncio
+
+from seqgate.types import Position, TopicName
+from services.errors import DomainError, Fenced
+from services.ledger.adapters.memory import MemoryLedgerStore
+from services.ledger.adapters.sqlite import open_sqlite_store
+from services.ledger.core.entry import Entry
+from services.ledger.core.receipt import Found, Missing
+from services.ledger.ports import LedgerStore, LogState, TopicNotFound, Trimmed
+from tests.support.entries import batch, marker, single
+
+TOPIC = TopicName.parse("test/store/topic")
+OTHER = TopicName.parse("test/store/topic2")
+EVERYTHING = {"entries_max": 1000, "bytes_max": 1_000_000, "payloads": True}
+
+
+@pytest_asyncio.fixture(params=["memory", "sqlite"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LedgerStore]:
+    if request.param == "memory":
+        yield MemoryLedgerStore()
+    else:
+        async with open_sqlite_store(tmp_path / "ledger.db") as opened:
+            yield opened
+
+
+class Writer:
+    """Appends where the topic ends."""
+
+    def __init__(self, store: LedgerStore, state: LogState) -> None:
+        self.store = store
+        self.state = state
+        self.tail = state.tail
+
+    @classmethod
+    async def of(cls, store: LedgerStore, topic: TopicName = TOPIC) -> "Writer":
+        return cls(store, await store.take(topic, create=True))
+
+    async def append(self, *entries: Entry, append_ms: int = 5) -> None:
+        await self.store.append(
+            self.state.topic, self.state.ledger_id, self.tail, entries, append_ms
+        )
+        self.tail = (await self.store.get(self.state.topic)).tail
+
+
+async def positions(store: LedgerStore, after: Position | None = None) -> list[Position]:
+    return [each.position for each in await store.read(TOPIC, after, **EVERYTHING)]
+
+
+async def test_entries_come_back_as_they_were(store: LedgerStore) -> None:
+    writer = await Writer.of(store)
+    entries = [single(3, payload=b""), batch([4, 6, 9], "q"), marker(1)]
+    await writer.append(*entries, append_ms=77)
+    read = await store.read(TOPIC, None, **EVERYTHING)
+    assert [each.entry for each in read] == entries
+    assert [each.position for each in read] == [(1, 0), (1, 1), (1, 2)]
+    assert {each.append_ms for each in read} == {77}
+    assert [each.payload_bytes for each in read] == [0, 5, 1]
+
+
+async def test_each_taker_gets_a_higher_ledger_id_and_fences_the_one_before(
+    store: LedgerStore,
+) -> None:
+    first = await Writer.of(store)
+    await first.append(single(0))
+    second = await Writer.of(store)
+    assert second.state.ledger_id == first.state.ledger_id + 1
+    assert second.state.tail == first.tail
+    with pytest.raises(Fenced):
+        await first.append(single(1))
+    await second.append(single(1))
+    assert await positions(store) == [(1, 0), (2, 0)]
+
+
+async def test_a_writer_that_was_replaced_learns_it_wherever_it_matters(
+    store: LedgerStore,
+) -> None:
+    first = (await Writer.of(store)).state
+    again = await store.take(TOPIC, create=False, ledger_id=first.ledger_id)
+    assert again.ledger_id == first.ledger_id + 1
+    with pytest.raises(Fenced):
+        await store.take(TOPIC, create=False, ledger_id=first.ledger_id)
+    with pytest.raises(Fenced):
+        await store.highest(TOPIC, first.ledger_id, "p")
+    assert (await store.get(TOPIC)).ledger_id == again.ledger_id
+
+
+async def test_an_append_on_another_tail_changes_nothing(store: LedgerStore) -> None:
+    writer = await Writer.of(store)
+    await writer.append(single(0))
+    for wrong in (None, Position(1, 1), Position(0, 0)):
+        with pytest.raises(Fenced):
+            await store.append(TOPIC, writer.state.ledger_id, wrong, [single(1)], 0)
+    assert await positions(store) == [(1, 0)]
+
+
+async def test_a_topic_is_made_once(store: LedgerStore) -> None:
+    with pytest.raises(TopicNotFound):
+        await store.take(TOPIC, create=False)
+    state, created = await store.create(TOPIC)
+    assert created
+    assert (state.entries, state.first, state.tail) == (0, None, None)
+    assert not (await store.create(TOPIC))[1]
+    assert (await store.take(TOPIC, create=True)).ledger_id == state.ledger_id + 1
+
+
+@pytest.mark.parametrize(
+    "call", ["read", "count_after", "find", "highest", "get", "trim", "delete"]
+)
+async def test_what_does_not_exist_is_not_found(store: LedgerStore, call: str) -> None:
+    calls = {
+        "read": lambda: store.read(TOPIC, None, **EVERYTHING),
+        "count_after": lambda: store.count_after(TOPIC, None),
+        "find": lambda: store.find(TOPIC, "p", [0]),
+        "highest": lambda: store.highest(TOPIC, 1, "p"),
+        "get": lambda: store.get(TOPIC),
+        "trim": lambda: store.trim(TOPIC, Position(1, 0)),
+        "delete": lambda: store.delete(TOPIC),
+    }
+    with pytest.raises(TopicNotFound):
+        await calls[call]()
+
+
+async def test_reading_starts_after_a_position_wherever_it_lies(store: LedgerStore) -> None:
+    writer = await Writer.of(store)
+    await writer.append(single(0), single(1), single(2))
+    await writer.append(single(3))
+    successor = await Writer.of(store)
+    await successor.append(single(4), single(5))
+    everything = [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1)]
+    assert await positions(store) == everything
+    for count, after in enumerate(everything, start=1):
+        assert await positions(store, Position(*after)) == everything[count:]
+    assert await positions(store, Position(0, 99)) == everything
+    assert await positions(store, Position(1, 99)) == everything[4:]
+    assert await positions(store, Position(9, 0)) == []
+
+
+async def test_a_page_holds_no_more_than_asked_but_at_least_one_entry(store: LedgerStore) -> None:
+    writer = await Writer.of(store)
+    await writer.append(*(single(i, payload=b"x" * 100) for i in range(10)))
+    few = await store.read(TOPIC, None, entries_max=3, bytes_max=10_000, payloads=True)
+    assert len(few) == 3
+    small = await store.read(TOPIC, None, entries_max=10, bytes_max=250, payloads=True)
+    assert len(small) == 2
+    assert len(await store.read(TOPIC, None, entries_max=10, bytes_max=1, payloads=True)) == 1
+    without = await store.read(TOPIC, None, entries_max=10, bytes_max=250, payloads=False)
+    assert len(without) == 10
+    assert {each.entry.payload for each in without} == {b""}
+    assert {each.payload_bytes for each in without} == {100}
+
+
+async def test_messages_are_found_by_producer_and_id(store: LedgerStore) -> None:
+    writer = await Writer.of(store)
+    await writer.append(single(0), batch([2, 3, 5]), single(0, "q"))
+    await writer.append(batch([7, 8]), marker(6))
+    assert await store.find(TOPIC, "p", [8, 0, 1, 5, 4, 6, 9]) == [
+        Found(Position(1, 3), 1),
+        Found(Position(1, 0), None),
+        Missing.STALE,
+        Found(Position(1, 1), 2),
+        Missing.STALE,  # inside a batch's range, and not in the batch
+        Missing.STALE,  # a marker is no message
+        Missing.STALE,
+    ]
+    assert await store.find(TOPIC, "q", [0, 2]) == [Found(Position(1, 2), None), Missing.STALE]
+    assert await store.find(TOPIC, "nobody", [0]) == [Missing.STALE]
+    assert await store.highest(TOPIC, 1, "p") == 8
+    assert await store.highest(TOPIC, 1, "nobody") is None
+
+
+async def test_a_message_that_was_stored_twice_is_where_it_was_first(store: LedgerStore) -> None:
+    writer = await Writer.of(store)  # deduplication was off
+    await writer.append(single(5))
+    await writer.append(batch([4, 5]))
+    assert await store.find(TOPIC, "p", [5]) == [Found(Position(1, 0), None)]
+
+
+async def test_entries_of_keys_that_interleave_are_told_apart(store: LedgerStore) -> None:
+    writer = await Writer.of(store)
+    await writer.append(batch([1, 2]), batch([0, 3, 4]))
+    found = await store.find(TOPIC, "p", [0, 1, 2, 3, 4])
+    entry_ids = [each.position.entry_id for each in found if isinstance(each, Found)]
+    assert entry_ids == [1, 0, 0, 1, 1]
+
+
+async def test_trimming_removes_what_is_before(store: LedgerStore) -> None:
+    writer = await Writer.of(store)
+    for first in range(0, 9, 3):
+        await writer.append(*(single(i, payload=b"12345") for i in range(first, first + 3)))
+    assert await store.trim(TOPIC, Position(1, 4)) == Trimmed(4, Position(1, 4))
+    assert await positions(store) == [(1, entry_id) for entry_id in range(4, 9)]
+    state = await store.get(TOPIC)
+    assert (state.first, state.tail) == (Position(1, 4), Position(1, 8))
+    assert (state.entries, state.messages, state.size_bytes) == (5, 5, 5 * (4 + 5))
+    assert await store.find(TOPIC, "p", [0, 3, 4]) == [
+        Missing.TRIMMED,
+        Missing.TRIMMED,
+        Found(Position(1, 4), None),
+    ]
+    assert await store.trim(TOPIC, Position(1, 2)) == Trimmed(0, Position(1, 4))
+    assert await store.trim(TOPIC, Position(1, 5)) == Trimmed(1, Position(1, 5))
+
+
+async def test_a_topic_that_is_trimmed_whole_keeps_its_end(store: LedgerStore) -> None:
+    writer = await Writer.of(store)
+    await writer.append(single(0), batch([1, 2]))
+    assert await store.trim(TOPIC, Position(99, 0)) == Trimmed(2, None)
+    state = await store.get(TOPIC)
+    assert (state.first, state.tail, state.entries) == (None, Position(1, 1), 0)
+    assert (state.messages, state.size_bytes) == (0, 0)
+    assert await positions(store) == []
+    assert await store.find(TOPIC, "p", [2]) == [Missing.TRIMMED]
+    assert await store.highest(TOPIC, 1, "p") == 2
+    await writer.append(single(3))
+    assert await positions(store) == [(1, 2)]
+    assert (await store.get(TOPIC)).first == Position(1, 2)
+
+
+async def test_a_topic_that_comes_back_is_another_one(store: LedgerStore) -> None:
+    writer = await Writer.of(store)
+    await writer.append(single(0))
+    await store.delete(TOPIC)
+    with pytest.raises(TopicNotFound):
+        await store.get(TOPIC)
+    with pytest.raises(DomainError):
+        await writer.append(single(1))
+    again = await Writer.of(store)
+    assert again.state.incarnation > writer.state.incarnation
+    assert again.state.ledger_id > writer.state.ledger_id
+    assert again.state.tail is None
+    assert await store.find(TOPIC, "p", [0]) == [Missing.STALE]
+    assert await store.highest(TOPIC, again.state.ledger_id, "p") is None
+
+
+async def test_topics_are_listed_in_order_by_prefix_and_page(store: LedgerStore) -> None:
+    names = ["a/b/1", "a/b/2", "a/b/3", "a/bc/1", "b/b/1"]
+    for name in reversed(names):
+        await store.create(TopicName.parse(name))
+
+    async def listed(**wanted: object) -> list[str]:
+        asked = {"prefix": "", "after": "", "limit": 10} | wanted
+        return [str(state.topic) for state in await store.topics(**asked)]
+
+    assert await listed() == names
+    assert await listed(prefix="a/b/") == names[:3]
+    assert await listed(limit=2) == names[:2]
+    assert await listed(after="a/b/2") == names[2:]
+    assert await listed(prefix="a/b/%") == []
+
+
+async def test_counting_ends_with_nothing_exactly_at_the_tail(store: LedgerStore) -> None:
+    writer = await Writer.of(store)
+    assert await store.count_after(TOPIC, None) == 0
+    await writer.append(single(0), single(1))
+    await writer.append(single(2))
+    assert await store.count_after(TOPIC, None) == 3
+    assert await store.count_after(TOPIC, Position(1, 0)) == 2
+    assert await store.count_after(TOPIC, Position(1, 1)) == 1
+    assert await store.count_after(TOPIC, Position(1, 2)) == 0
+
+
+async def test_topics_are_written_side_by_side(store: LedgerStore) -> None:
+    names = [TopicName.parse(f"many/topics/{i}") for i in range(20)]
+
+    async def fill(name: TopicName) -> None:
+        writer = await Writer.of(store, name)
+        for i in range(10):
+            await writer.append(single(i))
+
+    await asyncio.gather(*(fill(name) for name in names))
+    for name in names:
+        assert (await store.get(name)).entries == 10
+
+
+@pytest.mark.parametrize("history", range(40))
+async def test_every_store_agrees_with_the_memory(
+    store: LedgerStore, seed: int, history: int
+) -> None:
+    random = Random(seed + history)
+    model = MemoryLedgerStore()
+    script = [_call(random) for _ in range(60)]
+    for step, call in enumerate(script):
+        assert await _outcome(store, call) == await _outcome(model, call), script[: step + 1]
+
+
+def _call(random: Random) -> tuple[str, Sequence[object]]:
+    topic = random.choice((TOPIC, OTHER))
+    producer = random.choice(("p", "q"))
+    position = random.choice((None, Position(random.randint(1, 4), random.randint(0, 6))))
+    lowest = random.randint(0, 30)
+    match random.choice(("append",) * 6 + ("take", "read", "find", "trim", "delete", "get")):
+        case "append":
+            entries = [
+                random.choice((single(lowest + i, producer), batch([lowest, lowest + 2], producer)))
+                for i in range(random.randint(1, 3))
+            ]
+            return "append", (topic, entries)
+        case "take":
+            return "take", (topic,)
+        case "read":
+            return "read", (topic, position, random.randint(1, 5))
+        case "find":
+            return "find", (topic, producer, list(range(lowest, lowest + 8)))
+        case "trim" if position is not None:
+            return "trim", (topic, position)
+        case "delete" if random.random() < 0.3:
+            return "delete", (topic,)
+        case _:
+            return "get", (topic,)
+
+
+async def _outcome(store: LedgerStore, call: tuple[str, Sequence[object]]) -> object:
+    verb, (topic, *rest) = call
+    try:
+        match verb:
+            case "append":
+                state = await store.get(topic)
+                return await store.append(topic, state.ledger_id, state.tail, rest[0], 1)
+            case "take":
+                return (await store.take(topic, create=True))._replace(created_ms=0)
+            case "read":
+                return await store.read(
+                    topic, rest[0], entries_max=rest[1], bytes_max=10_000, payloads=True
+                )
+            case "find":
+                # A store may know more of what was trimmed than the memory does.
+                found = await store.find(topic, *rest)
+                return [each if isinstance(each, Found) else "missing" for each in found]
+            case "trim":
+                return await store.trim(topic, *rest)
+            case "delete":
+                return await store.delete(topic)
+            case _:
+                return (await store.get(topic))._replace(created_ms=0)
+    except DomainError as error:
+        return error.reason

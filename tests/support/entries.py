@@ -1,0 +1,25 @@
+"""Entries for tests, short to write."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from services.ledger.core.entry import Entry
+
+
+def single(sequence_id: int, producer: str = "p", payload: bytes | None = None) -> Entry:
+    """A message that is no batch."""
+    body = str(sequence_id).encode() if payload is None else payload
+    return Entry(producer, sequence_id, sequence_id, None, (), False, b"meta", body)
+
+
+def batch(ids: Sequence[int], producer: str = "p") -> Entry:
+    """A batch of messages with these ids."""
+    steps = tuple(later - earlier for earlier, later in pairwise(ids))
+    if all(step == 1 for step in steps):
+        steps = ()
+    return Entry(producer, ids[0], ids[-1], len(ids), steps, False, b"meta", b"batch")
+
+
+def marker(sequence_id: int, producer: str = "p") -> Entry:
+    """A system's own entry."""
+    return single(sequence_id, producer)._replace(marker=True)
