@@ -62,8 +62,8 @@ Encode = Callable[[Sequence[OutgoingMessage]], list[pb.Entry]]
 
 @dataclass(slots=True)
 class Outbox:
-    """See the module. `encode` makes the entries of a parcel; `highest_sent` is the highest sequence
-    id that was ever sent."""
+    """See the module. `encode` makes the entries of a parcel; `highest_sent` is the highest id that
+    was ever sent."""
 
     encode: Encode
     window_messages: int = 0

@@ -29,8 +29,10 @@ def test_topics_are_named_as_people_name_them(text: str, full: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "a", "a/b", "a/b/", "/b/c", "a//c", "a/b/c/d", "a/b/c d", "a/b/{c}", "a/b/-c", "a/b/.."]
-    + ["a/b/c\n", "a/b/ü", "a/b/" + "c" * 252],
+    [
+        *["", "a", "a/b", "a/b/", "/b/c", "a//c", "a/b/c/d", "a/b/c d", "a/b/{c}", "a/b/-c"],
+        *["a/b/..", "a/b/c\n", "a/b/ü", "a/b/" + "c" * 252],
+    ],
 )
 def test_what_cannot_be_a_topic_is_refused(text: str) -> None:
     with pytest.raises(InvalidNameError):

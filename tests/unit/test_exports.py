@@ -1,0 +1,51 @@
+"""What we publish: names that applications may rely on."""
+
+import seqgate.client
+import seqgate.errors
+
+
+def test_the_client_library_exports_these_names() -> None:
+    assert sorted(seqgate.client.__all__) == [
+        "Batching",
+        "Client",
+        "Compression",
+        "EARLIEST",
+        "LATEST",
+        "Message",
+        "MessageId",
+        "Producer",
+        "Reader",
+        "Receipt",
+        "Start",
+        "connect",
+    ]
+
+
+def test_every_exported_name_exists_and_is_documented() -> None:
+    for name in seqgate.client.__all__:
+        exported = getattr(seqgate.client, name)
+        if not isinstance(exported, str) and name != "Start":
+            assert exported.__doc__, name
+
+
+def test_these_errors_may_be_caught() -> None:
+    names = {name for name in vars(seqgate.errors) if name.endswith("Error")}
+    assert names == {
+        "CorruptMessageError",
+        "DataLossError",
+        "FencedError",
+        "InUseError",
+        "InternalError",
+        "InvalidRequestError",
+        "LimitExceededError",
+        "MessageTooLargeError",
+        "MixedSequenceIdsError",
+        "NotFoundError",
+        "ProducerClosedError",
+        "ProducerQueueFullError",
+        "SendTimeoutError",
+        "SeqgateError",
+        "SequenceIdTrimmedError",
+        "StaleSequenceIdError",
+        "UnavailableError",
+    }

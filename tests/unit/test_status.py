@@ -1,0 +1,107 @@
+"""The error catalogue: every refusal of every service, and what the client makes of it."""
+
+import importlib
+import pkgutil
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+import services
+from seqgate.client._status import error_of_status
+from seqgate.errors import (
+    BY_REASON,
+    InvalidRequestError,
+    LimitExceededError,
+    SeqgateError,
+    UnavailableError,
+)
+from services.errors import DomainError, Draining, InvalidTopicName, Kind
+from services.runtime.status import DOMAIN, INTERNAL, grpc_code, status_of
+
+
+def refusals() -> list[type[DomainError]]:
+    """Every refusal that any service knows."""
+    for module in pkgutil.walk_packages(services.__path__, "services."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    found: list[type[DomainError]] = []
+    unseen = [DomainError]
+    while unseen:
+        for each in unseen.pop().__subclasses__():
+            found.append(each)
+            unseen.append(each)
+    return sorted(found, key=lambda each: each.reason)
+
+
+@pytest.mark.parametrize("refusal", refusals(), ids=lambda each: each.__module__ + each.__name__)
+def test_every_refusal_is_known_to_the_client_and_documented(refusal: type[DomainError]) -> None:
+    assert refusal.reason in BY_REASON
+    assert refusal.reason == refusal.reason.upper()
+    assert refusal.__doc__
+    assert isinstance(refusal.kind, Kind)
+
+
+def test_the_client_knows_no_reason_that_nobody_gives() -> None:
+    assert set(BY_REASON) == {refusal.reason for refusal in refusals()}
+
+
+def test_one_reason_means_one_kind_everywhere() -> None:
+    kinds: dict[str, set[Kind]] = {}
+    for refusal in refusals():
+        kinds.setdefault(refusal.reason, set()).add(refusal.kind)
+    assert all(len(each) == 1 for each in kinds.values())
+
+
+@pytest.mark.parametrize("refusal", refusals(), ids=lambda each: each.__module__ + each.__name__)
+def test_a_refusal_crosses_the_wire_whole(refusal: type[DomainError]) -> None:
+    original = refusal("in words", retry_after_s=0.25, topic="a/b/c", flag=True, count=3)
+    received = error_of_status(
+        status_pb2.Status.FromString(status_of(original).SerializeToString())
+    )
+    assert type(received) is BY_REASON[refusal.reason]
+    assert str(received) == "in words"
+    assert received.reason == refusal.reason
+    assert received.retry_after_s == 0.25
+    assert received.details == {"topic": "a/b/c", "flag": "true", "count": "3"}
+
+
+def test_a_refusal_names_what_is_wrong() -> None:
+    status = status_of(InvalidTopicName("not a topic", field="topic"))
+    assert grpc_code(status) is grpc.StatusCode.INVALID_ARGUMENT
+    details = {detail.TypeName(): detail for detail in status.details}
+    bad = error_details_pb2.BadRequest()
+    details["google.rpc.BadRequest"].Unpack(bad)
+    assert [each.field for each in bad.field_violations] == ["topic"]
+    info = error_details_pb2.ErrorInfo()
+    details["google.rpc.ErrorInfo"].Unpack(info)
+    assert (info.reason, info.domain) == ("INVALID_TOPIC_NAME", DOMAIN)
+    assert "google.rpc.RetryInfo" not in details
+
+
+def test_a_surprise_says_nothing_of_the_inside() -> None:
+    assert INTERNAL.message == "internal error"
+    assert not INTERNAL.details
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError),
+        (grpc.StatusCode.UNAVAILABLE, UnavailableError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, UnavailableError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, LimitExceededError),
+    ],
+)
+def test_a_status_without_a_reason_goes_by_its_code(
+    code: grpc.StatusCode, kind: type[SeqgateError]
+) -> None:
+    error = error_of_status(status_pb2.Status(code=code.value[0], message="from a proxy"))
+    assert type(error) is kind
+    assert error.reason == ""
+
+
+def test_draining_can_be_retried() -> None:
+    error = error_of_status(status_of(Draining("going away", retry_after_s=1)))
+    assert isinstance(error, UnavailableError)
+    assert error.retry_after_s == 1
