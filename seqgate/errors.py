@@ -150,5 +150,6 @@ BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
     "RECOVERING": UnavailableError,
     "DRAINING": UnavailableError,
     "ENTRY_CORRUPT": DataLossError,
+    "INTERNAL": InternalError,
 }
 """The class of every reason that a service gives."""

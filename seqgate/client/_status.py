@@ -28,6 +28,10 @@ _BY_CODE: dict[StatusCode, type[SeqgateError]] = {
     StatusCode.DEADLINE_EXCEEDED: UnavailableError,
     StatusCode.CANCELLED: UnavailableError,
     StatusCode.DATA_LOSS: DataLossError,
+    # Without a reason these two are what gRPC and proxies make of a connection that breaks at a bad
+    # moment. A service of ours that is to blame says so.
+    StatusCode.INTERNAL: UnavailableError,
+    StatusCode.UNKNOWN: UnavailableError,
 }
 _CODES = {code.value[0]: code for code in StatusCode}
 

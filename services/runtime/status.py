@@ -25,8 +25,6 @@ _CODES: Final = {
     Kind.DATA_LOSS: code_pb2.DATA_LOSS,
 }
 
-INTERNAL: Final = status_pb2.Status(code=code_pb2.INTERNAL, message="internal error")
-
 
 def status_of(error: DomainError) -> status_pb2.Status:
     """The status that says what the refusal says."""
@@ -68,3 +66,13 @@ def _any(
 
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _internal() -> status_pb2.Status:
+    info = error_details_pb2.ErrorInfo(reason="INTERNAL", domain=DOMAIN)
+    return status_pb2.Status(code=code_pb2.INTERNAL, message="internal error", details=[_any(info)])
+
+
+INTERNAL: Final = _internal()
+"""A surprise. Its reason tells it from the INTERNAL that gRPC itself makes of a broken
+connection."""

@@ -11,6 +11,7 @@ import services
 from seqgate.client._status import error_of_status
 from seqgate.errors import (
     BY_REASON,
+    InternalError,
     InvalidRequestError,
     LimitExceededError,
     SeqgateError,
@@ -43,7 +44,7 @@ def test_every_refusal_is_known_to_the_client_and_documented(refusal: type[Domai
 
 
 def test_the_client_knows_no_reason_that_nobody_gives() -> None:
-    assert set(BY_REASON) == {refusal.reason for refusal in refusals()}
+    assert set(BY_REASON) == {refusal.reason for refusal in refusals()} | {"INTERNAL"}
 
 
 def test_one_reason_means_one_kind_everywhere() -> None:
@@ -81,7 +82,9 @@ def test_a_refusal_names_what_is_wrong() -> None:
 
 def test_a_surprise_says_nothing_of_the_inside() -> None:
     assert INTERNAL.message == "internal error"
-    assert not INTERNAL.details
+    error = error_of_status(INTERNAL)
+    assert isinstance(error, InternalError)
+    assert (error.reason, error.details) == ("INTERNAL", {})
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,8 @@ def test_a_surprise_says_nothing_of_the_inside() -> None:
         (grpc.StatusCode.UNAVAILABLE, UnavailableError),
         (grpc.StatusCode.DEADLINE_EXCEEDED, UnavailableError),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, LimitExceededError),
+        (grpc.StatusCode.INTERNAL, UnavailableError),  # gRPC's own: a stream broke
+        (grpc.StatusCode.UNIMPLEMENTED, InternalError),
     ],
 )
 def test_a_status_without_a_reason_goes_by_its_code(

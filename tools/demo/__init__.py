@@ -1,0 +1,1 @@
+"""A year of flights through crashes, and the proof that each is stored once."""

@@ -216,7 +216,7 @@ class Stack:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **self._settings(), **self._environment},
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
 
     def _command(self, name: str) -> Sequence[str]:
@@ -276,7 +276,7 @@ async def _serves(address: str) -> bool:
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Have the kernel stop this process when whoever started it dies, however it dies."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)

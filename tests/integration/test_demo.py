@@ -1,0 +1,34 @@
+"""The demo, on a part of its input."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools.demo import __main__ as demo
+from tools.demo.flights import Flight
+
+FLIGHTS = 20_000
+
+
+async def test_the_demo_proves_that_every_flight_is_stored_once(tmp_path: Path) -> None:
+    assert await demo.run(tmp_path / "demo", 7, FLIGHTS) == 0
+    report = json.loads((tmp_path / "demo" / "report.json").read_text())
+    assert report["stored"] == FLIGHTS
+    assert report["sent"] - report["resent"] == FLIGHTS
+    assert report["stored_twice"] == report["lost"] == 0
+    assert report["faults"] > 0
+
+
+async def test_the_demo_fails_when_a_promise_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wrong(*_: object) -> int:
+        return 1
+
+    flights = [Flight("UA", each, None, "EWR", "IAH", b"{}") for each in range(200)]
+    monkeypatch.setattr(demo, "load_flights", lambda: flights)
+    monkeypatch.setattr(demo, "_persisted", wrong)
+    assert await demo.run(tmp_path / "demo", 7, None) == 1
+    report = json.loads((tmp_path / "demo" / "report.json").read_text())
+    assert report["marks_wrong"] > 0
