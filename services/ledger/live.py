@@ -45,6 +45,7 @@ from services.ledger.ports import (
     LedgerStore,
     LogState,
     StoreUnavailable,
+    Trimmed,
     WriterName,
 )
 
@@ -247,6 +248,8 @@ class LiveTopic:
         self._last_append_ms = 0
         self._replayed: Position | None = None
         self._remaining_entries = 0
+        self._trimming = asyncio.Lock()
+        self._trims = self._trims_replayed = 0
         self._perform(self._writer.start())
 
     @property
@@ -316,6 +319,12 @@ class LiveTopic:
         """Return when nothing is under way, and deduplication knows everything."""
         while not (self.stopped or self._writer.idle):
             await self.progress.next.wait()
+
+    async def trim(self, before: Position) -> Trimmed:
+        """Remove the entries before a position; a replay that is under way notices."""
+        async with self._trimming:
+            self._trims += 1
+            return await self._store.trim(self.topic, before)
 
     def drain(self) -> None:
         """Ask all producers to move away."""
@@ -482,14 +491,11 @@ class LiveTopic:
 
     async def _read_log(self, read: ReadLog) -> list[Effect]:
         try:
-            entries = await self._store.read(
-                self.topic,
-                read.after,
-                entries_max=read.limit,
-                bytes_max=_REPLAY_PAGE_BYTES,
-                payloads=False,
-            )
-            remaining = await self._remaining(read.after, entries)
+            async with self._trimming:
+                page = await self._page(read)
+                if page is None:
+                    log.warning("the log was trimmed: from the beginning", topic=str(self.topic))
+                    await self._dedup.forget_topic(self.topic, self._writer.incarnation)
         except DomainError as error:
             log.critical(
                 "the log cannot be replayed",
@@ -500,8 +506,48 @@ class LiveTopic:
             return [] if self.stopped else self._writer.log_failed(error)
         if self.stopped:
             return []
-        log.info("replaying", topic=str(self.topic), entries=len(entries), remaining=remaining)
-        return self._writer.log_read([_logged(each) for each in entries], remaining)
+        if page is None:
+            return self._writer.log_trimmed()
+        log.info("replaying", topic=str(self.topic), entries=len(page[0]), remaining=page[1])
+        return self._writer.log_read(*page)
+
+    async def _page(self, read: ReadLog) -> tuple[list[Logged], int] | None:
+        """What follows a position, and about how much follows that; None: some of it was trimmed.
+
+        What was trimmed counts as well, or its producers could store it again. A replay that starts
+        from nothing begins with the last ids of those producers, as if they were entries of a
+        ledger 0.
+        """
+        after = read.after
+        if after is None:
+            self._trims_replayed = self._trims
+        if after is None or after.ledger_id == BEFORE_THE_LOG:
+            if self._trims_replayed != self._trims:
+                return None
+            skip = 0 if after is None else after.entry_id + 1
+            trimmed = await self._store.trimmed_producers(self.topic, skip=skip, limit=read.limit)
+            if trimmed:
+                now_ms = time.time_ns() // 1_000_000
+                logged = [
+                    Logged(Position(BEFORE_THE_LOG, skip + i), producer, highest, now_ms)
+                    for i, (producer, highest) in enumerate(trimmed)
+                ]
+                more = len(trimmed) == read.limit
+                return logged, await self._store.count_after(self.topic, None) + more
+        elif await self._is_trimmed_after(after):
+            return None
+        entries = await self._store.read(
+            self.topic,
+            after,
+            entries_max=read.limit,
+            bytes_max=_REPLAY_PAGE_BYTES,
+            payloads=False,
+        )
+        return [_logged(each) for each in entries], await self._remaining(after, entries)
+
+    async def _is_trimmed_after(self, position: Position) -> bool:
+        state = await self._store.get(self.topic)
+        return position < (state.first or state.tail or position)
 
     async def _remaining(self, after: Position | None, entries: Sequence[StoredEntry]) -> int:
         """About how many entries a replay has still to read after these; 0 at the end."""
@@ -525,6 +571,9 @@ class LiveTopic:
         log.warning("topic taken again", topic=str(self.topic), ledger_id=state.ledger_id)
         return [] if self.stopped else self._writer.reopened(state.ledger_id, state.tail)
 
+
+BEFORE_THE_LOG: Final = 0
+"""The ledger id of what a replay puts in front of the log; real ones start at 1."""
 
 _REPLAY_PAGE_BYTES: Final = 32 * 1024 * 1024
 _numbers = itertools.count(1)

@@ -152,6 +152,13 @@ class LedgerStore(Protocol):
         """
         ...
 
+    async def trimmed_producers(
+        self, topic: TopicName, *, skip: int, limit: int
+    ) -> list[tuple[str, int]]:
+        """The highest id of each producer among the entries that were trimmed, in the order of the
+        producers' names, from the one after `skip` others on."""
+        ...
+
     async def get(self, topic: TopicName) -> LogState:
         """The topic's log."""
         ...

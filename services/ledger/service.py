@@ -248,7 +248,8 @@ class Ledger:
 
     async def trim(self, topic: TopicName, before: Position) -> Trimmed:
         """Remove entries."""
-        trimmed = await self._store.trim(topic, before)
+        live = self._live.get(topic)
+        trimmed = await (self._store.trim(topic, before) if live is None else live.trim(before))
         log.info("topic trimmed", topic=str(topic), removed_entries=trimmed.removed_entries)
         return trimmed
 

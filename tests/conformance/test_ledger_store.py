@@ -112,7 +112,7 @@ async def test_a_topic_is_made_once(store: LedgerStore) -> None:
 
 
 @pytest.mark.parametrize(
-    "call", ["read", "count_after", "find", "highest", "get", "trim", "delete"]
+    "call", ["read", "count_after", "find", "highest", "trimmed", "get", "trim", "delete"]
 )
 async def test_what_does_not_exist_is_not_found(store: LedgerStore, call: str) -> None:
     calls = {
@@ -120,6 +120,7 @@ async def test_what_does_not_exist_is_not_found(store: LedgerStore, call: str) -
         "count_after": lambda: store.count_after(TOPIC, None),
         "find": lambda: store.find(TOPIC, "p", [0]),
         "highest": lambda: store.highest(TOPIC, 1, "p"),
+        "trimmed": lambda: store.trimmed_producers(TOPIC, skip=0, limit=1),
         "get": lambda: store.get(TOPIC),
         "trim": lambda: store.trim(TOPIC, Position(1, 0)),
         "delete": lambda: store.delete(TOPIC),
@@ -207,6 +208,19 @@ async def test_trimming_removes_what_is_before(store: LedgerStore) -> None:
     ]
     assert await store.trim(TOPIC, Position(1, 2)) == Trimmed(0, Position(1, 4))
     assert await store.trim(TOPIC, Position(1, 5)) == Trimmed(1, Position(1, 5))
+
+
+async def test_what_was_trimmed_is_remembered_by_producer(store: LedgerStore) -> None:
+    writer = await Writer.of(store)
+    await writer.append(single(7, "a"), batch([1, 2], "b"), marker(9, "m"), single(5, "c"))
+    await writer.append(single(8, "a"), single(6, "c"))
+    assert await store.trimmed_producers(TOPIC, skip=0, limit=9) == []
+    await store.trim(TOPIC, Position(1, 3))  # in the middle of what was appended together
+    assert await store.trimmed_producers(TOPIC, skip=0, limit=9) == [("a", 7), ("b", 2)]
+    await store.trim(TOPIC, Position(1, 99))
+    assert await store.trimmed_producers(TOPIC, skip=0, limit=2) == [("a", 8), ("b", 2)]
+    assert await store.trimmed_producers(TOPIC, skip=2, limit=2) == [("c", 6)]
+    assert await store.trimmed_producers(TOPIC, skip=3, limit=2) == []
 
 
 async def test_a_topic_that_is_trimmed_whole_keeps_its_end(store: LedgerStore) -> None:
@@ -335,7 +349,8 @@ async def _outcome(store: LedgerStore, call: tuple[str, Sequence[object]]) -> ob
                 found = await store.find(topic, *rest)
                 return [each if isinstance(each, Found) else "missing" for each in found]
             case "trim":
-                return await store.trim(topic, *rest)
+                trimmed = await store.trim(topic, *rest)
+                return trimmed, await store.trimmed_producers(topic, skip=0, limit=10)
             case "delete":
                 return await store.delete(topic)
             case _:

@@ -128,6 +128,11 @@ class MemoryLedgerStore:
             ids.append(log.trimmed[producer])
         return max(ids, default=None)
 
+    async def trimmed_producers(
+        self, topic: TopicName, *, skip: int, limit: int
+    ) -> list[tuple[str, int]]:
+        return sorted(self._log(topic).trimmed.items())[skip : skip + limit]
+
     async def get(self, topic: TopicName) -> LogState:
         return self._log(topic).state(topic)
 

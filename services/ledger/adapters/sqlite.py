@@ -74,6 +74,9 @@ CREATE TABLE producer_trimmed (
 ) WITHOUT ROWID;
 """
 
+REMEMBER: Final = """INSERT INTO producer_trimmed {values}
+    ON CONFLICT DO UPDATE SET highest = max(highest, excluded.highest)"""
+
 _BLOCK = "ledger_id, first_entry, append_ms, entries, entries_crc, {payloads}, payloads_crc"
 _WITH_PAYLOADS: Final = _BLOCK.format(payloads="payloads")
 _WITHOUT_PAYLOADS: Final = _BLOCK.format(payloads="NULL")
@@ -292,6 +295,23 @@ class SqliteLedgerStore:
 
         return await self._connections.read(work)
 
+    async def trimmed_producers(
+        self, topic: TopicName, *, skip: int, limit: int
+    ) -> list[tuple[str, int]]:
+        def work(db: apsw.Connection) -> list[tuple[str, int]]:
+            topic_id, _ = _existing(db, topic)
+            rows = _rows(
+                db,
+                """SELECT producer, highest FROM producer_trimmed WHERE topic = ?
+                    ORDER BY producer LIMIT ? OFFSET ?""",
+                topic_id,
+                limit,
+                skip,
+            )
+            return [(producer, highest) for producer, highest in rows]
+
+        return await self._connections.read(work)
+
     async def get(self, topic: TopicName) -> LogState:
         return await self._connections.read(lambda db: _existing(db, topic)[1])
 
@@ -482,11 +502,15 @@ def _trim_some(db: apsw.Connection, topic: TopicName, before: Position) -> Trimm
             messages += block_messages
             size_bytes += block_bytes
             continue
-        for stored in decode_block(block):
-            if first <= stored.position < before:
-                entries += 1
-                messages += stored.entry.message_count
-                size_bytes += stored.size_bytes
+        trimmed = [each for each in decode_block(block) if first <= each.position < before]
+        entries += len(trimmed)
+        messages += sum(each.entry.message_count for each in trimmed)
+        size_bytes += sum(each.size_bytes for each in trimmed)
+        ranges = _producer_ranges([each.entry for each in trimmed])
+        db.executemany(
+            REMEMBER.format(values="VALUES (?, ?, ?)"),
+            ((topic_id, producer, highest) for producer, (_, highest) in ranges.items()),
+        )
     _remove_blocks(db, gone)
     first = _first_from(db, topic_id, max(first, before) if len(gone) < len(rows) else first)
     db.execute(
@@ -528,9 +552,9 @@ def _remove_blocks(db: apsw.Connection, blocks: list[int], *, remember: bool = T
     for block in blocks:
         if remember:
             db.execute(
-                """INSERT INTO producer_trimmed
-                    SELECT topic, producer, highest FROM producer_block WHERE block = ?
-                    ON CONFLICT DO UPDATE SET highest = max(highest, excluded.highest)""",
+                REMEMBER.format(
+                    values="SELECT topic, producer, highest FROM producer_block WHERE block = ?"
+                ),
                 (block,),
             )
         db.execute("DELETE FROM producer_block WHERE block = ?", (block,))

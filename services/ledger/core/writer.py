@@ -139,7 +139,8 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class ReadLog:
-    """Read what follows a position, without payloads. Ends in log_read or log_failed."""
+    """Read what follows a position, without payloads. Ends in log_read, log_trimmed or
+    log_failed."""
 
     after: Position | None
     limit: int
@@ -393,6 +394,14 @@ class TopicWriter:
         )
         self._call = Confirm(self.tail, confirmation)
         return [self._call]
+
+    def log_trimmed(self) -> list[Effect]:
+        """What follows the position asked for was trimmed, in part at least, and the state was made
+        to forget everything: it is to be built from the beginning."""
+        assert self._reading
+        self._reading = False
+        self._behind = _Behind(None)
+        return self._next()
 
     def log_failed(self, error: DomainError) -> list[Effect]:
         """The log cannot be read."""
