@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 import structlog
+from structlog.typing import EventDict
 
 
 def configure_logs(service: str, *, level: str, format_: str) -> None:
@@ -14,9 +15,14 @@ def configure_logs(service: str, *, level: str, format_: str) -> None:
         if format_ == "json"
         else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     )
+
+    def name_service(_: object, __: str, event: EventDict) -> EventDict:
+        return {"service": service, **event}
+
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            name_service,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *renderer,
@@ -27,4 +33,3 @@ def configure_logs(service: str, *, level: str, format_: str) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(service=service)

@@ -1,0 +1,49 @@
+"""What the README shows works as it stands there."""
+
+import asyncio
+import os
+import re
+import sys
+from pathlib import Path
+
+from tools.stack.stack import Stack
+
+
+def blocks(root: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
+
+
+async def run(*command: str, **environment: str) -> str:
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, env={**os.environ, **environment}
+    )
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    return out.decode()
+
+
+async def test_the_example_and_the_commands_run(stack: Stack, root: Path) -> None:
+    (example,) = blocks(root, "python")
+    ledger = stack.address("ledger")
+    printed = await run(sys.executable, "-c", example.replace("127.0.0.1:7702", ledger))
+    assert "checkout 1001 b'2 apples'" in printed
+    commands = [line for line in blocks(root, "sh")[-1].splitlines() if line]
+    assert len(commands) == 2
+    for command in commands:
+        name, *arguments = command.split()
+        printed = await run(
+            str(Path(sys.executable).with_name(name)),
+            *arguments,
+            SEQGATE_LEDGER=ledger,
+            SEQGATE_DEDUP=stack.address("dedup"),
+        )
+        assert printed.strip()
+
+
+def test_the_targets_and_files_that_it_names_exist(root: Path) -> None:
+    text = (root / "README.md").read_text()
+    makefile = (root / "Makefile").read_text()
+    for target in re.findall(r"make (\w+)", text):
+        assert f"\n{target}:" in makefile
+    for link in re.findall(r"\]\((?!http)([^)]+)\)", text):
+        assert (root / link).exists()
