@@ -120,6 +120,7 @@ class CorruptMessageError(DataLossError):
 
 
 BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
+    "MALFORMED_REQUEST": InvalidRequestError,
     "INVALID_TOPIC_NAME": InvalidRequestError,
     "INVALID_PRODUCER_NAME": InvalidRequestError,
     "INVALID_SEQUENCE_ID": InvalidRequestError,

@@ -58,6 +58,13 @@ class DomainError(Exception):
         self.details = details
 
 
+class MalformedRequest(DomainError):
+    """A message on the wire is not the protobuf message that the method takes."""
+
+    kind = Kind.INVALID
+    reason = "MALFORMED_REQUEST"
+
+
 class InvalidTopicName(DomainError):
     """A topic name is not tenant/namespace/name."""
 

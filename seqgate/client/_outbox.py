@@ -18,6 +18,7 @@ from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client._codec import OutgoingMessage
 from seqgate.client._status import error_of_status
 from seqgate.errors import (
+    InternalError,
     SeqgateError,
     SequenceIdTrimmedError,
     StaleSequenceIdError,
@@ -208,17 +209,25 @@ class Outbox:
         ]
 
 
+_WITH_FATES = (pb.RECEIPT_STATUS_DUPLICATE, pb.RECEIPT_STATUS_STALE)
+_WITH_POSITION = (pb.RECEIPT_STATUS_STORED, pb.RECEIPT_STATUS_DUPLICATE)
+
+
 def _resolve(receipt: pb.Receipt, parcel: _Parcel) -> list[Resolved]:
     """The outcome of a parcel that is done, message by message in the order of its entries."""
     messages = _in_entry_order(parcel)
     if receipt.status == pb.RECEIPT_STATUS_REFUSED:
         error = error_of_status(receipt.error)
         return [Resolved(message, error) for message in messages]
-    if receipt.fates:
+    if receipt.fates and receipt.status in _WITH_FATES:
         return [
             Resolved(message, _outcome(message, fate))
             for message, fate in zip(messages, receipt.fates, strict=True)
         ]
+    if receipt.status not in _WITH_POSITION or not receipt.HasField("position"):
+        # From a service that knows more than this client: whatever it is, it is no success.
+        unknown = InternalError(f"a receipt of status {receipt.status} is not understood")
+        return [Resolved(message, unknown) for message in messages]
     duplicate = receipt.status == pb.RECEIPT_STATUS_DUPLICATE
     ledger_id, entry_id = receipt.position.ledger_id, receipt.position.entry_id
     resolved = []

@@ -48,6 +48,16 @@ CLAIMS_MAX: Final = 10_000
 ENTRIES_MAX: Final = 10_000
 """How many entries one confirmation may list."""
 
+ENTRY_COUNT_MAX: Final = 1_000_000_000
+"""How many entries, markers included, one confirmation may cover."""
+
+ENTRIES_REMAINING_MAX: Final = 2**53 - 1
+"""The most entries that a confirmation may announce; Lua counts exactly up to here."""
+
+APPEND_TIME_MAX_MS: Final = 253_402_300_799_999
+"""The latest append time, in milliseconds since 1970: the end of the year 9999, as for a
+google.protobuf.Timestamp."""
+
 PRODUCERS_MAX: Final = 10_000
 """How many producers one request may name."""
 
@@ -240,9 +250,9 @@ def _sequence_id(field: str, number: int) -> int:
     return number
 
 
-def _number(field: str, number: int) -> int:
-    if number > SEQUENCE_ID_MAX:
-        raise InvalidWriter(f"{field} is at most 2^63 - 1", field=field, given=number)
+def _number(field: str, number: int, most: int = SEQUENCE_ID_MAX) -> int:
+    if number > most:
+        raise InvalidWriter(f"{field} is at most {most}", field=field, given=number)
     return number
 
 
@@ -291,8 +301,8 @@ def _confirmation(
         after,
         through,
         producers,
-        _number("confirmation.entry_count", given.entry_count),
-        _number("confirmation.entries_remaining", given.entries_remaining),
+        _number("confirmation.entry_count", given.entry_count, ENTRY_COUNT_MAX),
+        _number("confirmation.entries_remaining", given.entries_remaining, ENTRIES_REMAINING_MAX),
     )
 
 
@@ -304,7 +314,9 @@ def _entries(entries: pb.ProducerEntries) -> ProducerEntries:
     return ProducerEntries(
         _producer(entries.producer_name),
         highest,
-        _number("confirmation.producers.last_append_time", entries.last_append_time),
+        _number(
+            "confirmation.producers.last_append_time", entries.last_append_time, APPEND_TIME_MAX_MS
+        ),
     )
 
 

@@ -159,7 +159,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             raise InvalidPage(f"a page holds 1 to {PAGE_MAX:,} topics", field="page_size")
         limit = request.page_size or PAGE_DEFAULT
         logs = await self._ledger.topics(
-            prefix=request.prefix, after=request.page_token, limit=limit
+            prefix=request.prefix, after=_page_token(request.page_token), limit=limit
         )
         return pb.ListTopicsResponse(
             topics=[self._to_topic(log) for log in logs],
@@ -337,6 +337,14 @@ def _topic(text: str) -> TopicName:
         raise InvalidTopicName(str(error), field="topic") from error
 
 
+def _page_token(token: str) -> str:
+    """A page's token is the name of its last topic."""
+    try:
+        return str(TopicName.parse(token)) if token else ""
+    except InvalidNameError as error:
+        raise InvalidPage("no page has this token", field="page_token") from error
+
+
 def _producer(name: str) -> str:
     try:
         return check_producer_name(name)
@@ -414,12 +422,16 @@ def _check_together(entries: list[Entry]) -> None:
         )
     if any(entry.marker for entry in entries):
         raise InvalidPublication("a marker is published alone", field="publications.entries")
-    ids = [each for entry in entries for each in entry.sequence_ids]
-    if len(ids) > BATCH_MESSAGES_MAX or len(set(ids)) < len(ids):
+    messages = sum(entry.message_count for entry in entries)
+    if messages > BATCH_MESSAGES_MAX:
         raise InvalidPublication(
-            f"a publication holds at most {BATCH_MESSAGES_MAX:,} messages, each with its own id",
+            f"a publication holds at most {BATCH_MESSAGES_MAX:,} messages",
             field="publications.entries",
-            messages=len(ids),
+            messages=messages,
+        )
+    if len({each for entry in entries for each in entry.sequence_ids}) < messages:
+        raise InvalidPublication(
+            "messages that are published together have different ids", field="publications.entries"
         )
 
 

@@ -17,14 +17,15 @@ import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from grpc import aio
 from grpc_status import rpc_status
 
-from services.errors import DomainError
+from services.errors import DomainError, MalformedRequest
 from services.runtime import deadline
 from services.runtime.drain import Drain
 from services.runtime.status import INTERNAL, grpc_code, status_of
@@ -141,7 +142,7 @@ class Interceptor(aio.ServerInterceptor):
 
         return make(
             generator if inspect.isasyncgenfunction(behaviour) else coroutine,
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=_lenient(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
@@ -153,6 +154,24 @@ class Interceptor(aio.ServerInterceptor):
             if stream:
                 stack.enter_context(self._drain.stream())
             yield
+
+
+class _Malformed:
+    """Stands for a message that cannot be read, and refuses whoever looks at it. gRPC deserializes
+    outside the handler, and would answer with the text of the exception."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise MalformedRequest("the message cannot be read")
+
+
+def _lenient(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def lenient(serialized: bytes) -> Any:
+        try:
+            return deserialize(serialized)
+        except DecodeError:
+            return _Malformed()
+
+    return lenient
 
 
 _MAKERS: dict[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any, Any]]] = {

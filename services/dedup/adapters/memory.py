@@ -1,6 +1,7 @@
 """A state store that forgets everything when its process ends. For tests, and the yardstick for
 the Redis adapter: it calls the pure functions and nothing else."""
 
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
@@ -72,7 +73,7 @@ class MemoryStateStore:
     async def producers(self, topic: TopicName, *, size: int, token: str) -> Page:
         state = self.states.get(topic)
         listed = [] if state is None else list(state.producers.items())
-        if not (token or "0").isdecimal():
+        if not re.fullmatch("[0-9]{0,20}", token):
             raise InvalidPage("no page has this token", field="page_token")
         first = int(token or "0")
         more = first + size < len(listed)

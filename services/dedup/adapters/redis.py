@@ -5,6 +5,7 @@ run would judge the first run's claims as copies of themselves. The caller is to
 (StateUnavailable), and its next call finds out by position and revision.
 """
 
+import re
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -55,6 +56,9 @@ RETRY_AFTER_S: Final = 0.2
 
 CLOCK_AGE_MAX_S: Final = 10.0
 """How long one reading of Redis's clock is carried forward by the monotonic clock here."""
+
+_CURSOR: Final = re.compile(r"[0-9]{0,20}")
+"""Redis's scan cursors are 64-bit numbers."""
 
 _VERDICTS: Final = {
     "N": Verdict.NEW,
@@ -173,7 +177,7 @@ class RedisStateStore:
         return decode_producer(value.decode(), _unpack(meta)["term"])
 
     async def producers(self, topic: TopicName, *, size: int, token: str) -> Page:
-        if token and not (token.isdecimal() and int(token) < 2**64):
+        if not _CURSOR.fullmatch(token) or int(token or 0) >= 2**64:
             raise InvalidPage("no page has this token", field="page_token")
         key = topic_key(topic)
         with _translated():

@@ -288,7 +288,9 @@ class ProducerEntries(_message.Message):
     producer_name: _builtins.str
     """1 to 255 bytes of UTF-8, no control characters."""
     last_append_time: _builtins.int
-    """When the last of them was appended, in milliseconds since 1970 (UTC)."""
+    """When the last of them was appended, in milliseconds since 1970 (UTC); not
+    after the year 9999.
+    """
     @_builtins.property
     def highest_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of each entry, in log order, the highest sequence id. At most 2^63 - 1."""
@@ -320,10 +322,12 @@ class Confirmation(_message.Message):
     ENTRY_COUNT_FIELD_NUMBER: _builtins.int
     ENTRIES_REMAINING_FIELD_NUMBER: _builtins.int
     entry_count: _builtins.int
-    """How many entries the log holds between the two positions, markers included."""
+    """How many entries the log holds between the two positions, markers included:
+    at most 1,000,000,000.
+    """
     entries_remaining: _builtins.int
     """How many more entries the log holds after `through`: more than 0 while a
-    lost state is being rebuilt. Shown in the topic's status.
+    lost state is being rebuilt, at most 2^53 - 1. Shown in the topic's status.
     """
     @_builtins.property
     def after(self) -> _entry_pb2.Position:

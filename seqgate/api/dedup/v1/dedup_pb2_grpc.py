@@ -28,8 +28,8 @@ if _version_not_supported:
 class DedupServiceStub:
     """DedupService judges claims and remembers what became of them.
 
-    Errors, for every method: INVALID_ARGUMENT with reason INVALID_TOPIC_NAME,
-    INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID, INVALID_CLAIM or INVALID_WRITER
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
+    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID, INVALID_CLAIM or INVALID_WRITER
     when the request is wrong, and UNAVAILABLE with reason STATE_UNAVAILABLE and
     RetryInfo when Redis does not answer in time. After UNAVAILABLE the outcome
     is not known; each method says what a retry then does.
@@ -96,8 +96,8 @@ class DedupServiceStub:
 class DedupServiceServicer:
     """DedupService judges claims and remembers what became of them.
 
-    Errors, for every method: INVALID_ARGUMENT with reason INVALID_TOPIC_NAME,
-    INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID, INVALID_CLAIM or INVALID_WRITER
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
+    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID, INVALID_CLAIM or INVALID_WRITER
     when the request is wrong, and UNAVAILABLE with reason STATE_UNAVAILABLE and
     RetryInfo when Redis does not answer in time. After UNAVAILABLE the outcome
     is not known; each method says what a retry then does.
@@ -271,8 +271,8 @@ def add_DedupServiceServicer_to_server(servicer, server):
 class DedupService:
     """DedupService judges claims and remembers what became of them.
 
-    Errors, for every method: INVALID_ARGUMENT with reason INVALID_TOPIC_NAME,
-    INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID, INVALID_CLAIM or INVALID_WRITER
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
+    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID, INVALID_CLAIM or INVALID_WRITER
     when the request is wrong, and UNAVAILABLE with reason STATE_UNAVAILABLE and
     RetryInfo when Redis does not answer in time. After UNAVAILABLE the outcome
     is not known; each method says what a retry then does.

@@ -28,8 +28,9 @@ if _version_not_supported:
 class LedgerServiceStub:
     """LedgerService stores entries exactly once, in order, and reads them back.
 
-    Errors, for every method: INVALID_ARGUMENT with reason INVALID_TOPIC_NAME
-    when a topic is not tenant/namespace/name; NOT_FOUND with reason
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
+    a message cannot be read, or INVALID_TOPIC_NAME when a topic is not
+    tenant/namespace/name; NOT_FOUND with reason
     TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
     the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
     does not match its checksum.
@@ -91,8 +92,9 @@ class LedgerServiceStub:
 class LedgerServiceServicer:
     """LedgerService stores entries exactly once, in order, and reads them back.
 
-    Errors, for every method: INVALID_ARGUMENT with reason INVALID_TOPIC_NAME
-    when a topic is not tenant/namespace/name; NOT_FOUND with reason
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
+    a message cannot be read, or INVALID_TOPIC_NAME when a topic is not
+    tenant/namespace/name; NOT_FOUND with reason
     TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
     the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
     does not match its checksum.
@@ -116,15 +118,16 @@ class LedgerServiceServicer:
         with the same sequence ids. What was stored answers DUPLICATE.
 
         Errors that end the stream: INVALID_ARGUMENT with reason NOT_OPENED,
-        INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID or INVALID_PUBLICATION;
+        INVALID_PRODUCER_NAME or INVALID_SEQUENCE_ID (of Open), INVALID_PUBLICATION
+        (no publication, or a request id that is unanswered), or MALFORMED_REQUEST;
         FAILED_PRECONDITION with reason PRODUCER_BUSY when the name is in use;
         ABORTED with reason PRODUCER_TAKEN_OVER when another stream took the name,
         or FENCED when another writer took the topic; RESOURCE_EXHAUSTED with
         reason WINDOW_EXCEEDED, or TOO_MANY_STREAMS; UNAVAILABLE with reason
-        DRAINING. In the receipt of a publication: INVALID_ENTRY,
-        ENTRY_TOO_LARGE, CHECKSUM_MISMATCH, FENCED (REFUSED); STORE_FULL,
-        STORE_UNAVAILABLE, DEDUP_UNAVAILABLE, RECOVERING, TOO_MANY_PRODUCERS
-        (FAILED).
+        DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its
+        entries), INVALID_ENTRY, INVALID_SEQUENCE_ID, ENTRY_TOO_LARGE,
+        CHECKSUM_MISMATCH, FENCED (REFUSED); STORE_FULL, STORE_UNAVAILABLE,
+        DEDUP_UNAVAILABLE, RECOVERING, TOO_MANY_PRODUCERS (FAILED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -260,8 +263,9 @@ def add_LedgerServiceServicer_to_server(servicer, server):
 class LedgerService:
     """LedgerService stores entries exactly once, in order, and reads them back.
 
-    Errors, for every method: INVALID_ARGUMENT with reason INVALID_TOPIC_NAME
-    when a topic is not tenant/namespace/name; NOT_FOUND with reason
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
+    a message cannot be read, or INVALID_TOPIC_NAME when a topic is not
+    tenant/namespace/name; NOT_FOUND with reason
     TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
     the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
     does not match its checksum.

@@ -29,8 +29,9 @@ GRPC_VERSION: str
 class LedgerServiceStub:
     """LedgerService stores entries exactly once, in order, and reads them back.
 
-    Errors, for every method: INVALID_ARGUMENT with reason INVALID_TOPIC_NAME
-    when a topic is not tenant/namespace/name; NOT_FOUND with reason
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
+    a message cannot be read, or INVALID_TOPIC_NAME when a topic is not
+    tenant/namespace/name; NOT_FOUND with reason
     TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
     the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
     does not match its checksum.
@@ -58,15 +59,16 @@ class LedgerServiceStub:
     with the same sequence ids. What was stored answers DUPLICATE.
 
     Errors that end the stream: INVALID_ARGUMENT with reason NOT_OPENED,
-    INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID or INVALID_PUBLICATION;
+    INVALID_PRODUCER_NAME or INVALID_SEQUENCE_ID (of Open), INVALID_PUBLICATION
+    (no publication, or a request id that is unanswered), or MALFORMED_REQUEST;
     FAILED_PRECONDITION with reason PRODUCER_BUSY when the name is in use;
     ABORTED with reason PRODUCER_TAKEN_OVER when another stream took the name,
     or FENCED when another writer took the topic; RESOURCE_EXHAUSTED with
     reason WINDOW_EXCEEDED, or TOO_MANY_STREAMS; UNAVAILABLE with reason
-    DRAINING. In the receipt of a publication: INVALID_ENTRY,
-    ENTRY_TOO_LARGE, CHECKSUM_MISMATCH, FENCED (REFUSED); STORE_FULL,
-    STORE_UNAVAILABLE, DEDUP_UNAVAILABLE, RECOVERING, TOO_MANY_PRODUCERS
-    (FAILED).
+    DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its
+    entries), INVALID_ENTRY, INVALID_SEQUENCE_ID, ENTRY_TOO_LARGE,
+    CHECKSUM_MISMATCH, FENCED (REFUSED); STORE_FULL, STORE_UNAVAILABLE,
+    DEDUP_UNAVAILABLE, RECOVERING, TOO_MANY_PRODUCERS (FAILED).
     """
     Read: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ReadRequest, _ledger_pb2.ReadResponse]
     """Read returns a topic's entries in order, from a position on.
@@ -109,8 +111,9 @@ class LedgerServiceStub:
 class LedgerServiceAsyncStub(LedgerServiceStub):
     """LedgerService stores entries exactly once, in order, and reads them back.
 
-    Errors, for every method: INVALID_ARGUMENT with reason INVALID_TOPIC_NAME
-    when a topic is not tenant/namespace/name; NOT_FOUND with reason
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
+    a message cannot be read, or INVALID_TOPIC_NAME when a topic is not
+    tenant/namespace/name; NOT_FOUND with reason
     TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
     the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
     does not match its checksum.
@@ -135,15 +138,16 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     with the same sequence ids. What was stored answers DUPLICATE.
 
     Errors that end the stream: INVALID_ARGUMENT with reason NOT_OPENED,
-    INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID or INVALID_PUBLICATION;
+    INVALID_PRODUCER_NAME or INVALID_SEQUENCE_ID (of Open), INVALID_PUBLICATION
+    (no publication, or a request id that is unanswered), or MALFORMED_REQUEST;
     FAILED_PRECONDITION with reason PRODUCER_BUSY when the name is in use;
     ABORTED with reason PRODUCER_TAKEN_OVER when another stream took the name,
     or FENCED when another writer took the topic; RESOURCE_EXHAUSTED with
     reason WINDOW_EXCEEDED, or TOO_MANY_STREAMS; UNAVAILABLE with reason
-    DRAINING. In the receipt of a publication: INVALID_ENTRY,
-    ENTRY_TOO_LARGE, CHECKSUM_MISMATCH, FENCED (REFUSED); STORE_FULL,
-    STORE_UNAVAILABLE, DEDUP_UNAVAILABLE, RECOVERING, TOO_MANY_PRODUCERS
-    (FAILED).
+    DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its
+    entries), INVALID_ENTRY, INVALID_SEQUENCE_ID, ENTRY_TOO_LARGE,
+    CHECKSUM_MISMATCH, FENCED (REFUSED); STORE_FULL, STORE_UNAVAILABLE,
+    DEDUP_UNAVAILABLE, RECOVERING, TOO_MANY_PRODUCERS (FAILED).
     """
     Read: _aio.UnaryStreamMultiCallable[_ledger_pb2.ReadRequest, _ledger_pb2.ReadResponse]  # type: ignore[assignment]
     """Read returns a topic's entries in order, from a position on.
@@ -185,8 +189,9 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
 class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     """LedgerService stores entries exactly once, in order, and reads them back.
 
-    Errors, for every method: INVALID_ARGUMENT with reason INVALID_TOPIC_NAME
-    when a topic is not tenant/namespace/name; NOT_FOUND with reason
+    Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
+    a message cannot be read, or INVALID_TOPIC_NAME when a topic is not
+    tenant/namespace/name; NOT_FOUND with reason
     TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
     the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
     does not match its checksum.
@@ -215,15 +220,16 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         with the same sequence ids. What was stored answers DUPLICATE.
 
         Errors that end the stream: INVALID_ARGUMENT with reason NOT_OPENED,
-        INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID or INVALID_PUBLICATION;
+        INVALID_PRODUCER_NAME or INVALID_SEQUENCE_ID (of Open), INVALID_PUBLICATION
+        (no publication, or a request id that is unanswered), or MALFORMED_REQUEST;
         FAILED_PRECONDITION with reason PRODUCER_BUSY when the name is in use;
         ABORTED with reason PRODUCER_TAKEN_OVER when another stream took the name,
         or FENCED when another writer took the topic; RESOURCE_EXHAUSTED with
         reason WINDOW_EXCEEDED, or TOO_MANY_STREAMS; UNAVAILABLE with reason
-        DRAINING. In the receipt of a publication: INVALID_ENTRY,
-        ENTRY_TOO_LARGE, CHECKSUM_MISMATCH, FENCED (REFUSED); STORE_FULL,
-        STORE_UNAVAILABLE, DEDUP_UNAVAILABLE, RECOVERING, TOO_MANY_PRODUCERS
-        (FAILED).
+        DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its
+        entries), INVALID_ENTRY, INVALID_SEQUENCE_ID, ENTRY_TOO_LARGE,
+        CHECKSUM_MISMATCH, FENCED (REFUSED); STORE_FULL, STORE_UNAVAILABLE,
+        DEDUP_UNAVAILABLE, RECOVERING, TOO_MANY_PRODUCERS (FAILED).
         """
 
     @_abc_1.abstractmethod
