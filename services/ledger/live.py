@@ -285,7 +285,9 @@ class LiveTopic:
         """
         session = self._register(producer, instance, takeover=takeover, window=window)
         try:
-            await self._settled(producer, timeout_s)
+            number, effects = self._writer.ask_policy()
+            self._perform(effects)
+            await self._settled(producer, number, timeout_s)
             # The log itself is asked: what deduplication remembers may be lost or forgotten, and an
             # id that was used once must not be given to a new message.
             last = await self._store.highest(self.topic, self.ledger_id, producer)
@@ -354,8 +356,9 @@ class LiveTopic:
         self._writer.open_session(session.number)
         return session
 
-    async def _settled(self, producer: str, timeout_s: float) -> None:
-        """Wait until the topic is live, and nothing of this producer is open."""
+    async def _settled(self, producer: str, number: int, timeout_s: float) -> None:
+        """Wait until the topic is live, nothing of this producer is under way, and the question
+        of this number, whether the topic deduplicates, is answered."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -364,7 +367,12 @@ class LiveTopic:
                         raise StoreUnavailable(
                             "the topic changed hands", retry_after_s=OPEN_RETRY_AFTER_S
                         )
-                    if self._writer.phase is Phase.LIVE and not self._writer.busy(producer):
+                    writer = self._writer
+                    if (
+                        writer.phase is Phase.LIVE
+                        and writer.knows_policy(number)
+                        and not writer.busy(producer)
+                    ):
                         return
                     await progress.wait()
         except TimeoutError:

@@ -7,9 +7,9 @@ value out of its bounds, ends the process before it listens.
 
 import os
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -17,7 +17,17 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-Port = Annotated[str, Field(pattern=r"^.+:\d{1,5}$")]
+PORT_MAX: Final = 65_535
+
+
+def _with_port(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not (host and port.isascii() and port.isdecimal() and int(port[:9]) <= PORT_MAX):
+        raise ValueError(f"host:port, the port at most {PORT_MAX}")
+    return text
+
+
+Port = Annotated[str, AfterValidator(_with_port)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 

@@ -85,7 +85,7 @@ class Connections:
             raise _translated(error) from error
 
     def _write_forever(self) -> None:
-        connection = _connect(self._path, apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
+        connection: apsw.Connection | None = None
         first = self._queue.get()
         while first is not None:
             group = [first]
@@ -99,27 +99,18 @@ class Connections:
                     stop = True
                     break
                 group.append(task)
-            results = self._commit(connection, group)
+            results: list[object]
+            try:
+                connection = connection or _connect(self._path, _WRITE)
+                results = _commit(connection, group)
+            except apsw.Error as error:
+                results = [_translated(error)] * len(group)
+            except Exception as error:  # a mistake of ours: whoever waits is told, and stops
+                results = [error] * len(group)
             self._loop.call_soon_threadsafe(_resolve, group, results)
             first = None if stop else self._queue.get()
-        connection.close()
-
-    def _commit(
-        self, connection: apsw.Connection, group: list[_Task[object]]
-    ) -> list[object | DomainError]:
-        results: list[object | DomainError] = []
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            for task in group:
-                try:
-                    results.append(task.work(connection))
-                except DomainError as refusal:
-                    results.append(refusal)
-            connection.execute("COMMIT")
-        except apsw.Error as error:
-            _roll_back(connection)
-            return [_translated(error)] * len(group)
-        return results
+        if connection is not None:
+            connection.close()
 
     async def open(self) -> None:
         """Start the writer and prepare the database."""
@@ -139,11 +130,14 @@ async def connections(
 ) -> AsyncIterator[Connections]:
     """Open a database; `prepare` runs first, in a transaction."""
     opened = Connections(path, readers=readers, prepare=prepare)
-    await opened.open()
     try:
+        await opened.open()
         yield opened
     finally:
         await opened.close()
+
+
+_WRITE: Final = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 
 
 def _connect(path: Path, flags: int) -> apsw.Connection:
@@ -159,16 +153,33 @@ def _connect(path: Path, flags: int) -> apsw.Connection:
     return connection
 
 
-def _roll_back(connection: apsw.Connection) -> None:
-    if connection.in_transaction:
-        connection.execute("ROLLBACK")
+def _commit(connection: apsw.Connection, group: list[_Task[object]]) -> list[object]:
+    """Do the work of a group in one transaction. Returns what came of each, refusals included.
+
+    Raises:
+        apsw.Error: nothing was done; or, when the commit itself failed, nobody knows.
+    """
+    results: list[object] = []
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        for task in group:
+            try:
+                results.append(task.work(connection))
+            except DomainError as refusal:
+                results.append(refusal)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return results
 
 
-def _resolve(group: list[_Task[object]], results: list[object | DomainError]) -> None:
+def _resolve(group: list[_Task[object]], results: list[object]) -> None:
     for task, result in zip(group, results, strict=True):
         if task.done.cancelled():
             continue
-        if isinstance(result, DomainError):
+        if isinstance(result, Exception):
             task.done.set_exception(result)
         else:
             task.done.set_result(result)

@@ -219,6 +219,7 @@ class TopicWriter:
         self._reopen = False
         self._recheck_after_append = False
         self._narrow = 0
+        self._policy_wanted = self._policy_asked = self._policy_known = 0
         self._failures = 0
         self._surprises = 0
 
@@ -239,11 +240,21 @@ class TopicWriter:
             and not (self._call or self._unconfirmed)
         )
 
+    def knows_policy(self, number: int) -> bool:
+        """Whether `ask_policy` of this number is answered."""
+        return number <= self._policy_known
+
     # ---- arrivals
 
     def start(self) -> list[Effect]:
         """The topic was taken."""
         return self._next()
+
+    def ask_policy(self) -> tuple[int, list[Effect]]:
+        """Find out whether the topic deduplicates now: policy may have changed since the last
+        Admit. The number tells this question from earlier ones."""
+        self._policy_wanted += 1
+        return self._policy_wanted, self._next()
 
     def open_session(self, session: int) -> None:
         """A stream may submit from now on."""
@@ -277,6 +288,7 @@ class TopicWriter:
     ) -> list[Effect]:
         """Each claim of the Admit got a verdict; `persisted` is its producer's last durable id."""
         call = self._answered(Admit)
+        self._policy_known = self._policy_asked
         assert len(verdicts) == len(persisted) == len(call.claims)
         self._note_confirmed(call.confirmation)
         self._confirmed = call.position
@@ -301,6 +313,7 @@ class TopicWriter:
             self._go_live()
         if not isinstance(call, Admit):
             return self._next()
+        self._policy_known = self._policy_asked
         self._failures = self._surprises = 0
         count = len(call.claims)
         return self._sort_out([Verdict.NEW] * count, [-1] * count)
@@ -458,8 +471,10 @@ class TopicWriter:
     def _ask(self) -> list[Effect]:
         if self._call or self._ready:
             return []
-        if self._waiting and not (self._recheck_after_append and self._writing):
+        curious = self._policy_known < self._policy_wanted
+        if (self._waiting or curious) and not (self._recheck_after_append and self._writing):
             self._asked = self._take_group()
+            self._policy_asked = self._policy_wanted
             claims = tuple(unit for unit in self._asked if not unit.marker)
             self._call = Admit(self.tail, self._revision, self._confirmation(), claims)
             return [self._call]
