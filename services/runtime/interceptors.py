@@ -73,6 +73,7 @@ async def translated(method: str, context: Context) -> AsyncIterator[None]:
     try:
         yield
     except DomainError as refusal:
+        structlog.contextvars.bind_contextvars(reason=refusal.reason)  # for `logged`
         status = status_of(refusal)
         await _abort(context, grpc_code(status), rpc_status.to_status(status))
     except (aio.AbortError, asyncio.CancelledError):
