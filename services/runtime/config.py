@@ -58,7 +58,7 @@ class ServiceConfig(BaseSettings):
     metadata_bytes_max: Annotated[int, Field(ge=1024, le=1024 * 1024)] = 16 * 1024
     """The largest gRPC request metadata (headers), in bytes."""
 
-    connection_age_max_s: Annotated[float, Field(ge=0)] = 0
+    connection_age_max_s: Annotated[float, Field(ge=0, le=86_400)] = 0
     """After how long a client is asked to connect again, so that it sees new replicas; 0: never."""
 
     keepalive_s: Annotated[float, Field(ge=1, le=7200)] = 20

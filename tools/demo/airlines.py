@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from tools.demo.journal import Counter, Journal
-from tools.stack.stack import die_with_parent
+from tools.stack.child import bound_to_us
 
 PROCESSES: Final = 4
 """Over how many processes the carriers are spread."""
@@ -97,14 +97,13 @@ class Airlines:
 
     async def _spawn(self, crew: Sequence[str], log: Path) -> asyncio.subprocess.Process:
         seed = str(self._random.random())
+        arguments = [self._ledger, str(self._folder), seed, *crew]
         with log.open("ab") as out:
             return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tools.demo.airline"),
-                *(self._ledger, str(self._folder), seed, *crew),
+                *bound_to_us([sys.executable, "-m", "tools.demo.airline", *arguments]),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                preexec_fn=die_with_parent,
             )
 
 

@@ -10,11 +10,9 @@ goes on from it:
 """
 
 import asyncio
-import ctypes
 import fcntl
 import json
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +22,7 @@ from typing import Any, Final, Self
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tools.stack.child import bound_to_us
 from tools.stack.ports import free_ports
 from tools.stack.redis_server import redis_command
 
@@ -211,12 +210,11 @@ class Stack:
         assert name not in self._processes
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             self._processes[name] = await asyncio.create_subprocess_exec(
-                *self._command(name),
+                *bound_to_us(self._command(name)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **self._settings(), **self._environment},
-                preexec_fn=die_with_parent,
             )
 
     def _command(self, name: str) -> Sequence[str]:
@@ -274,9 +272,3 @@ async def _serves(address: str) -> bool:
         except aio.AioRpcError:
             return False
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
-
-
-def die_with_parent() -> None:
-    """Have the kernel stop this process when whoever started it dies, however it dies."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
