@@ -36,6 +36,9 @@ REQUEST_BYTES_MAX: Final = 1024 * 1024
 PROPERTIES_MAX: Final = 128
 """How many properties a message may have."""
 
+EVENT_TIME_MAX_MS: Final = 2**64 - 1
+"""The latest event time, in milliseconds since 1970."""
+
 BATCH_SHARE: Final = 0.75
 """How much of the service's largest payload a batch may fill, since sizes are estimated."""
 
@@ -185,12 +188,14 @@ class Producer:
             raise ProducerClosedError("the producer is not open")
         if self._pending_messages >= self._max_pending_messages:
             raise ProducerQueueFullError("as many messages are pending as may be")
+        properties = dict(properties or {})
+        _check(payload, key, properties, ordering_key, event_time_ms)
         message = OutgoingMessage(
             self._number(sequence_id),
             bytes(payload),
             key,
             ordering_key,
-            _checked(properties),
+            properties,
             event_time_ms,
             asyncio.get_running_loop().create_future(),
         )
@@ -213,15 +218,17 @@ class Producer:
     async def close(self) -> None:
         """Flush, and give the name back. Messages that cannot be stored within the send timeout
         fail; without one, close waits until they can, or the service says that they never will."""
-        if not self._closing:
-            self._closing = True
-            if self._failure is None:
-                await self.flush()
-        if self._tasks and self._connected:
-            self._finishing = True
-            self._wake.set()
-            await asyncio.wait(self._tasks[:1], timeout=CLOSE_TIMEOUT_S)
-        await self._stop(ProducerClosedError("the producer is closed"))
+        try:
+            if not self._closing:
+                self._closing = True
+                if self._failure is None:
+                    await self.flush()
+            if self._tasks and self._connected:
+                self._finishing = True
+                self._wake.set()
+                await asyncio.wait(self._tasks[:1], timeout=CLOSE_TIMEOUT_S)
+        finally:
+            await self._stop(ProducerClosedError("the producer is closed"))
 
     async def __aenter__(self) -> "Producer":
         await self.open()
@@ -518,15 +525,42 @@ class Producer:
         self._flush_into(self._failure)
 
 
-def _checked(properties: Mapping[str, str] | None) -> dict[str, str]:
-    checked = dict(properties or {})
-    if len(checked) > PROPERTIES_MAX or not all(
-        isinstance(each, str) for item in checked.items() for each in item
+def _check(
+    payload: object,
+    key: object,
+    properties: Mapping[str, str],
+    ordering_key: object,
+    event_time_ms: int | None,
+) -> None:
+    """Refuse what cannot be encoded, while it is still one message's own matter."""
+    wrong = ""
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        wrong = "a payload is bytes"
+    elif key is not None and not _is_text(key):
+        wrong = "a key is text"
+    elif ordering_key is not None and not isinstance(ordering_key, bytes):
+        wrong = "an ordering key is bytes"
+    elif event_time_ms is not None and not 0 <= event_time_ms <= EVENT_TIME_MAX_MS:
+        wrong = f"an event time is 0 to {EVENT_TIME_MAX_MS}"
+    elif len(properties) > PROPERTIES_MAX or not all(
+        _is_text(each) for item in properties.items() for each in item
     ):
-        raise InvalidRequestError(
-            f"properties are at most {PROPERTIES_MAX} texts by name", reason="INVALID_ENTRY"
-        )
-    return checked
+        wrong = f"properties are at most {PROPERTIES_MAX} texts by name"
+    if wrong:
+        raise InvalidRequestError(wrong, reason="INVALID_ENTRY")
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a text that UTF-8 can write: one without lone surrogates."""
+    if not isinstance(value, str):
+        return False
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 async def _read(call: Any) -> pb.PublishResponse:

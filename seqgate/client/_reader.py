@@ -12,7 +12,7 @@ from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.client._channel import CALL_TIMEOUT_S, Backoff, translated
 from seqgate.client._codec import Message, decode_entry
 from seqgate.client._status import error_of_call
-from seqgate.errors import UnavailableError
+from seqgate.errors import CorruptMessageError, UnavailableError
 from seqgate.types import MessageId, Position, TopicName
 
 EARLIEST: Final = "earliest"
@@ -37,8 +37,10 @@ class Reader:
         self._topic = topic
         self._follow = follow
         self._call: Any = None
+        self._reading: asyncio.Task[Any] | None = None
         self._buffer: deque[Message] = deque()
         self._backoff = Backoff()
+        self._damage: CorruptMessageError | None = None
         self._closed = False
         self._set_start(start, inclusive=inclusive)
 
@@ -59,6 +61,8 @@ class Reader:
             CorruptMessageError, DataLossError: a message is damaged. Seek past it to go on.
         """
         while not self._buffer:
+            if self._damage is not None:
+                raise self._damage
             if self._closed or not await self._fill():
                 raise StopAsyncIteration
         return self._buffer.popleft()
@@ -70,6 +74,7 @@ class Reader:
     async def seek(self, start: Start, *, inclusive: bool = True) -> None:
         """Go on from another place: at a message, or after it."""
         self._drop_call()
+        self._damage = None
         self._buffer.clear()
         self._set_start(start, inclusive=inclusive)
 
@@ -111,9 +116,12 @@ class Reader:
                 self._at = start
 
     async def _fill(self) -> bool:
-        """Put at least one message into the buffer; False where the topic ends."""
+        """Wait for what comes next, and put messages of it into the buffer; False where the topic
+        ends."""
         try:
             response = await self._next_response()
+        except _Dropped:
+            return True
         except UnavailableError as error:
             self._drop_call()
             await asyncio.sleep(self._backoff.next_s(error.retry_after_s))
@@ -129,15 +137,33 @@ class Reader:
                 await asyncio.sleep(self._backoff.next_s())
             case "entries":
                 self._backoff.reset()
-                for stored in response.entries.entries:
-                    self._take(stored)
+                try:
+                    for stored in response.entries.entries:
+                        self._take(stored)
+                except CorruptMessageError as damage:  # once what comes before it is read
+                    self._damage = damage
+                    self._drop_call()
         return True
 
     async def _next_response(self) -> Any:
-        if self._call is None:
-            self._call = self._stub.Read(self._request())
+        """The next response; None at the end of the stream. A task of its own waits for it: if who
+        waits here is cancelled, the stream goes on, and what arrives is there for the next.
+
+        Raises:
+            _Dropped: meanwhile the reader was closed, or told to go on from elsewhere.
+        """
+        if self._reading is None:
+            if self._call is None:
+                self._call = self._stub.Read(self._request())
+            self._reading = asyncio.create_task(_read(self._call))
+            self._reading.add_done_callback(_look)
+        reading = self._reading
+        await asyncio.wait([reading])
+        if self._reading is not reading:
+            raise _Dropped
+        self._reading = None
         try:
-            response = await self._call.read()
+            response = reading.result()
         except aio.AioRpcError as error:
             self._call = None
             raise error_of_call(error) from error
@@ -164,18 +190,35 @@ class Reader:
 
     def _take(self, stored: pb.StoredEntry) -> None:
         position = Position(stored.position.ledger_id, stored.position.entry_id)
-        messages = decode_entry(str(self._topic), stored)
+        messages = list(decode_entry(str(self._topic), stored))
         at = self._at
         if at is not None and at.position == position:
             first = at.batch_index if self._inclusive else at.batch_index + 1
-            messages = (each for each in messages if each.id.batch_index >= first)
+            messages = [each for each in messages if each.id.batch_index >= first]
         self._buffer.extend(messages)
         self._after, self._at = position, None
 
     def _drop_call(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
         if self._call is not None:
             self._call.cancel()
             self._call = None
+
+
+class _Dropped(Exception):
+    """The stream that was waited for is of no use any more."""
+
+
+def _look(reading: asyncio.Task[Any]) -> None:
+    """An exception that nobody waits for any more is no surprise."""
+    if not reading.cancelled():
+        reading.exception()
+
+
+async def _read(call: Any) -> Any:
+    return await call.read()
 
 
 def _to_wire(position: Position) -> entry_pb2.Position:

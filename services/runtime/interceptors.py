@@ -6,8 +6,7 @@
     deadlined   the caller's deadline is noted, to be passed on
 
 Each is an async context manager around the handler, whatever its style: unary, async generator, or
-read/write on the context. One gRPC interceptor applies them all, so that a streamed message passes
-through at most one extra frame.
+read/write on the context. One gRPC interceptor applies them all.
 """
 
 from __future__ import annotations  # grpc's classes are generic in its stubs only
@@ -16,7 +15,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, NoReturn
 
 import grpc
@@ -43,6 +42,7 @@ OURS = "/seqgate.api."
 async def logged(method: str, context: Context) -> AsyncIterator[None]:
     """Write down how the call ended."""
     began = time.monotonic()
+    peer = context.peer()  # once the call is over, asking for it would crash
     code = grpc.StatusCode.OK
     try:
         yield
@@ -60,7 +60,7 @@ async def logged(method: str, context: Context) -> AsyncIterator[None]:
             code=code.name,
             detail=context.details() or None,
             seconds=round(time.monotonic() - began, 4),
-            peer=context.peer(),
+            peer=peer,
         )
 
 
@@ -132,17 +132,22 @@ class Interceptor(aio.ServerInterceptor):
         behaviour = next(filter(None, (getattr(handler, kind) for kind in kinds)))
         make = _MAKERS[bool(handler.request_streaming), bool(handler.response_streaming)]
 
-        async def generator(request: Any, context: Context) -> AsyncIterator[Any]:
-            async with self._around(method, context, stream=True):
-                async for response in behaviour(request, context):
-                    yield response
+        async def writing(request: Any, context: Context) -> None:
+            # Not a generator: grpc.aio abandons those when a call is cancelled, and what they have
+            # to clean up would wait for the garbage collector.
+            async with (
+                self._around(method, context, stream=True),
+                aclosing(behaviour(request, context)) as responses,
+            ):
+                async for response in responses:
+                    await context.write(response)
 
-        async def coroutine(request: Any, context: Context) -> Any:
+        async def returning(request: Any, context: Context) -> Any:
             async with self._around(method, context, stream=bool(handler.response_streaming)):
                 return await behaviour(request, context)
 
         return make(
-            generator if inspect.isasyncgenfunction(behaviour) else coroutine,
+            writing if inspect.isasyncgenfunction(behaviour) else returning,
             request_deserializer=_lenient(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )

@@ -14,7 +14,7 @@ from services.ledger.adapters.block import Block, decode_block, encode_block
 from services.ledger.adapters.sqlite_threads import Connections, connections
 from services.ledger.core.entry import Entry, StoredEntry, places
 from services.ledger.core.receipt import Fate, Found, Missing
-from services.ledger.ports import LogState, StoreUnavailable, TopicNotFound, Trimmed
+from services.ledger.ports import EntryCorrupt, LogState, StoreUnavailable, TopicNotFound, Trimmed
 
 LAYOUT: Final = 1
 """The version of the tables below. A database with another one is not opened."""
@@ -222,11 +222,15 @@ class SqliteLedgerStore:
                 return []
             found: list[StoredEntry] = []
             size_bytes = 0
-            for stored in _entries(db, topic_id, after, state.first, payloads=payloads):
-                size_bytes += stored.size_bytes if payloads else len(stored.entry.metadata)
-                if found and (len(found) >= entries_max or size_bytes > bytes_max):
-                    break
-                found.append(stored)
+            try:
+                for stored in _entries(db, topic_id, after, state.first, payloads=payloads):
+                    size_bytes += stored.size_bytes if payloads else len(stored.entry.metadata)
+                    if found and (len(found) >= entries_max or size_bytes > bytes_max):
+                        break
+                    found.append(stored)
+            except EntryCorrupt:
+                if not found:  # what lies before the damage comes first
+                    raise
             return found
 
         return await self._connections.read(work)

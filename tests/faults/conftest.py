@@ -1,0 +1,16 @@
+"""What the fault tests share."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.faults.world import World
+
+
+@pytest_asyncio.fixture(scope="module")
+async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    """One stack for the tests of a module; each uses a topic of its own."""
+    made = World(tmp_path_factory.mktemp("world"))
+    async with made.stack:
+        yield made

@@ -1,0 +1,281 @@
+"""A ledger that stood still while another one took its topic stores nothing more, and acknowledges
+only what it had stored.
+
+The processes share one SQLite file, as a misconfigured deployment might, and as replicas over a
+replicated log will. The zombie stops at an exact point; what its producer sends meanwhile waits in
+its socket.
+"""
+
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, Process, create_subprocess_exec
+from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from grpc import StatusCode, aio
+
+from seqgate.api.dedup.v1 import dedup_pb2, dedup_pb2_grpc
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.api.ledger.v1 import ledger_pb2_grpc
+from seqgate.client import connect
+from seqgate.types import MessageId
+from services.runtime.channels import check_health
+from tests.faults.world import World
+from tests.support.checkers import (
+    Acknowledgement,
+    Content,
+    History,
+    Identity,
+    Marks,
+    Stored,
+    log_anomalies,
+    report,
+    state_anomalies,
+)
+from tests.support.crash_points import ORDER
+from tests.support.launch import STOP_AT, stop_at
+from tests.support.publisher import Publisher, publishing, single
+from tests.support.waiting import eventually
+from tools.stack.ports import free_ports
+
+STEP = 2**40
+"""How far a producer's ids are apart: some are beyond what a double tells apart."""
+
+ROUND = 20
+"""How many messages are sent at a time."""
+
+WHILE_PUBLISHING = [
+    f"{verb}.{when}"
+    for verb in ("admit", "append", "receipts", "confirm", "find")
+    for when in ("before", "after")
+]
+WHILE_OPENING = [
+    "take.after",
+    "rollback.before",
+    "rollback.after",
+    "highest.before",
+    "highest.after",
+]
+
+
+class Zombie:
+    """A second ledger process over the stack's database."""
+
+    def __init__(self, world: World, folder: Path) -> None:
+        stack = world.stack
+        (port,) = free_ports(1)
+        self.address = f"127.0.0.1:{port}"
+        self.channel: Any = None
+        self.stub: Any = None
+        self._file = folder / "stop-at"
+        self._log = folder / "zombie.log"
+        self._environment = {
+            ORDER: str(folder / "order"),
+            STOP_AT: str(self._file),
+            "SEQGATE_LEDGER_LISTEN": self.address,
+            "SEQGATE_LEDGER_DEDUP_TARGET": stack.address("dedup"),
+            "SEQGATE_LEDGER_STORE_PATH": str(stack.folder / "ledger" / "ledger.db"),
+            "SEQGATE_LEDGER_HEALTH_INTERVAL_S": "0.1",
+        }
+        self._process: Process | None = None
+
+    async def start(self) -> None:
+        with self._log.open("wb") as log:
+            self._process = await create_subprocess_exec(
+                *(sys.executable, "-m", "tests.support.launch", "ledger"),
+                stdin=DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self._environment},
+            )
+
+    async def ready(self) -> bool:
+        try:
+            await check_health(self.channel)
+        except (aio.AioRpcError, ConnectionError):
+            return False
+        return True
+
+    async def end(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    def stop_at(self, point: str) -> None:
+        stop_at(self._file, point)
+
+    async def stopped(self) -> None:
+        """Wait until it stands still."""
+        assert self._process is not None
+        status = Path(f"/proc/{self._process.pid}/stat")
+        await eventually(
+            lambda: status.read_text().rpartition(")")[2].split()[0] == "T",
+            f"the zombie stops: {self._log.read_text()[-2000:]}",
+        )
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+
+@pytest_asyncio.fixture(scope="module")
+async def zombie(world: World, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Zombie]:
+    """Each test stops it, and lets it go on."""
+    made = Zombie(world, tmp_path_factory.mktemp("zombie"))
+    try:
+        await made.start()
+        async with aio.insecure_channel(made.address) as channel:
+            made.channel, made.stub = channel, ledger_pb2_grpc.LedgerServiceStub(channel)
+            await eventually(made.ready, "the second ledger is ready")
+            yield made
+    finally:
+        await made.end()
+
+
+@pytest.fixture
+def zombie(second_ledger: Zombie) -> Iterator[Zombie]:
+    """The second ledger, alive again after the test."""
+    yield second_ledger
+    second_ledger.go_on()
+
+
+class Book:
+    """What was sent under one name to either process, and what they answered."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.history = History()
+
+    def publications(self, numbers: Iterable[int], *, again: int = 0) -> list[pb.Publication]:
+        """Messages by number; `again` sets their request ids apart from earlier ones."""
+        made = []
+        for number in numbers:
+            identity = Identity("p", number * STEP)
+            content = Content(f"message {number}".encode())
+            self.history.send(identity, content)
+            made.append(single(again + number + 1, identity.sequence_id, content.payload))
+        return made
+
+    def note(self, publications: Iterable[pb.Publication], receipts: dict[int, pb.Receipt]) -> None:
+        """Note the receipts that came. Each is one of success."""
+        for publication in publications:
+            receipt = receipts.get(publication.request_id)
+            if receipt is None:
+                continue
+            success = (pb.RECEIPT_STATUS_STORED, pb.RECEIPT_STATUS_DUPLICATE)
+            assert receipt.status in success, receipt
+            where = MessageId(receipt.position.ledger_id, receipt.position.entry_id)
+            duplicate = receipt.status == pb.RECEIPT_STATUS_DUPLICATE
+            identity = Identity("p", publication.entries[0].metadata.sequence_id)
+            self.history.acknowledged.append(Acknowledgement(identity, where, duplicate))
+
+    async def publish(
+        self, publisher: Publisher, numbers: Iterable[int], *, again: int = 0
+    ) -> None:
+        """Publish, and wait for all receipts."""
+        publications = self.publications(numbers, again=again)
+        await publisher.send(*publications)
+        receipts = {
+            each.request_id: await publisher.receipt(each.request_id) for each in publications
+        }
+        self.note(publications, receipts)
+
+    async def log(self, ledger: str) -> list[Stored]:
+        async with connect(ledger) as client:
+            return [
+                Stored(
+                    message.id,
+                    Identity(message.producer_name, message.sequence_id),
+                    Content(message.payload, message.key),
+                )
+                async for message in client.reader(self.topic, follow=False)
+            ]
+
+    async def check(self, world: World) -> None:
+        """Hold everything against the log, and the deduplication state too."""
+        log = await self.log(world.stack.address("ledger"))
+        anomalies = log_anomalies(self.history, log)
+        assert not anomalies, report(anomalies)
+        async with aio.insecure_channel(world.stack.address("dedup")) as channel:
+            stub: Any = dedup_pb2_grpc.DedupServiceStub(channel)
+            request = dedup_pb2.GetProducerRequest(topic=self.topic, producer_name="p")
+
+            async def agrees() -> bool:
+                state = (await stub.GetProducer(request)).producer
+                marks = Marks(state.persisted_sequence_id, state.pushed_sequence_id)
+                return not state_anomalies(log, {"p": marks})
+
+            await eventually(agrees, "deduplication knows the log")
+
+
+@pytest.mark.parametrize("point", WHILE_PUBLISHING)
+async def test_a_ledger_that_was_replaced_while_it_stood_still_stores_nothing_more(
+    world: World, zombie: Zombie, point: str
+) -> None:
+    book = Book(f"public/zombies/publishing-{point}")
+    numbers = iter(range(10**6))
+
+    def some() -> list[int]:
+        return [next(numbers) for _ in range(ROUND)]
+
+    async with (
+        connect(world.stack.address("ledger")),
+        publishing(zombie.stub, book.topic, "p", takeover=True) as old,
+    ):
+        first = some()
+        await book.publish(old, first)
+        zombie.stop_at(point)
+        # Copies have the log looked at. Not both: SQLite's lock would be held by an append that
+        # stands still, and its successor could not even begin.
+        copies = point.startswith("find")
+        caught = book.publications(first if copies else some(), again=10**6)
+        await old.send(*caught)
+        await zombie.stopped()
+        waiting = book.publications(some())
+        await old.send(*waiting)
+
+        async with (
+            aio.insecure_channel(world.stack.address("ledger")) as channel,
+            publishing(ledger_pb2_grpc.LedgerServiceStub(channel), book.topic, "p") as new,
+        ):
+            last = waiting[-1].request_id - 1
+            await book.publish(new, range(first[-1], last - ROUND // 2))
+            before = await book.log(world.stack.address("ledger"))
+            zombie.go_on()
+            error = await old.ended()
+            assert error is not None
+            assert error.code() is StatusCode.ABORTED
+            assert "FENCED" in str(error.trailing_metadata())
+            book.note([*caught, *waiting], old.receipts)
+            assert await book.log(world.stack.address("ledger")) == before
+            # Nor does it disturb its successor.
+            await book.publish(new, range(last - ROUND, last + ROUND), again=10**7)
+        await book.check(world)
+        assert len(await book.log(world.stack.address("ledger"))) == len(book.history.sent)
+
+
+@pytest.mark.parametrize("point", WHILE_OPENING)
+async def test_a_ledger_that_was_replaced_while_it_opened_a_stream_opens_none(
+    world: World, zombie: Zombie, point: str
+) -> None:
+    book = Book(f"public/zombies/opening-{point}")
+    async with aio.insecure_channel(world.stack.address("ledger")) as channel:
+        stub = ledger_pb2_grpc.LedgerServiceStub(channel)
+        async with publishing(stub, book.topic, "p") as first:
+            await book.publish(first, range(ROUND))
+        zombie.stop_at(point)
+        call = zombie.stub.Publish()
+        await call.write(pb.PublishRequest(open=pb.Open(topic=book.topic, producer_name="p")))
+        await zombie.stopped()
+        async with publishing(stub, book.topic, "p") as new:
+            await book.publish(new, range(ROUND, 2 * ROUND), again=10**6)
+            zombie.go_on()
+            with pytest.raises(aio.AioRpcError) as refused:
+                await call.read()
+            assert refused.value.code() is StatusCode.ABORTED
+            await book.publish(new, range(2 * ROUND, 3 * ROUND), again=10**7)
+    await book.check(world)

@@ -1,0 +1,48 @@
+"""A stack whose services can be told where to die."""
+
+import sys
+from pathlib import Path
+from random import Random
+
+from tests.support.application import Application
+from tests.support.crash_points import ORDER, REPLAY_PAGE, Order
+from tools.stack.stack import SERVICES, Stack
+
+REPLAY_PAGE_ENTRIES = 40
+
+
+class World:
+    """A stack, and applications that publish to it."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.orders = {service: folder / f"order-{service}" for service in SERVICES}
+        commands = {}
+        for service, file in self.orders.items():
+            module = [sys.executable, "-m", "tests.support.crash_points", service]
+            commands[service] = ["env", f"{ORDER}={file}", *module]
+        self.stack = Stack(
+            folder,
+            commands=commands,
+            environment={REPLAY_PAGE: str(REPLAY_PAGE_ENTRIES), **environment},
+        )
+        self._topics = 0
+
+    def application(self, seed: int, *, ledger: str | None = None) -> Application:
+        """An application with a topic of its own."""
+        self._topics += 1
+        return Application(
+            ledger or self.stack.address("ledger"),
+            self.stack.address("dedup"),
+            f"public/default/faults-{self._topics}",
+            Random(seed),
+        )
+
+    def order(self, service: str, order: Order) -> None:
+        """Give a service an order."""
+        order.give(self.orders[service])
+
+    def pid(self, name: str) -> int:
+        """The id of a process."""
+        pids = self.stack.endpoints["pids"]
+        assert isinstance(pids, dict)
+        return int(pids[name])

@@ -1,0 +1,83 @@
+"""What integration tests ask for: real services, as child processes, over real gRPC."""
+
+import itertools
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.integration.services import Services, pids_of, running, serving
+from tools.stack.stack import SERVICES, Stack
+
+_numbers = itertools.count(1)
+
+
+@pytest_asyncio.fixture(scope="session")
+async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
+    """One stack, with its stubs, for all tests that only need topics of their own."""
+    async with running(tmp_path_factory.mktemp("stack")) as services:
+        yield services
+
+
+@pytest.fixture(scope="session")
+def stack(services: Services) -> Stack:
+    """The stack of `services`."""
+    return services.stack
+
+
+@pytest.fixture(scope="session")
+def ledger(services: Services) -> Any:
+    """A stub for the ledger of `services`."""
+    return services.ledger
+
+
+@pytest.fixture(scope="session")
+def dedup(services: Services) -> Any:
+    """A stub for the dedup service of `services`."""
+    return services.dedup
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic that nobody has used before."""
+    test = re.sub(r"\W+", "-", request.node.name).strip("-")[:120]
+    return f"public/default/{test}-{next(_numbers)}"
+
+
+@pytest_asyncio.fixture(scope="session")
+async def second_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
+    """What `stoppable` gives out."""
+    async with running(tmp_path_factory.mktemp("stoppable")) as services:
+        yield services
+
+
+@pytest.fixture
+async def stoppable(second_stack: Services) -> AsyncIterator[Services]:
+    """One stack for all tests that stop parts of it: what is stopped is started again for the next
+    one."""
+    yield second_stack
+    stack = second_stack.stack
+    for name in ("redis", *SERVICES):
+        if name not in pids_of(stack):
+            await stack.run(name)
+    for service in SERVICES:
+        await serving(stack.address(service))
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Services]]:
+    """Makes a stack for this test alone:
+
+    async with private(SEQGATE_LEDGER_AUTO_CREATE="[]", policies="...") as services: ...
+
+    In one test it is the same folder each time, so that a second stack goes on from the first.
+    """
+
+    def make(**arguments: Any) -> AbstractAsyncContextManager[Services]:
+        return running(tmp_path / "stack", **arguments)
+
+    return make

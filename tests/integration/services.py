@@ -1,0 +1,276 @@
+"""A running stack with a stub for each of its services, and what tests ask of it."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import Message
+from grpc import StatusCode, aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from redis.asyncio import Redis
+
+from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from tests.support.waiting import eventually
+from tools.stack.ports import free_ports
+from tools.stack.stack import SERVICES, Stack
+
+MESSAGE_BYTES_MAX = 64 * 1024 * 1024
+"""The largest message that a test sends or takes: the services' limits are to be met, not ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """See the module."""
+
+    stack: Stack
+    ledger: Any
+    dedup: Any
+
+    async def read(self, topic: str, **request: Any) -> list[ledger_pb2.StoredEntry]:
+        """The entries of a topic, all of them unless asked otherwise."""
+        if not request.keys() & {"earliest", "latest", "at", "after"}:
+            request["earliest"] = ledger_pb2.Earliest()
+        found: list[ledger_pb2.StoredEntry] = []
+        async for response in self.ledger.Read(ledger_pb2.ReadRequest(topic=topic, **request)):
+            found.extend(response.entries.entries)
+        return found
+
+    async def ids(self, topic: str, producer: str | None = None) -> list[int]:
+        """The sequence ids of the entries of a topic, in the order of the log."""
+        return [
+            each.metadata.sequence_id
+            for each in await self.read(topic, metadata_only=True)
+            if producer in (None, each.metadata.producer_name)
+        ]
+
+    async def status(self, topic: str) -> dedup_pb2.GetTopicStatusResponse:
+        """What deduplication says of a topic."""
+        answer: dedup_pb2.GetTopicStatusResponse = await self.dedup.GetTopicStatus(
+            dedup_pb2.GetTopicStatusRequest(topic=topic)
+        )
+        return answer
+
+    async def producers(self, topic: str) -> dict[str, dedup_pb2.Producer]:
+        """What deduplication remembers of a topic's producers."""
+        found: dict[str, dedup_pb2.Producer] = {}
+        token = ""
+        while True:
+            page = await self.dedup.ListProducers(
+                dedup_pb2.ListProducersRequest(topic=topic, page_token=token)
+            )
+            found.update((each.name, each) for each in page.producers)
+            token = page.next_page_token
+            if not token:
+                return found
+
+    async def settled(self, topic: str) -> dedup_pb2.GetTopicStatusResponse:
+        """Wait until deduplication knows all of a topic's log; its status then."""
+
+        async def level() -> bool:
+            tail = await self.ledger.LastMessageId(ledger_pb2.LastMessageIdRequest(topic=topic))
+            status = await self.status(topic)
+            return bool(status.confirmed == tail.last)
+
+        await eventually(level, f"everything of {topic} is confirmed")
+        return await self.status(topic)
+
+    async def state(self, topic: str) -> dict[str, object]:
+        """All that a refusal must not change: the topics there are, the topic's log, and its
+        deduplication state."""
+        names = [each.name for each in await self.topics()]
+        if topic not in names:
+            return {"topics": names}
+        status = await self.settled(topic)
+        return {
+            "topics": names,
+            "log": [_bytes(each) for each in await self.read(topic)],
+            "status": _bytes(status),
+            "producers": {
+                name: _bytes(each) for name, each in (await self.producers(topic)).items()
+            },
+        }
+
+    async def topics(self, prefix: str = "") -> list[ledger_pb2.Topic]:
+        """Every topic."""
+        answer = await self.ledger.ListTopics(
+            ledger_pb2.ListTopicsRequest(prefix=prefix, page_size=10_000)
+        )
+        return list(answer.topics)
+
+    def log(self, service: str) -> list[dict[str, Any]]:
+        """What a service has written so far. Fails on a line that is no JSON object."""
+        return log_lines(self.stack, service)
+
+
+def log_lines(stack: Stack, service: str) -> list[dict[str, Any]]:
+    """See Services.log."""
+    lines = (stack.folder / "logs" / f"{service}.log").read_text().splitlines()
+    found = []
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            raise AssertionError(f"{service} wrote what is not JSON: {line!r}") from None
+    return found
+
+
+def surprises(stack: Stack) -> list[dict[str, Any]]:
+    """What services have written that a test never provokes: errors that nobody expected."""
+    return [line for service in SERVICES for line in log_lines(stack, service) if is_bad(line)]
+
+
+def is_bad(line: dict[str, Any]) -> bool:
+    """Whether a line of a log tells of a mistake."""
+    return line["level"] in ("error", "critical")
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, *, policies: str = "", **environment: str
+) -> AsyncIterator[Services]:
+    """A stack of a test's own.
+
+    Args:
+        folder: where it keeps its data.
+        policies: the deduplication policies, as TOML.
+        environment: settings, by their full name.
+    """
+    stack = Stack(folder, environment=environment)
+    stack.folder.mkdir(parents=True, exist_ok=True)
+    if policies:
+        stack.policy_file.write_text(policies)
+    async with stack, connected(stack) as services:
+        yield services
+
+
+@asynccontextmanager
+async def connected(stack: Stack) -> AsyncIterator[Services]:
+    """Stubs for a stack that runs. Once it goes, nothing unexpected must have happened in it."""
+    async with (
+        channel_to(stack.address("ledger")) as ledger,
+        channel_to(stack.address("dedup")) as dedup,
+    ):
+        yield Services(stack, LedgerServiceStub(ledger), DedupServiceStub(dedup))
+    assert surprises(stack) == []
+
+
+@asynccontextmanager
+async def second_ledger(services: Services, **environment: str) -> AsyncIterator[Any]:
+    """Another ledger process over the same store, and a stub for it."""
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    folder = services.stack.folder
+    with (folder / "logs" / f"ledger-{port}.log").open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.ledger"),
+            stdout=log,
+            stderr=log,
+            env={
+                **os.environ,
+                "SEQGATE_LEDGER_LISTEN": address,
+                "SEQGATE_LEDGER_DEDUP_TARGET": services.stack.address("dedup"),
+                "SEQGATE_LEDGER_STORE_PATH": str(folder / "ledger" / "ledger.db"),
+                "SEQGATE_LEDGER_HEALTH_INTERVAL_S": "0.1",
+                **environment,
+            },
+        )
+    try:
+        await serving(address)
+        async with channel_to(address) as channel:
+            yield LedgerServiceStub(channel)
+        process.terminate()
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert [each for each in log_lines(services.stack, f"ledger-{port}") if is_bad(each)] == []
+
+
+@contextmanager
+def paused(stack: Stack, process: str) -> Iterator[None]:
+    """A process that does nothing at all meanwhile, as if its machine had stopped."""
+    pid = pids_of(stack)[process]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@asynccontextmanager
+async def writes_held_up(stack: Stack) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
+    """Redis takes commands that write, and answers none of them meanwhile. Gives a question:
+    whether somebody waits for one."""
+    async with Redis.from_url(stack.redis_url) as redis:
+
+        async def waiting() -> bool:
+            return int((await redis.info("clients"))["blocked_clients"]) > 0
+
+        await redis.client_pause(60_000, all=False)
+        try:
+            yield waiting
+        finally:
+            await redis.client_unpause()
+
+
+async def health(address: str, service: str = "") -> str:
+    """What a process says of its readiness; "" when it does not answer."""
+    async with channel_to(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+        except aio.AioRpcError as error:
+            if error.code() is not StatusCode.UNAVAILABLE:
+                raise
+            return ""
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
+async def serving(address: str, service: str = "") -> None:
+    """Wait until a process says that it is ready."""
+    await eventually(lambda: _says(address, service, "SERVING"), f"{address} is ready")
+
+
+async def not_serving(address: str, service: str = "") -> None:
+    """Wait until a process says that it is not ready."""
+    await eventually(lambda: _says(address, service, "NOT_SERVING"), f"{address} is not ready")
+
+
+async def _says(address: str, service: str, what: str) -> bool:
+    return await health(address, service) == what
+
+
+def pids_of(stack: Stack) -> dict[str, int]:
+    """The ids of the processes that run, by name."""
+    pids: Any = stack.endpoints["pids"]
+    return dict(pids)
+
+
+def channel_to(address: str) -> aio.Channel:
+    """A channel that comes back quickly when its server does."""
+    return aio.insecure_channel(
+        address,
+        options=[
+            ("grpc.initial_reconnect_backoff_ms", 50),
+            ("grpc.min_reconnect_backoff_ms", 50),
+            ("grpc.max_reconnect_backoff_ms", 100),
+            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+            ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+            ("grpc.use_local_subchannel_pool", 1),
+        ],
+    )
+
+
+def _bytes(message: Message) -> bytes:
+    return message.SerializeToString(deterministic=True)

@@ -1,0 +1,523 @@
+"""The reader: from any place, in order, nothing left out and nothing twice."""
+
+import asyncio
+import os
+import sqlite3
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.client import (
+    EARLIEST,
+    LATEST,
+    Batching,
+    Client,
+    Message,
+    MessageId,
+    Reader,
+    Receipt,
+    connect,
+)
+from seqgate.errors import CorruptMessageError, DataLossError, NotFoundError
+from tests.integration.services import Services, pids_of, running
+from tests.support.publisher import batch, publishing, single
+from tests.support.waiting import eventually
+from tools.stack.stack import Stack
+
+COLLECTING = Batching(delay_s=60)
+
+
+@pytest.fixture(scope="module")
+async def frail(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
+    """A stack whose ledger is stopped and killed; it runs when a test ends."""
+    async with running(tmp_path_factory.mktemp("frail")) as services:
+        yield services
+
+
+@pytest.fixture
+async def client(stack: Stack) -> AsyncIterator[Client]:
+    async with connect(stack.address("ledger")) as client:
+        yield client
+
+
+@pytest.fixture
+async def frail_client(frail: Services) -> AsyncIterator[Client]:
+    async with connect(frail.stack.address("ledger")) as client:
+        yield client
+
+
+async def publish(
+    client: Client,
+    topic: str,
+    *flushes: int,
+    producer: str = "p",
+    batching: Batching | None = COLLECTING,
+) -> list[Receipt]:
+    """Publish messages, so many in each entry, or as `batching` says."""
+    async with client.producer(topic, name=producer, batching=batching) as opened:
+        futures = []
+        for count in flushes:
+            futures += [opened.send_nowait(b"x") for _ in range(count)]
+            await opened.flush()
+        return [each.result() for each in futures]
+
+
+async def rest(reader: Reader) -> list[int]:
+    """The ids of what is left to read, up to the end."""
+    return [message.sequence_id async for message in reader]
+
+
+async def some(reader: Reader, count: int) -> list[int]:
+    """The ids of the next messages."""
+    async with asyncio.timeout(30):
+        return [(await anext(reader)).sequence_id for _ in range(count)]
+
+
+async def trim(services: Services, topic: str, before: MessageId) -> None:
+    position = entry_pb2.Position(ledger_id=before.ledger_id, entry_id=before.entry_id)
+    await services.ledger.TrimTopic(pb.TrimTopicRequest(topic=topic, before=position))
+
+
+# ---- where it starts
+
+
+async def test_a_reader_starts_at_the_beginning_or_at_the_end(client: Client, topic: str) -> None:
+    await publish(client, topic, 1, 3, 1)
+    assert await rest(client.reader(topic, follow=False)) == [0, 1, 2, 3, 4]
+    assert await rest(client.reader(topic, start=EARLIEST, follow=False)) == [0, 1, 2, 3, 4]
+    assert await rest(client.reader(topic, start=LATEST, follow=False)) == []
+
+
+async def test_a_reader_starts_at_any_message_or_after_it(client: Client, topic: str) -> None:
+    """Inside a batch too."""
+    receipts = await publish(client, topic, 1, 3, 1, 2)
+    everything = list(range(7))
+    for number, receipt in enumerate(receipts):
+        where = receipt.message_id
+        at = client.reader(topic, start=where, follow=False)
+        assert await rest(at) == everything[number:], where
+        after = client.reader(topic, start=where, inclusive=False, follow=False)
+        assert await rest(after) == everything[number + 1 :], where
+
+
+@pytest.mark.parametrize(
+    ("start", "inclusive", "expected"),
+    [
+        (MessageId(1, 1), True, [1, 2, 3, 4]),  # a batch as a whole
+        (MessageId(1, 1), False, [4]),
+        (MessageId(1, 1, batch_index=2), False, [4]),
+        (MessageId(1, 1, batch_index=9), True, [4]),  # it has no such index
+        (MessageId(1, 0, batch_index=0), True, [1, 2, 3, 4]),  # it is no batch
+        (MessageId(0, 0), True, [0, 1, 2, 3, 4]),
+        (MessageId(0, 7), False, [0, 1, 2, 3, 4]),
+        (MessageId(1, 3), True, []),
+        (MessageId(2, 0), True, []),
+        (MessageId(2**63 - 1, 2**63 - 1), False, []),
+    ],
+)
+async def test_a_reader_starts_where_the_log_goes_on(
+    client: Client, topic: str, start: MessageId, inclusive: bool, expected: list[int]
+) -> None:
+    await publish(client, topic, 1, 3, 1)
+    reader = client.reader(topic, start=start, inclusive=inclusive, follow=False)
+    found = await rest(reader)
+    if start == MessageId(1, 0, batch_index=0):
+        found = [each for each in found if each]  # with the plain message, or without
+    assert found == expected
+
+
+async def test_the_end_is_where_it_was_when_the_reader_connected(
+    client: Client, topic: str
+) -> None:
+    await publish(client, topic, 2)
+    async with client.reader(topic, start=LATEST) as reader:
+        reading = asyncio.create_task(some(reader, 3))
+        await _is_connected(reader)
+        await publish(client, topic, 1, 2)
+        assert await reading == [2, 3, 4]
+
+
+async def test_the_end_of_an_empty_topic_is_its_beginning(
+    services: Services, client: Client, topic: str
+) -> None:
+    await services.ledger.CreateTopic(pb.CreateTopicRequest(topic=topic))
+    async with client.reader(topic, start=LATEST) as reader:
+        reading = asyncio.create_task(some(reader, 2))
+        await _is_connected(reader)
+        await publish(client, topic, 2)
+        assert await reading == [0, 1]
+    assert await rest(client.reader(topic, start=LATEST, follow=False)) == []
+
+
+async def _is_connected(reader: Reader) -> None:
+    """A reader connects when it is first asked; the service has told it where the log stands."""
+    await eventually(
+        lambda: reader._after is not None or reader._start == EARLIEST, "the reader is connected"
+    )
+
+
+async def test_a_topic_that_is_not_there_cannot_be_read(client: Client, topic: str) -> None:
+    for follow in (False, True):
+        reader = client.reader(topic, follow=follow)
+        with pytest.raises(NotFoundError) as refusal:
+            await reader.read()
+        assert refusal.value.reason == "TOPIC_NOT_FOUND"
+        with pytest.raises(NotFoundError):
+            await reader.has_message_available()
+    await publish(client, topic, 1)
+    assert await some(reader, 1) == [0]  # now it is there
+    await reader.close()
+
+
+# ---- where it ends
+
+
+async def test_a_reader_that_does_not_follow_ends_where_the_topic_ends(
+    client: Client, topic: str
+) -> None:
+    """And goes on from there when it is asked again."""
+    await publish(client, topic, 1, 2)
+    async with client.reader(topic, follow=False) as reader:
+        assert await rest(reader) == [0, 1, 2]
+        assert await reader.read() is None
+        assert await reader.read() is None
+        await publish(client, topic, 1, 2)
+        assert await rest(reader) == [3, 4, 5]
+        assert await reader.read() is None
+
+
+async def test_a_reader_that_follows_waits_for_what_is_to_come(client: Client, topic: str) -> None:
+    await publish(client, topic, 1)
+    async with client.reader(topic) as reader:
+        assert await some(reader, 1) == [0]
+        for each in range(1, 6):
+            waiting = asyncio.create_task(some(reader, 1))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            await publish(client, topic, 1)
+            assert await waiting == [each]
+
+
+async def test_a_reader_keeps_up_while_several_producers_publish(
+    client: Client, topic: str
+) -> None:
+    await publish(client, topic, 1, producer="p0")
+
+    async def read() -> list[Message]:
+        async with client.reader(topic) as reader:
+            return [await anext(reader) for _ in range(1 + 3 * 100)]
+
+    async def write(name: str) -> None:
+        async with client.producer(topic, name=name) as producer:
+            for _ in range(100):
+                await producer.send(b"x")
+
+    async with asyncio.timeout(60):
+        one, other, *_ = await asyncio.gather(read(), read(), *map(write, ("p0", "p1", "p2")))
+    assert [message.id for message in one] == sorted({message.id for message in one})
+    assert one == other
+    for name, first in (("p0", 101), ("p1", 100), ("p2", 100)):
+        assert [each.sequence_id for each in one if each.producer_name == name] == list(
+            range(first)
+        )
+
+
+async def test_a_reader_knows_whether_there_is_more(client: Client, topic: str) -> None:
+    (*_, last) = await publish(client, topic, 1, 2)
+    async with client.reader(topic, follow=False) as reader:
+        for _ in range(3):
+            assert await reader.has_message_available()
+            assert await reader.read() is not None
+        assert not await reader.has_message_available()
+        await publish(client, topic, 1)
+        assert await reader.has_message_available()
+    for start, inclusive, expected in (
+        (EARLIEST, True, True),
+        (LATEST, True, False),
+        (last.message_id, True, True),
+        (MessageId(1, 2), True, True),
+        (MessageId(1, 2), False, False),
+        (MessageId(1, 3), True, False),
+    ):
+        reader = client.reader(topic, start=start, inclusive=inclusive)
+        assert await reader.has_message_available() is expected
+
+
+async def test_an_empty_topic_has_nothing_to_read(
+    services: Services, client: Client, topic: str
+) -> None:
+    await services.ledger.CreateTopic(pb.CreateTopicRequest(topic=topic))
+    async with client.reader(topic, follow=False) as reader:
+        assert not await reader.has_message_available()
+        assert await reader.read() is None
+
+
+async def test_a_closed_reader_has_nothing_more(client: Client, topic: str) -> None:
+    await publish(client, topic, 3)
+    reader = client.reader(topic)
+    assert await some(reader, 1) == [0]
+    await reader.close()
+    await reader.close()
+    async with asyncio.timeout(10):
+        while (message := await reader.read()) is not None:
+            assert message.sequence_id in (1, 2)  # it was received before
+
+
+async def test_closing_a_reader_ends_the_wait_for_its_next_message(
+    client: Client, topic: str
+) -> None:
+    """It does not cancel whoever waits."""
+    await publish(client, topic, 1)
+    reader = client.reader(topic)
+    assert await some(reader, 1) == [0]
+    waiting = asyncio.create_task(reader.read())
+    await asyncio.sleep(0.02)
+    await reader.close()
+    async with asyncio.timeout(10):
+        assert await waiting is None
+
+
+async def test_a_wait_for_the_next_message_can_be_cancelled_and_loses_nothing(
+    client: Client, topic: str
+) -> None:
+    await publish(client, topic, 1)
+    async with client.reader(topic) as reader:
+        assert await some(reader, 1) == [0]
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await reader.read()
+        await publish(client, topic, 1, 2)
+        assert await some(reader, 3) == [1, 2, 3]
+
+
+# ---- seeking
+
+
+async def test_a_reader_goes_on_from_wherever_it_is_told(client: Client, topic: str) -> None:
+    receipts = await publish(client, topic, 1, 3, 1)
+    where = [each.message_id for each in receipts]
+    async with client.reader(topic, follow=False) as reader:
+        assert await some(reader, 2) == [0, 1]  # in the middle of a batch
+        await reader.seek(where[4])
+        assert await rest(reader) == [4]
+        await reader.seek(EARLIEST)
+        assert await some(reader, 1) == [0]
+        await reader.seek(where[2], inclusive=False)
+        assert await rest(reader) == [3, 4]
+        await reader.seek(LATEST)
+        assert await rest(reader) == []
+        await publish(client, topic, 1)
+        assert await rest(reader) == [5]
+        await reader.seek(where[1])
+        assert await rest(reader) == [1, 2, 3, 4, 5]
+
+
+async def test_a_reader_that_waits_goes_on_from_wherever_it_is_told(
+    client: Client, topic: str
+) -> None:
+    """A seek does not cancel whoever waits."""
+    await publish(client, topic, 1, 2)
+    async with client.reader(topic) as reader:
+        assert await some(reader, 3) == [0, 1, 2]
+        waiting = asyncio.create_task(some(reader, 1))
+        await asyncio.sleep(0.02)
+        await reader.seek(EARLIEST)
+        async with asyncio.timeout(10):
+            assert await waiting == [0]
+
+
+# ---- trimmed topics
+
+
+async def test_what_was_trimmed_is_not_read(services: Services, client: Client, topic: str) -> None:
+    where = [each.message_id for each in await publish(client, topic, 1, 3, 1, 1)]
+    await trim(services, topic, where[4])
+    assert await rest(client.reader(topic, follow=False)) == [4, 5]
+    for gone in where[:4]:
+        for inclusive in (True, False):
+            reader = client.reader(topic, start=gone, inclusive=inclusive, follow=False)
+            assert await rest(reader) == [4, 5]
+    assert await rest(client.reader(topic, start=where[5], follow=False)) == [5]
+
+
+async def test_a_topic_that_was_trimmed_to_its_end_goes_on(
+    services: Services, client: Client, topic: str
+) -> None:
+    await publish(client, topic, 1, 1)
+    async with client.reader(topic) as reader:
+        assert await some(reader, 1) == [0]
+        waiting = client.reader(topic, start=MessageId(1, 0))
+        await trim(services, topic, MessageId(1, 2))
+        assert await rest(client.reader(topic, follow=False)) == []
+        assert not await client.reader(topic, follow=False, start=MessageId(1, 2)).read()
+        await publish(client, topic, 1)
+        assert (await some(reader, 1))[0] in (1, 2)  # 1, if it was received before
+        assert await some(waiting, 1) == [2]
+        await waiting.close()
+
+
+# ---- damage
+
+
+LZ4 = {"compression": entry_pb2.COMPRESSION_TYPE_LZ4, "uncompressed_size": 10}
+ZLIB = {"compression": entry_pb2.COMPRESSION_TYPE_ZLIB, "uncompressed_size": 10}
+ZSTD = {"compression": entry_pb2.COMPRESSION_TYPE_ZSTD, "uncompressed_size": 10}
+
+BROKEN = {
+    # what a service takes and no reader can open, since the service looks into no payload
+    "no LZ4": single(1, 1, b"x", **LZ4),
+    "no zlib": single(1, 1, b"x", **ZLIB),
+    "no Zstandard": single(1, 1, b"x", **ZSTD),
+    "larger than it says": single(1, 1, zlib.compress(b"x" * 11), **ZLIB),
+    "smaller than it says": single(1, 1, zlib.compress(b"x" * 9), **ZLIB),
+    "larger than anyone unpacks": single(1, 1, b"x", **LZ4 | {"uncompressed_size": 2**32 - 1}),
+    "no batch": batch(1, [1, 2, 3], b"\xff"),
+    "a batch of nothing": batch(1, [1, 2, 3], b""),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+async def test_a_message_that_cannot_be_opened_is_neither_skipped_nor_in_the_way(
+    services: Services, client: Client, topic: str, how: str
+) -> None:
+    """What comes before it is given out; it is told as often as one asks; behind it the topic goes
+    on, for whoever seeks past it."""
+    async with publishing(services.ledger, topic, "p") as publisher:
+        await publisher.store(single(0, 0))
+        assert (await publisher.store(BROKEN[how])).status == pb.RECEIPT_STATUS_STORED
+        await publisher.store(single(2, 8))
+        await publisher.store(single(3, 9))
+    async with client.reader(topic, follow=False) as reader:
+        assert await some(reader, 1) == [0]
+        for _ in range(2):
+            with pytest.raises(CorruptMessageError) as damage:
+                await reader.read()
+            assert damage.value.details == {"ledger_id": "1", "entry_id": "1"}
+        await reader.seek(MessageId(1, 1), inclusive=False)
+        assert await rest(reader) == [8, 9]
+
+
+async def test_damage_on_the_disk_is_not_read_as_a_message(tmp_path: Path, topic: str) -> None:
+    """Nor is it in the way of what was stored before it, and behind it."""
+    payload = os.urandom(500)
+    async with Stack(tmp_path) as stack, connect(stack.address("ledger")) as client:
+        async with client.producer(topic, name="p") as producer:
+            for each in (b"before", payload, b"behind"):
+                await producer.send(each)
+        assert await stack.terminate("ledger") == 0
+        file = tmp_path / "ledger" / "ledger.db"
+        with closing(sqlite3.connect(file)) as database:
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        stored = file.read_bytes()
+        assert stored.count(payload[100:110]) == 1
+        file.write_bytes(stored.replace(payload[100:110], bytes(10)))
+        await stack.run("ledger")
+        async with client.reader(topic, follow=False) as reader:
+            assert (await anext(reader)).payload == b"before"
+            for _ in range(2):
+                with pytest.raises(DataLossError) as damage:
+                    await reader.read()
+                assert damage.value.reason == "ENTRY_CORRUPT"
+                assert damage.value.details == {"ledger_id": "1", "entry_id": "1"}
+            await reader.seek(MessageId(1, 1), inclusive=False)
+            assert (await anext(reader)).payload == b"behind"
+
+
+# ---- reconnecting
+
+
+async def _kill(stack: Stack) -> None:
+    await stack.kill("ledger")
+    await stack.run("ledger")
+
+
+async def _drain(stack: Stack) -> None:
+    assert await stack.terminate("ledger") == 0
+    await stack.run("ledger")
+
+
+@pytest.mark.parametrize("disturb", [_kill, _drain], ids=["killed", "drained"])
+async def test_a_reader_loses_and_repeats_nothing_when_the_ledger_starts_again(
+    frail: Services,
+    frail_client: Client,
+    topic: str,
+    disturb: Callable[[Stack], Awaitable[None]],
+) -> None:
+    """In the middle of reading, and while it waits at the end; batches included."""
+    client = frail_client
+    count = 3_000
+    await publish(client, topic, count // 2, batching=None)
+    await publish(client, topic, count // 2, batching=Batching(messages_max=7))
+
+    async def read(reader: Reader) -> list[int]:
+        found = []
+        async for message in reader:
+            found.append(message.sequence_id)
+            if len(found) % 10 == 0:
+                await asyncio.sleep(0)
+            if len(found) == count + 20:
+                break
+        return found
+
+    async with client.reader(topic) as one, client.reader(topic, start=LATEST) as late:
+        reading = asyncio.create_task(read(one))
+        waiting = asyncio.create_task(some(late, 20))
+        await _is_connected(late)
+        await disturb(frail.stack)
+        await publish(client, topic, 1, 9)
+        await disturb(frail.stack)
+        await publish(client, topic, 9, 1)
+        async with asyncio.timeout(30):
+            assert await reading == list(range(count + 20))
+            assert await waiting == list(range(count, count + 20))
+
+
+async def test_a_reader_waits_for_a_service_that_is_not_there(
+    frail: Services, frail_client: Client, topic: str
+) -> None:
+    await publish(frail_client, topic, 2)
+    await frail.stack.kill("ledger")
+    async with frail_client.reader(topic, follow=False) as reader:
+        reading = asyncio.create_task(rest(reader))
+        await asyncio.sleep(0.05)
+        assert not reading.done()
+        await frail.stack.run("ledger")
+        async with asyncio.timeout(20):
+            assert await reading == [0, 1]
+
+
+async def test_readers_that_go_away_in_the_middle_do_no_harm(
+    frail: Services, frail_client: Client, topic: str
+) -> None:
+    """The service is about to send when it learns that nobody reads any more."""
+    pid = pids_of(frail.stack)["ledger"]
+    async with frail_client.producer(topic) as producer:
+        await asyncio.gather(*(producer.send(b"x" * 1_000_000) for _ in range(8)))
+    for _ in range(10):
+        calls = [
+            frail.ledger.Read(pb.ReadRequest(topic=topic, earliest=pb.Earliest())) for _ in range(4)
+        ]
+        await asyncio.gather(*(call.read() for call in calls))
+        for call in calls:
+            call.cancel()
+    assert len(await rest(frail_client.reader(topic, follow=False))) == 8
+    assert pids_of(frail.stack)["ledger"] == pid
+    assert await frail.stack.terminate("ledger") == 0
+    await frail.stack.run("ledger")
+
+
+async def test_a_reader_of_a_deleted_topic_is_told(
+    services: Services, client: Client, topic: str
+) -> None:
+    await publish(client, topic, 1)
+    async with client.reader(topic) as reader:
+        assert await some(reader, 1) == [0]
+        await services.ledger.DeleteTopic(pb.DeleteTopicRequest(topic=topic))
+        with pytest.raises(NotFoundError):
+            await some(reader, 1)

@@ -1,0 +1,833 @@
+"""How the processes live: readiness, going away, deadlines, logs, settings, and the stack that runs
+them all."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import apsw
+import grpc
+import pytest
+from grpc import StatusCode, aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from redis.asyncio import Redis
+
+from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.types import TopicName
+from services.dedup.adapters.keys import topic_key
+from services.runtime.channels import UNARY_TIMEOUT_S
+from tests.integration.refusals import check, refused, status_of_call
+from tests.integration.services import (
+    Services,
+    channel_to,
+    health,
+    log_lines,
+    not_serving,
+    paused,
+    pids_of,
+    running,
+    second_ledger,
+    serving,
+    writes_held_up,
+)
+from tests.support.publisher import publishing, single
+from tests.support.waiting import eventually
+from tools.stack.ports import free_ports
+from tools.stack.stack import SERVICES, Stack
+
+STORED, DUPLICATE = pb.RECEIPT_STATUS_STORED, pb.RECEIPT_STATUS_DUPLICATE
+FAILED = pb.RECEIPT_STATUS_FAILED
+
+LEDGER = "seqgate.api.ledger.v1.LedgerService"
+DEDUP = "seqgate.api.dedup.v1.DedupService"
+
+
+@pytest.fixture(scope="module")
+async def frail(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
+    """A stack whose parts are stopped, paused and started again; everything runs when a test
+    ends. Little patience, and few retries."""
+    async with running(
+        tmp_path_factory.mktemp("frail"),
+        SEQGATE_DEDUP_REDIS_TIMEOUT_S="0.3",
+        SEQGATE_LEDGER_DEDUP_TIMEOUT_S="1",
+        SEQGATE_LEDGER_OPEN_TIMEOUT_S="0.5",
+        SEQGATE_LEDGER_FAILURES_MAX="2",
+        SEQGATE_DEDUP_LOG_LEVEL="debug",
+        SEQGATE_DEDUP_REFLECTION="true",
+    ) as services:
+        yield services
+
+
+def claim(topic: str, sequence_id: int = 1) -> dedup_pb2.AdmitRequest:
+    return dedup_pb2.AdmitRequest(
+        topic=topic,
+        writer=dedup_pb2.Writer(incarnation=1, epoch=1),
+        claims=[dedup_pb2.Claims(producer_name="p", sequence_ids=[sequence_id])],
+    )
+
+
+# ---- readiness
+
+
+async def test_a_service_is_ready_while_redis_answers(frail: Services) -> None:
+    stack = frail.stack
+    dedup, ledger = stack.address("dedup"), stack.address("ledger")
+    seen: list[str] = []
+
+    async def watch() -> None:
+        async with channel_to(dedup) as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            call = stub.Watch(health_pb2.HealthCheckRequest(service=DEDUP))
+            while (answer := await call.read()) is not aio.EOF:
+                seen.append(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+    watching = asyncio.create_task(watch())
+    await eventually(lambda: seen, "the watcher is told at once")
+    await stack.kill("redis")
+    for address, service in ((dedup, DEDUP), (dedup, ""), (ledger, LEDGER), (ledger, "")):
+        await not_serving(address, service)
+    for address in (dedup, ledger):
+        assert await health(address, "liveness") == "SERVING"
+    await stack.run("redis")
+    for address, service in ((dedup, DEDUP), (dedup, ""), (ledger, LEDGER), (ledger, "")):
+        await serving(address, service)
+    await eventually(lambda: seen == ["SERVING", "NOT_SERVING", "SERVING"], f"all is told: {seen}")
+    watching.cancel()
+    await asyncio.wait([watching])
+
+
+async def test_a_redis_that_hangs_is_one_that_does_not_answer(frail: Services) -> None:
+    address = frail.stack.address("dedup")
+    with paused(frail.stack, "redis"):
+        await not_serving(address)
+        assert await health(address, "liveness") == "SERVING"
+    await serving(address)
+    await serving(frail.stack.address("ledger"))
+
+
+async def test_the_ledger_is_ready_while_dedup_is(frail: Services) -> None:
+    address = frail.stack.address("ledger")
+    assert await frail.stack.terminate("dedup") == 0
+    await not_serving(address)
+    assert await health(address, "liveness") == "SERVING"
+    await frail.stack.run("dedup")
+    await serving(address)
+    events = [(each["event"], each.get("missing")) for each in frail.log("ledger")]
+    assert ("not ready", ["dedup"]) in events
+    assert events[-1] == ("ready", [])
+
+
+async def test_the_health_of_what_is_not_there_is_unknown(services: Services) -> None:
+    async with channel_to(services.stack.address("ledger")) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        with pytest.raises(aio.AioRpcError) as caught:
+            await stub.Check(health_pb2.HealthCheckRequest(service="nobody"))
+    assert caught.value.code() is StatusCode.NOT_FOUND
+
+
+# ---- reflection
+
+
+async def reflected(address: str) -> list[str]:
+    async with channel_to(address) as channel:
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo()
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        await call.done_writing()
+        answers = [each async for each in _each(call)]
+    return [each.name for answer in answers for each in answer.list_services_response.service]
+
+
+async def _each(call: Any) -> AsyncIterator[Any]:
+    while (answer := await call.read()) is not aio.EOF:
+        yield answer
+
+
+async def test_a_service_describes_itself_only_where_it_is_told_to(
+    services: Services, frail: Services
+) -> None:
+    for service in SERVICES:
+        async with channel_to(services.stack.address(service)) as channel:
+            stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+            assert await stub.ServerReflectionInfo().code() is StatusCode.UNIMPLEMENTED
+    names = await reflected(frail.stack.address("dedup"))
+    assert {DEDUP, "grpc.health.v1.Health"} <= set(names)
+
+
+# ---- going away
+
+
+async def test_open_streams_are_asked_to_move_and_new_calls_refused(
+    stoppable: Services, topic: str
+) -> None:
+    stack, ledger = stoppable.stack, stoppable.ledger
+    async with publishing(ledger, topic, "p") as publisher:
+        assert (await publisher.store(single(1, 1))).status == STORED
+        reading = ledger.Read(pb.ReadRequest(topic=topic, earliest=pb.Earliest(), follow=True))
+        assert (await reading.read()).HasField("started")
+        assert len((await reading.read()).entries.entries) == 1
+
+        ending = asyncio.create_task(stack.terminate("ledger"))
+        async with asyncio.timeout(10):
+            await publisher.draining.wait()
+        assert (await reading.read()).HasField("draining")
+        assert await reading.read() is aio.EOF
+        assert await reading.code() is StatusCode.OK
+
+        await not_serving(stack.address("ledger"))
+        assert await health(stack.address("ledger"), "liveness") == "SERVING"
+        with refused(StatusCode.UNAVAILABLE, "DRAINING"):
+            await ledger.GetTopic(pb.GetTopicRequest(topic=topic))
+        with refused(StatusCode.UNAVAILABLE, "DRAINING"):
+            async with publishing(ledger, topic, "q"):
+                pass
+        # What is sent on a stream that is open is answered, until the producer closes it.
+        assert (await publisher.store(single(2, 2))).status == STORED
+        assert not ending.done()
+        await publisher.finish()
+        assert await ending == 0
+    assert log_lines(stack, "ledger")[-1]["event"] == "stopped"
+
+    await stack.run("ledger")
+    async with publishing(ledger, topic, "p") as publisher:
+        assert publisher.opened.last_sequence_id == 2
+
+
+async def test_what_was_sent_before_the_end_is_answered_and_confirmed(
+    stoppable: Services, topic: str
+) -> None:
+    async with publishing(stoppable.ledger, topic, "p") as publisher:
+        async with writes_held_up(stoppable.stack) as waiting:
+            await publisher.send(*(single(each, each) for each in range(50)))
+            await eventually(waiting, "the claims wait")
+            ending = asyncio.create_task(stoppable.stack.terminate("ledger"))
+            async with asyncio.timeout(10):
+                await publisher.draining.wait()
+        for each in range(50):
+            assert (await publisher.receipt(each)).status == STORED
+        await publisher.finish()
+    assert await ending == 0
+    await stoppable.stack.run("ledger")
+    # Scenario 46: a clean end leaves nothing to replay.
+    await stoppable.settled(topic)
+    assert (await stoppable.status(topic)).counts.confirmed_entries == 50
+    assert not any(
+        each["event"] == "replaying" and each["topic"] == topic for each in stoppable.log("ledger")
+    )
+
+
+async def test_a_stream_that_does_not_move_away_is_cut(private: Any, topic: str) -> None:
+    async with private(SEQGATE_LEDGER_DRAIN_TIMEOUT_S="0.1") as services:
+        async with publishing(services.ledger, topic, "p") as publisher:
+            ending = asyncio.create_task(services.stack.terminate("ledger"))
+            error = await publisher.ended()
+            assert error is not None
+            check(status_of_call(error), StatusCode.UNAVAILABLE, "DRAINING")
+            assert publisher.draining.is_set()
+        assert await ending == 0
+        events = [each["event"] for each in services.log("ledger")]
+        assert "streams did not move away in time" in events
+        assert events[-1] == "stopped"
+
+
+async def test_a_call_under_way_is_finished(stoppable: Services, topic: str) -> None:
+    async with writes_held_up(stoppable.stack) as waiting:
+        asking = asyncio.create_task(_await(stoppable.dedup.Admit(claim(topic))))
+        await eventually(waiting, "the script waits")
+        ending = asyncio.create_task(stoppable.stack.terminate("dedup"))
+        await not_gone_but_closed(stoppable)
+        assert not asking.done()
+    answer = await asking
+    assert list(answer.verdicts.producers[0].verdicts) == [dedup_pb2.VERDICT_NEW]
+    assert await ending == 0
+
+
+async def not_gone_but_closed(services: Services) -> None:
+    """Wait until dedup takes no more calls."""
+
+    async def closed() -> bool:
+        return await health(services.stack.address("dedup")) in ("", "NOT_SERVING")
+
+    await eventually(closed, "dedup takes no more calls")
+
+
+async def _await(call: Any) -> Any:
+    return await call
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_an_interrupt_is_a_request_to_stop_too(stoppable: Services, service: str) -> None:
+    os.kill(pids_of(stoppable.stack)[service], signal.SIGINT)
+    assert await stoppable.stack.ended(service) == 0
+
+
+# ---- deadlines, and dependencies that do not answer
+
+
+async def test_a_call_ends_by_its_deadline_while_redis_hangs(frail: Services, topic: str) -> None:
+    with paused(frail.stack, "redis"):
+        for make in (
+            lambda **more: frail.dedup.Admit(claim(topic), **more),
+            lambda **more: frail.dedup.GetTopicStatus(
+                dedup_pb2.GetTopicStatusRequest(topic=topic), **more
+            ),
+        ):
+            async with asyncio.timeout(10):
+                with pytest.raises(aio.AioRpcError) as caught:
+                    await make(timeout=0.1)
+                assert caught.value.code() is StatusCode.DEADLINE_EXCEEDED
+                with refused(StatusCode.UNAVAILABLE, "STATE_UNAVAILABLE"):
+                    await make()
+    await serving(frail.stack.address("dedup"))
+    await serving(frail.stack.address("ledger"))
+    # What the lost calls did is found out, and nothing is let through twice.
+    answer = await frail.dedup.Admit(claim(topic))
+    assert answer.verdicts.producers[0].verdicts[0] in (
+        dedup_pb2.VERDICT_NEW,
+        dedup_pb2.VERDICT_IN_FLIGHT,
+    )
+
+
+async def test_a_producer_is_told_when_its_topic_cannot_be_opened(
+    frail: Services, topic: str
+) -> None:
+    assert await frail.stack.terminate("dedup") == 0
+    with refused(StatusCode.UNAVAILABLE, "DEDUP_UNAVAILABLE"):
+        async with publishing(frail.ledger, topic, "p"):
+            pass
+    await frail.stack.run("dedup")
+
+    async def opens() -> bool:
+        try:
+            async with publishing(frail.ledger, topic, "p") as publisher:
+                return (await publisher.store(single(1, 1))).status == STORED
+        except aio.AioRpcError as error:
+            if error.code() is not StatusCode.UNAVAILABLE:
+                raise
+            return False
+
+    await eventually(opens, "the topic opens")
+
+
+async def test_a_producer_is_told_when_its_messages_cannot_be_judged(
+    frail: Services, topic: str
+) -> None:
+    async with publishing(frail.ledger, topic, "p") as publisher:
+        assert (await publisher.store(single(1, 1))).status == STORED
+        await frail.settled(topic)
+        assert await frail.stack.terminate("dedup") == 0
+        await publisher.send(single(2, 2), single(3, 3))
+        for request_id in (2, 3):
+            receipt = await publisher.receipt(request_id)
+            assert receipt.status == FAILED
+            check(receipt.error, StatusCode.UNAVAILABLE, "DEDUP_UNAVAILABLE")
+        assert (await publisher.store(single(4, 4))).status == pb.RECEIPT_STATUS_SKIPPED
+        await frail.stack.run("dedup")
+
+        async def stored() -> bool:
+            receipt = await publisher.store(single(2, 2, resume=True))
+            assert receipt.status in (STORED, FAILED)
+            return receipt.status == STORED
+
+        await eventually(stored, "what failed is stored")
+        for request_id in (3, 4):
+            assert (await publisher.store(single(request_id, request_id))).status == STORED
+    assert await frail.ids(topic) == [1, 2, 3, 4]
+
+
+class Relay:
+    """A gRPC server in front of another, which notes how long each call may take."""
+
+    def __init__(self, target: aio.Channel) -> None:
+        self.target = target
+        self.remaining_s: dict[str, list[float | None]] = {}
+
+    async def __call__(self, method: str, request: bytes, context: Any) -> bytes:
+        self.remaining_s.setdefault(method, []).append(context.time_remaining())
+        answer: bytes = await self.target.unary_unary(method)(request, timeout=5)
+        return answer
+
+
+class _Every(grpc.GenericRpcHandler):
+    """Serves every method, all of them as unary."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        method = handler_call_details.method
+
+        async def handle(request: bytes, context: Any) -> bytes:
+            return await self._relay(method, request, context)
+
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+
+@asynccontextmanager
+async def relay_to(address: str) -> AsyncIterator[tuple[Relay, str]]:
+    server = aio.server()
+    async with channel_to(address) as channel:
+        relay = Relay(channel)
+        server.add_generic_rpc_handlers((_Every(relay),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            yield relay, f"127.0.0.1:{port}"
+        finally:
+            await server.stop(None)
+
+
+async def test_a_callers_deadline_is_passed_on(services: Services, topic: str) -> None:
+    """ForgetTopic is called on behalf of DeleteTopic, and has no more time than it."""
+    async with (
+        relay_to(services.stack.address("dedup")) as (relay, address),
+        second_ledger(services, SEQGATE_LEDGER_DEDUP_TARGET=address) as ledger,
+    ):
+        for deadline_s in (3.0, None, 1000.0):
+            await ledger.CreateTopic(pb.CreateTopicRequest(topic=topic))
+            await ledger.DeleteTopic(pb.DeleteTopicRequest(topic=topic), timeout=deadline_s)
+        first, second, third = relay.remaining_s[f"/{DEDUP}/ForgetTopic"]
+    assert first is not None
+    assert 0 < first < 3.5  # on the wire a deadline has two or three digits
+    for without in (second, third):  # but never more than its own
+        assert without is not None
+        assert 3.5 < without < UNARY_TIMEOUT_S + 0.5
+
+
+# ---- logs
+
+
+async def test_a_refused_call_is_logged_with_its_reason(services: Services, topic: str) -> None:
+    with refused(StatusCode.INVALID_ARGUMENT, "INVALID_TOPIC_NAME"):
+        await services.ledger.CreateTopic(pb.CreateTopicRequest(topic="no topic"))
+    with refused(StatusCode.INVALID_ARGUMENT, "INVALID_PAGE"):
+        await services.dedup.ListProducers(
+            dedup_pb2.ListProducersRequest(topic=topic, page_size=-1)
+        )
+    for service, method, reason in (
+        ("ledger", f"/{LEDGER}/CreateTopic", "INVALID_TOPIC_NAME"),
+        ("dedup", f"/{DEDUP}/ListProducers", "INVALID_PAGE"),
+    ):
+        calls = [each for each in services.log(service) if each["event"] == "call"]
+        found = [each for each in calls if each["method"] == method][-1]
+        assert found["service"] == service
+        assert (found["level"], found["code"]) == ("warning", "INVALID_ARGUMENT")
+        assert found["detail"]
+        assert found["seconds"] >= 0
+        assert found.get("reason") == reason
+
+
+async def test_every_call_is_logged_for_those_who_look_closely(frail: Services, topic: str) -> None:
+    await frail.status(topic)
+
+    def logged() -> bool:
+        return any(
+            each["event"] == "call"
+            and each["method"] == f"/{DEDUP}/GetTopicStatus"
+            and each["level"] == "debug"
+            and each["code"] == "OK"
+            for each in frail.log("dedup")
+        )
+
+    await eventually(logged, "the call is logged")
+
+
+async def test_every_line_of_the_logs_is_json_whatever_happens(tmp_path: Path, topic: str) -> None:
+    """With gRPC as talkative as it is by itself."""
+    async with running(tmp_path / "stack", GRPC_VERBOSITY="") as services:
+        stack = services.stack
+        async with publishing(services.ledger, topic, "p") as publisher:
+            assert (await publisher.store(single(1, 1))).status == STORED
+            await stack.kill("redis")
+            await not_serving(stack.address("dedup"))
+            await publisher.send(single(2, 2))
+            await stack.run("redis")
+            assert (await publisher.receipt(2)).status == STORED
+            await stack.kill("dedup")
+            await not_serving(stack.address("ledger"))
+            await stack.run("dedup")
+            assert (await publisher.store(single(3, 3))).status == STORED
+            await publisher.cut()
+        for service in reversed(SERVICES):
+            assert await stack.terminate(service) == 0
+        for service in SERVICES:
+            lines = log_lines(stack, service)
+            assert {"listening", "ready", "not ready", "stopped"} <= {
+                each["event"] for each in lines
+            }
+            for line in lines:
+                assert line["service"] == service
+                assert {"event", "level", "timestamp"} <= line.keys()
+
+
+async def test_a_mistake_of_ours_is_internal_without_our_insides(
+    tmp_path: Path, topic: str
+) -> None:
+    async with (
+        Stack(tmp_path / "stack") as stack,
+        channel_to(stack.address("dedup")) as channel,
+        Redis.from_url(stack.redis_url) as redis,
+    ):
+        await redis.set(topic_key(TopicName.parse(topic)), "no hash")
+        ask = channel.unary_unary(
+            f"/{DEDUP}/GetProducer",
+            request_serializer=dedup_pb2.GetProducerRequest.SerializeToString,
+        )
+        with pytest.raises(aio.AioRpcError) as caught:
+            await ask(dedup_pb2.GetProducerRequest(topic=topic, producer_name="p"))
+        assert caught.value.code() is StatusCode.INTERNAL
+        assert caught.value.details() == "internal error"
+        lines = log_lines(stack, "dedup")
+        (found,) = (each for each in lines if each["event"] == "unexpected")
+        assert found["level"] == "error"
+        assert "WRONGTYPE" in found["exception"]
+
+
+# ---- settings
+
+
+END_S = 10.0
+"""How long a process may take that is to end by itself."""
+
+
+class Ended(NamedTuple):
+    """A process that is over."""
+
+    status: int
+    out: str
+    error: str
+
+
+@asynccontextmanager
+async def process(
+    *arguments: str, environment: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A Python process, which does not outlive the test."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **(environment or {})},
+        cwd=cwd,
+    )
+    try:
+        yield child
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.communicate()
+
+
+async def end_of(*arguments: str, cwd: Path, **environment: str) -> Ended:
+    """What becomes of a process that ends by itself."""
+    async with process(*arguments, environment=environment, cwd=cwd) as child:
+        try:
+            async with asyncio.timeout(END_S):
+                out, error = await child.communicate()
+        except TimeoutError:
+            raise AssertionError("the process does not end") from None
+        assert child.returncode is not None
+        return Ended(child.returncode, out.decode(), error.decode())
+
+
+SETTINGS: dict[str, tuple[str, dict[str, str], str]] = {
+    "a number that is none": ("ledger", {"WINDOW_MESSAGES": "many"}, "window_messages"),
+    "a number too small": ("ledger", {"WINDOW_MESSAGES": "0"}, "window_messages"),
+    "a number too large": ("ledger", {"MAX_MESSAGE_BYTES": str(2**40)}, "max_message_bytes"),
+    "a time that is over": ("dedup", {"REDIS_TIMEOUT_S": "0"}, "redis_timeout_s"),
+    "an address without a port": ("dedup", {"LISTEN": "localhost"}, "listen"),
+    "a port that cannot be": ("ledger", {"LISTEN": "127.0.0.1:65536"}, "listen"),
+    "a word that is not known": ("dedup", {"LOG_LEVEL": "loud"}, "log_level"),
+    "a list that is none": ("ledger", {"AUTO_CREATE": "everywhere"}, "auto_create"),
+    "an unknown name in the file": ("ledger", {"CONFIG_FILE": "windows = 3"}, "windows"),
+    "a wrong value in the file": (
+        "ledger",
+        {"CONFIG_FILE": "window_messages = -1"},
+        "window_messages",
+    ),
+    "another service's value in the file": (
+        "dedup",
+        {"CONFIG_FILE": 'store_path = "x"'},
+        "store_path",
+    ),
+    "a file that is no TOML": ("dedup", {"CONFIG_FILE": "listen = "}, ""),
+    "a file that is not there": ("dedup", {"CONFIG_FILE": ""}, "settings"),
+}
+
+
+@pytest.mark.parametrize("what", SETTINGS)
+async def test_a_service_does_not_start_with(tmp_path: Path, what: str) -> None:
+    service, given, named = SETTINGS[what]
+    environment = {f"SEQGATE_{service.upper()}_LISTEN": "127.0.0.1:0"}
+    for name, value in given.items():
+        if name == "CONFIG_FILE":
+            file = tmp_path / "settings.toml"
+            if value:
+                file.write_text(value)
+            value = str(file)
+        environment[f"SEQGATE_{service.upper()}_{name}"] = value
+    ended = await end_of("-m", f"services.{service}", cwd=tmp_path, **environment)
+    assert ended.status == 2, ended
+    assert ended.error.startswith(f"{service}: ")
+    assert named in ended.error
+    assert "Traceback" not in ended.error
+    assert not list(tmp_path.glob("*.db")), "nothing was begun"
+
+
+async def test_a_service_does_not_start_without_its_assertions(tmp_path: Path) -> None:
+    ended = await end_of("-O", "-m", "services.dedup", cwd=tmp_path)
+    assert ended.status == 2
+    assert "-O" in ended.error
+
+
+async def test_the_environment_comes_before_the_file(
+    services: Services, tmp_path: Path, topic: str
+) -> None:
+    file = tmp_path / "ledger.toml"
+    file.write_text("window_messages = 5\nwindow_bytes = 4096\nmax_message_bytes = 2048\n")
+    async with (
+        second_ledger(
+            services,
+            SEQGATE_LEDGER_CONFIG_FILE=str(file),
+            SEQGATE_LEDGER_WINDOW_MESSAGES="7",
+        ) as ledger,
+        publishing(ledger, topic, "p") as publisher,
+    ):
+        opened = publisher.opened
+        assert (opened.window_messages, opened.window_bytes) == (7, 4096)
+        assert opened.max_message_bytes == 2048
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_a_port_belongs_to_one_process(
+    services: Services, tmp_path: Path, service: str
+) -> None:
+    """Or the two would share the callers silently."""
+    address = services.stack.address(service)
+    environment = {f"SEQGATE_{service.upper()}_LISTEN": address, "GRPC_VERBOSITY": ""}
+    ended = await end_of("-m", f"services.{service}", cwd=tmp_path, **environment)
+    assert ended.status == 1
+    lines = [json.loads(line) for line in ended.error.splitlines() if line.startswith("{")]
+    assert lines[-1]["event"] == "failed"
+    assert address in lines[-1]["exception"]
+    assert [line for line in ended.error.splitlines() if not line.startswith("{")] == []
+    await serving(address)
+
+
+def no_folder(file: Path) -> None:
+    file.rmdir()
+    file.parent.rmdir()
+
+
+def another_file(file: Path) -> None:
+    file.rmdir()
+    file.write_text("not a database, but long enough to be taken for one " * 20)
+
+
+def another_layout(file: Path) -> None:
+    file.rmdir()
+    with apsw.Connection(str(file)) as database:
+        database.execute("PRAGMA user_version = 99")
+    database.close()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda _: None, id="a folder"),
+        pytest.param(no_folder, id="nowhere"),
+        pytest.param(another_file, id="another file"),
+        pytest.param(another_layout, id="another layout"),
+    ],
+)
+async def test_the_ledger_does_not_start_when_its_database_is(tmp_path: Path, spoil: Any) -> None:
+    file = tmp_path / "data" / "ledger.db"
+    file.mkdir(parents=True)
+    spoil(file)
+    ended = await end_of(
+        *("-m", "services.ledger"),
+        cwd=tmp_path,
+        SEQGATE_LEDGER_LISTEN="127.0.0.1:0",
+        SEQGATE_LEDGER_STORE_PATH=str(file),
+    )
+    assert ended.status == 1
+    assert [json.loads(line)["event"] for line in ended.error.splitlines()] == ["failed"]
+
+
+@pytest.mark.parametrize("policies", ["[cluster]\nenable = true\n", None], ids=["wrong", "gone"])
+async def test_dedup_does_not_start_with_policies_it_cannot_use(
+    tmp_path: Path, policies: str | None
+) -> None:
+    """There are no earlier ones to stay with, and the built-in ones may be the wrong ones."""
+    file = tmp_path / "policies.toml"
+    if policies is not None:
+        file.write_text(policies)
+    ended = await end_of(
+        *("-m", "services.dedup"),
+        cwd=tmp_path,
+        SEQGATE_DEDUP_LISTEN="127.0.0.1:0",
+        SEQGATE_DEDUP_POLICY_FILE=str(file),
+    )
+    assert ended.status == 1
+    assert json.loads(ended.error.splitlines()[-1])["event"] == "failed"
+
+
+# ---- python -m tools.stack
+
+
+@asynccontextmanager
+async def stack_command(
+    folder: Path, *more: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
+    """`tools.stack run`, healthy; and its endpoints."""
+    endpoints = folder.parent / "endpoints.json"
+    arguments = ("--dir", str(folder), "--endpoints", str(endpoints), *more)
+    async with process("-m", "tools.stack", "run", *arguments) as child:
+
+        def healthy() -> bool:
+            assert child.returncode is None
+            return endpoints.exists()
+
+        await eventually(healthy, "the stack is healthy", within_s=30)
+        found = json.loads(endpoints.read_text())
+        try:
+            yield child, found
+        finally:
+            if child.returncode is None:
+                child.terminate()
+                await child.wait()
+            await eventually(lambda: not any(map(lives, found["pids"].values())), "all have ended")
+    assert not endpoints.exists()
+
+
+def lives(pid: int) -> bool:
+    """Whether a process with this id runs."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+@asynccontextmanager
+async def ledger_at(endpoints: Mapping[str, Any]) -> AsyncIterator[Any]:
+    async with channel_to(endpoints["ledger"]) as channel:
+        yield LedgerServiceStub(channel)
+
+
+async def test_the_stack_ends_when_told_to_and_goes_on_from_its_folder(
+    tmp_path: Path, topic: str
+) -> None:
+    folder = tmp_path / "stack"
+    for round_, number in enumerate((signal.SIGTERM, signal.SIGINT)):
+        async with stack_command(folder) as (child, endpoints):
+            assert endpoints.keys() == {*SERVICES, "redis", "pids"}
+            assert endpoints["pids"].keys() == {*SERVICES, "redis"}
+            for service in SERVICES:
+                assert await health(endpoints[service]) == "SERVING"
+            async with ledger_at(endpoints) as ledger, publishing(ledger, topic, "p") as publisher:
+                if round_:
+                    assert publisher.opened.last_sequence_id == round_ - 1
+                for sequence_id in range(round_ + 1):
+                    receipt = await publisher.store(single(sequence_id, sequence_id))
+                    expected = STORED if sequence_id == round_ else DUPLICATE
+                    assert receipt.status == expected
+            child.send_signal(number)
+            async with asyncio.timeout(20):
+                assert await child.wait() == 0
+            out, error = await child.communicate()
+            assert endpoints["ledger"] in out.decode()
+            assert error == b""
+
+
+async def test_a_folder_belongs_to_one_stack(tmp_path: Path) -> None:
+    folder = tmp_path / "stack"
+    async with stack_command(folder) as (_, endpoints):
+        other = tmp_path / "others.json"
+        arguments = ("--dir", str(folder), "--endpoints", str(other))
+        ended = await end_of("-m", "tools.stack", "run", *arguments, cwd=tmp_path)
+        assert ended.status == 1
+        assert str(folder) in ended.error
+        assert "Traceback" not in ended.error
+        assert not other.exists()
+        for service in SERVICES:
+            assert await health(endpoints[service]) == "SERVING"
+
+
+@pytest.mark.parametrize("name", ["redis", *SERVICES])
+async def test_the_stack_ends_when_one_of_its_processes_does(tmp_path: Path, name: str) -> None:
+    async with stack_command(tmp_path / "stack") as (child, endpoints):
+        os.kill(endpoints["pids"][name], signal.SIGKILL)
+        async with asyncio.timeout(20):
+            out, error = await child.communicate()
+        assert child.returncode == 1
+        assert f"{name} ended" in error.decode()
+        assert b"Traceback" not in error + out
+
+
+async def test_no_process_outlives_a_stack_that_was_killed(tmp_path: Path) -> None:
+    folder = tmp_path / "stack"
+    async with process(
+        *("-m", "tools.stack", "run", "--dir", str(folder)),
+        *("--endpoints", str(tmp_path / "endpoints.json")),
+    ) as child:
+        await eventually((tmp_path / "endpoints.json").exists, "the stack is healthy", within_s=30)
+        pids = json.loads((tmp_path / "endpoints.json").read_text())["pids"]
+        child.kill()
+        await child.wait()
+        await eventually(lambda: not any(map(lives, pids.values())), "all have ended")
+
+
+async def test_the_stack_listens_where_it_is_told_to(tmp_path: Path) -> None:
+    base = consecutive_ports(3)
+    async with stack_command(tmp_path / "stack", "--port-base", str(base)) as (_, endpoints):
+        assert endpoints["redis"] == f"redis://127.0.0.1:{base}/0"
+        assert endpoints["dedup"] == f"127.0.0.1:{base + 1}"
+        assert endpoints["ledger"] == f"127.0.0.1:{base + 2}"
+        taken = await end_of(
+            *("-m", "tools.stack", "run", "--dir", str(tmp_path / "other")),
+            *("--port-base", str(base)),
+            cwd=tmp_path,
+        )
+        assert taken.status == 1
+        assert "Traceback" not in taken.error
+
+
+def consecutive_ports(count: int) -> int:
+    """The first of so many ports in a row that nobody listens on."""
+    ports = sorted(free_ports(400))
+    for first in ports:
+        if set(range(first, first + count)) <= set(ports):
+            return first
+    for first in ports:
+        if all(_is_free(port) for port in range(first, first + count)):
+            return first
+    raise AssertionError("no ports")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+async def test_the_stack_says_how_it_is_used(tmp_path: Path) -> None:
+    for arguments in ((), ("run", "--dir", "x", "--port-base", "y")):
+        ended = await end_of("-m", "tools.stack", *arguments, cwd=tmp_path)
+        assert ended.status == 2
+        assert "usage: python -m tools.stack" in ended.error

@@ -1,0 +1,173 @@
+"""A service that can be told where to die.
+
+    python -m tests.support.crash_points ledger|dedup
+
+runs the real service with its ports wrapped. Each call through a port passes two points,
+`<verb>.before` and `<verb>.after`; the ledger also passes `receipts.before` and `receipts.after`,
+around the writing of receipts to a stream. An Order in the file SEQGATE_TEST_ORDER is carried out
+once, at the exact point that it names: it kills this process, or others.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from services.dedup import app as dedup_app
+from services.dedup.adapters.redis import RedisStateStore, connect_redis
+from services.dedup.config import DedupConfig
+from services.ledger import app as ledger_app
+from services.ledger.adapters.dedup import GrpcDeduplicator
+from services.ledger.adapters.sqlite import open_sqlite_store
+from services.ledger.config import LedgerConfig
+from services.ledger.core import writer
+from services.ledger.live import News, Session
+from services.runtime.channels import peer_channel
+from services.runtime.process import run_service
+
+ORDER = "SEQGATE_TEST_ORDER"
+"""Names the file of the order."""
+
+FILE_BYTES_MAX = "SEQGATE_TEST_FILE_BYTES_MAX"
+"""How large a file this process may write: a full disk, as the kernel tells it."""
+
+REPLAY_PAGE = "SEQGATE_TEST_REPLAY_PAGE"
+"""How many entries a page of a replay holds."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Kill at a point, when it has been passed `passes` times before."""
+
+    point: str
+    passes: int = 0
+    pids: Sequence[int] = ()
+    """Whom; nobody else: this process."""
+
+    def give(self, file: Path) -> None:
+        """Give the order to whoever watches the file."""
+        scratch = file.with_suffix(".new")
+        scratch.write_text(json.dumps(asdict(self)))
+        scratch.replace(file)
+
+
+class Points:
+    """Passed by the wrappers below."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._order: Order | None = None
+        self._passes = 0
+
+    def reach(self, point: str) -> None:
+        """The process is at this point."""
+        if self._order is None:
+            if not self._file.exists():
+                return
+            self._order = Order(**json.loads(self._file.read_text()))
+            self._passes = 0
+        if point != self._order.point:
+            return
+        if self._passes < self._order.passes:
+            self._passes += 1
+            return
+        pids = self._order.pids or [os.getpid()]
+        self._order = None
+        self._file.unlink()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+
+class Pointed:
+    """A port whose verbs pass points."""
+
+    def __init__(self, inner: object, points: Points, verbs: Sequence[str]) -> None:
+        self._inner = inner
+        for verb in verbs:
+            setattr(self, verb, _passing(getattr(inner, verb), points, verb))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def _passing(
+    call: Callable[..., Awaitable[Any]], points: Points, verb: str
+) -> Callable[..., Awaitable[Any]]:
+    async def passing(*arguments: Any, **named: Any) -> Any:
+        points.reach(f"{verb}.before")
+        answer = await call(*arguments, **named)
+        points.reach(f"{verb}.after")
+        return answer
+
+    return passing
+
+
+def _point_receipts(points: Points) -> None:
+    news = Session.news
+    written: set[int] = set()
+
+    async def pointed(session: Session) -> News | None:
+        if session.number in written:
+            written.discard(session.number)
+            points.reach("receipts.after")
+        told = await news(session)
+        if told is not None and told.receipts:
+            written.add(session.number)
+            points.reach("receipts.before")
+        return told
+
+    Session.news = pointed  # type: ignore[method-assign]
+
+
+STORE_VERBS = ("take", "append", "read", "find", "highest")
+DEDUP_VERBS = ("admit", "confirm", "rollback")
+
+
+async def run_ledger(config: LedgerConfig) -> None:
+    points = Points(Path(os.environ[ORDER]))
+    _point_receipts(points)
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(
+            open_sqlite_store(config.store_path, size_max_bytes=config.store_bytes_max)
+        )
+        channel = await stack.enter_async_context(
+            peer_channel(config.dedup_target, keepalive_s=config.keepalive_s)
+        )
+        dedup = GrpcDeduplicator(channel, timeout_s=config.dedup_timeout_s)
+        stack.callback(dedup.close)
+        await ledger_app.serve(
+            config,
+            Pointed(store, points, STORE_VERBS),  # type: ignore[arg-type]
+            Pointed(dedup, points, DEDUP_VERBS),  # type: ignore[arg-type]
+        )
+
+
+async def run_dedup(config: DedupConfig) -> None:
+    points = Points(Path(os.environ[ORDER]))
+    async with connect_redis(
+        config.redis_url,
+        timeout_s=config.redis_timeout_s,
+        connections_max=config.redis_connections_max,
+    ) as redis:
+        store = Pointed(RedisStateStore(redis), points, DEDUP_VERBS)
+        await dedup_app.serve(config, store)  # type: ignore[arg-type]
+
+
+def main() -> int:
+    writer.REPLAY_PAGE_ENTRIES = int(os.environ.get(REPLAY_PAGE, "5000"))  # type: ignore[misc]
+    if limit := os.environ.get(FILE_BYTES_MAX):
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+    if sys.argv[1] == "ledger":
+        return run_service(LedgerConfig, run_ledger)
+    return run_service(DedupConfig, run_dedup)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

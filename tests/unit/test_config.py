@@ -1,0 +1,227 @@
+"""Where settings come from, and which ones are refused."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from services.dedup.config import DedupConfig
+from services.ledger.config import LedgerConfig
+from services.runtime.config import ServiceConfig
+from services.runtime.process import run_service
+
+FILE = "SEQGATE_LEDGER_CONFIG_FILE"
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests may have some."""
+    for config in (LedgerConfig, DedupConfig):
+        for name in (*config.model_fields, "config_file"):
+            monkeypatch.delenv(f"SEQGATE_{config.service}_{name}".upper(), raising=False)
+
+
+def ledger_with(monkeypatch: pytest.MonkeyPatch, **environment: str) -> LedgerConfig:
+    for name, value in environment.items():
+        monkeypatch.setenv(f"SEQGATE_LEDGER_{name}".upper(), value)
+    return LedgerConfig()
+
+
+@pytest.mark.parametrize(
+    ("config", "listen"),
+    [(LedgerConfig, "127.0.0.1:7702"), (DedupConfig, "127.0.0.1:7701")],
+)
+def test_a_service_starts_without_settings_and_only_for_this_machine(
+    config: type[ServiceConfig], listen: str
+) -> None:
+    assert config().listen == listen
+
+
+@pytest.mark.parametrize(
+    ("environment", "file", "window"),
+    [
+        (None, None, 20_000),
+        (None, "7", 7),
+        ("8", None, 8),
+        ("8", "7", 8),  # the environment comes before the file
+    ],
+)
+def test_a_setting_comes_from_the_nearest_source(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    environment: str | None,
+    file: str | None,
+    window: int,
+) -> None:
+    if environment is not None:
+        monkeypatch.setenv("SEQGATE_LEDGER_WINDOW_MESSAGES", environment)
+    if file is not None:
+        (tmp_path / "ledger.toml").write_text(f"window_messages = {file}\n")
+        monkeypatch.setenv(FILE, str(tmp_path / "ledger.toml"))
+    assert LedgerConfig().window_messages == window
+
+
+def test_sources_are_merged_setting_by_setting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "ledger.toml"
+    file.write_text(
+        'listen = "0.0.0.0:1"\nauto_create = ["acme/*", "*/dev"]\nlog_level = "debug"\n'
+    )
+    monkeypatch.setenv(FILE, str(file))
+    config = ledger_with(monkeypatch, log_level="error", store_path="data/ledger.db")
+    assert config.listen == "0.0.0.0:1"
+    assert config.auto_create == ("acme/*", "*/dev")
+    assert config.log_level == "error"
+    assert config.store_path == Path("data/ledger.db")
+    assert config.log_format == "json"
+
+
+def test_a_list_in_the_environment_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ledger_with(monkeypatch, auto_create='["a/b", "c/*"]').auto_create == ("a/b", "c/*")
+    assert ledger_with(monkeypatch, auto_create="[]").auto_create == ()
+
+
+def test_each_service_has_settings_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEQGATE_DEDUP_LISTEN", "0.0.0.0:1")
+    monkeypatch.setenv("SEQGATE_DEDUP_REDIS_URL", "redis://there:1/0")
+    assert LedgerConfig().listen == "127.0.0.1:7702"
+    assert DedupConfig().redis_url == "redis://there:1/0"
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("message_bytes_max", 64 * 1024, 256 * 1024 * 1024),
+        ("metadata_bytes_max", 1024, 1024 * 1024),
+        ("keepalive_s", 1, 7200),
+        ("store_readers", 1, 64),
+        ("max_message_bytes", 1024, 128 * 1024 * 1024),
+        ("window_messages", 1, 1_000_000),
+        ("window_bytes", 1024, 1024 * 1024 * 1024),
+        ("publish_streams_max", 1, 100_000),
+        ("group_entries_max", 1, 4_000),
+        ("group_bytes_max", 1024, 256 * 1024 * 1024),
+        ("failures_max", 1, 1_000),
+    ],
+)
+def test_a_number_has_bounds(
+    monkeypatch: pytest.MonkeyPatch, name: str, least: int, most: int
+) -> None:
+    for right in (least, most):
+        assert getattr(ledger_with(monkeypatch, **{name: str(right)}), name) == right
+    for wrong in (least - 1, most + 1, -1):
+        with pytest.raises(ValidationError, match=name):
+            ledger_with(monkeypatch, **{name: str(wrong)})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "drain_timeout_s",
+        "stop_grace_s",
+        "health_interval_s",
+        "dedup_timeout_s",
+        "open_timeout_s",
+        "follow_poll_s",
+        "keep_interval_s",
+        "idle_timeout_s",
+    ],
+)
+def test_a_time_is_more_than_nothing_and_at_most_a_day(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for right in ("0.001", "86400"):
+        assert getattr(ledger_with(monkeypatch, **{name: right}), name) == float(right)
+    for wrong in ("0", "-1", "86401", "inf", "nan", "soon", ""):
+        with pytest.raises(ValidationError, match=name):
+            ledger_with(monkeypatch, **{name: wrong})
+
+
+@pytest.mark.parametrize("name", ["connection_age_max_s", "store_bytes_max"])
+def test_what_may_be_unlimited_says_so_with_nothing(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    assert getattr(ledger_with(monkeypatch, **{name: "0"}), name) == 0
+    for wrong in ("-1", "inf", "nan", "1e300"):
+        with pytest.raises(ValidationError, match=name):
+            ledger_with(monkeypatch, **{name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("listen", "right"),
+    [
+        ("127.0.0.1:7702", True),
+        ("0.0.0.0:0", True),
+        ("[::1]:7702", True),
+        ("localhost:65535", True),
+        ("localhost:65536", False),
+        ("localhost:123456789", False),
+        ("localhost", False),
+        ("localhost:", False),
+        ("localhost:http", False),
+        ("localhost:-1", False),
+        ("localhost:\N{ARABIC-INDIC DIGIT ONE}", False),
+        (":7702", False),
+        ("", False),
+    ],
+)
+def test_an_address_to_listen_on_has_a_host_and_a_port(
+    monkeypatch: pytest.MonkeyPatch, listen: str, right: bool
+) -> None:
+    if right:
+        assert ledger_with(monkeypatch, listen=listen).listen == listen
+    else:
+        with pytest.raises(ValidationError, match="listen"):
+            ledger_with(monkeypatch, listen=listen)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("window_mesages = 1", "window_mesages"),  # misspelt
+        ("window_messages = 0", "window_messages"),
+        ('window_messages = "many"', "window_messages"),
+        ("log_level = 'loud'", "log_level"),
+        ("auto_create = 'public/default'", "auto_create"),
+        ("[ledger]\nwindow_messages = 1", "ledger"),
+        ("window_messages = ", "TOML|Invalid"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, error: str
+) -> None:
+    (tmp_path / "ledger.toml").write_text(text)
+    monkeypatch.setenv(FILE, str(tmp_path / "ledger.toml"))
+    with pytest.raises(ValueError, match=error):
+        LedgerConfig()
+
+
+def test_a_file_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(FILE, str(tmp_path / "ledger.toml"))
+    with pytest.raises(FileNotFoundError, match=r"ledger\.toml"):
+        LedgerConfig()
+
+
+def test_settings_do_not_change() -> None:
+    config = LedgerConfig()
+    with pytest.raises(ValidationError):
+        config.window_messages = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("environment", [{"WINDOW_MESSAGES": "0"}, {"CONFIG_FILE": "nowhere.toml"}])
+def test_a_service_with_wrong_settings_says_so_and_does_not_run(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    environment: dict[str, str],
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(f"SEQGATE_LEDGER_{name}", value)
+
+    async def run(config: LedgerConfig) -> None:
+        raise AssertionError("it runs")
+
+    assert run_service(LedgerConfig, run) == 2
+    assert capsys.readouterr().err.startswith("ledger: ")

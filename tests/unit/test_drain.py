@@ -1,0 +1,183 @@
+"""Going away in good order, and a caller's deadline."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from grpc import aio
+
+from services.errors import Draining
+from services.runtime import deadline
+from services.runtime.drain import Drain
+
+SOON_S = 0.02
+"""Long enough for whatever needs no waiting."""
+
+
+class Wire:
+    """What a stream's context offers: read() gives what the caller sends."""
+
+    def __init__(self, sent: Iterable[Any] = ()) -> None:
+        self.sent: asyncio.Queue[Any] = asyncio.Queue()
+        for each in sent:
+            self.sent.put_nowait(each)
+        self.cancelled = 0
+
+    async def read(self) -> Any:
+        try:
+            return await self.sent.get()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
+# ---- Drain
+
+
+async def test_a_drain_is_told_to_everyone_who_waits() -> None:
+    drain = Drain()
+    waiting = [asyncio.create_task(drain.wait()) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert not drain.begun
+    assert not any(each.done() for each in waiting)
+
+    drain.begin()
+    drain.begin()  # twice is once
+    await asyncio.gather(*waiting)
+    assert drain.begun
+    assert drain.event.is_set()
+    await drain.wait()  # also whoever comes late
+
+
+async def test_the_end_of_a_drain_is_another_thing_than_its_beginning() -> None:
+    drain = Drain()
+    over = asyncio.create_task(drain.wait_over())
+    drain.begin()
+    await asyncio.sleep(0)
+    assert not over.done()
+    drain.cut()
+    await over
+
+
+async def test_new_work_is_refused_once_a_drain_began() -> None:
+    drain = Drain()
+    drain.check()
+    drain.begin()
+    with pytest.raises(Draining) as refusal:
+        drain.check()
+    assert refusal.value.retry_after_s is not None
+
+
+async def test_a_drain_waits_for_the_last_stream() -> None:
+    drain = Drain()
+    assert await drain.emptied(SOON_S)  # there is none
+    with drain.stream():
+        with drain.stream():
+            assert not await drain.emptied(SOON_S)
+        assert not await drain.emptied(SOON_S)
+        emptied = asyncio.create_task(drain.emptied(10))
+        await asyncio.sleep(0)
+        assert not emptied.done()
+    assert await emptied
+    assert await drain.emptied(SOON_S)
+
+
+async def test_a_stream_that_fails_has_gone_too() -> None:
+    drain = Drain()
+    with pytest.raises(ValueError, match="broken"), drain.stream():
+        raise ValueError("broken")
+    assert await drain.emptied(SOON_S)
+
+
+async def test_a_stream_brings_what_its_caller_sends_until_the_caller_is_done() -> None:
+    wire = Wire([1, 2, aio.EOF, 3])
+    assert [each async for each in Drain().requests(wire)] == [1, 2]
+    assert wire.sent.qsize() == 1
+
+
+async def test_a_stream_brings_nothing_more_once_a_drain_began() -> None:
+    drain, wire = Drain(), Wire([1])
+    requests = drain.requests(wire)
+    assert await anext(requests) == 1
+    waiting = asyncio.create_task(anext(requests, "the end"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    drain.begin()
+    assert await waiting == "the end"
+    assert wire.cancelled == 1  # nobody reads on behalf of a stream that has ended
+
+
+async def test_what_has_arrived_when_a_drain_begins_is_not_lost() -> None:
+    drain, wire = Drain(), Wire()
+    requests = drain.requests(wire)
+    waiting = asyncio.create_task(anext(requests, "the end"))
+    await asyncio.sleep(SOON_S)
+    wire.sent.put_nowait(1)
+    await asyncio.sleep(0)  # it is read
+    drain.begin()
+    assert await waiting == 1
+    assert await anext(requests, "the end") == "the end"
+
+
+async def test_a_stream_that_is_dropped_leaves_nothing_behind() -> None:
+    before = asyncio.all_tasks()
+    drain, wire = Drain(), Wire([1])
+    requests = drain.requests(wire)
+    assert await anext(requests) == 1
+    await requests.aclose()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+
+
+# ---- deadlines
+
+
+async def remaining_s(
+    caller_s: float | None, at_most_s: float | None, *, later_s: float = 0.0
+) -> float | None:
+    """What is left of a call's time. A call is a task, and its deadline ends with it."""
+
+    async def call() -> float | None:
+        deadline.set_remaining_s(caller_s)
+        await asyncio.sleep(later_s)
+        return deadline.remaining_s(at_most_s)
+
+    return await asyncio.create_task(call())
+
+
+@pytest.mark.parametrize(
+    ("caller_s", "at_most_s", "least_s", "most_s"),
+    [
+        (None, None, None, None),
+        (None, 5.0, 5.0, 5.0),
+        (60.0, None, 30.0, 60.0),
+        (60.0, 90.0, 30.0, 60.0),
+        (90.0, 5.0, 5.0, 5.0),
+        (0.0, 5.0, 0.0, 0.0),
+        (-1.0, 5.0, 0.0, 0.0),  # too late already
+        (-1.0, None, 0.0, 0.0),
+    ],
+)
+async def test_a_call_takes_no_longer_than_its_caller_waits(
+    caller_s: float | None, at_most_s: float | None, least_s: float | None, most_s: float | None
+) -> None:
+    left_s = await remaining_s(caller_s, at_most_s)
+    if least_s is None or most_s is None:
+        assert left_s is None
+    else:
+        assert left_s is not None
+        assert least_s <= left_s <= most_s
+
+
+async def test_time_passes() -> None:
+    left_s = await remaining_s(60.0, None, later_s=SOON_S)
+    assert left_s is not None
+    assert left_s < 60.0
+
+
+async def test_a_deadline_belongs_to_its_own_call() -> None:
+    short_s, none_s = await asyncio.gather(remaining_s(5.0, 100.0), remaining_s(None, 100.0))
+    assert short_s is not None
+    assert short_s <= 5.0
+    assert none_s == 100.0

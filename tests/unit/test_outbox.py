@@ -1,0 +1,741 @@
+"""What is sent when, sent again, and told to those who wait: the client's side of a Publish stream.
+
+The state machine at the end plays the service, an unreliable one, by the protocol of ledger.proto.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.client._codec import Compression, OutgoingMessage, encode_batch, encode_single
+from seqgate.client._outbox import Outbox, Receipt, Resolved
+from seqgate.errors import (
+    LimitExceededError,
+    MessageTooLargeError,
+    SendTimeoutError,
+    SeqgateError,
+    SequenceIdTrimmedError,
+    StaleSequenceIdError,
+)
+from seqgate.types import MessageId
+
+PLENTY = 1_000_000
+STORED, DUPLICATE = pb.RECEIPT_STATUS_STORED, pb.RECEIPT_STATUS_DUPLICATE
+STALE, PARTIAL = pb.RECEIPT_STATUS_STALE, pb.RECEIPT_STATUS_PARTIAL
+REFUSED, FAILED, SKIPPED = (
+    pb.RECEIPT_STATUS_REFUSED,
+    pb.RECEIPT_STATUS_FAILED,
+    pb.RECEIPT_STATUS_SKIPPED,
+)
+
+
+def encode(messages: Sequence[OutgoingMessage]) -> list[pb.Entry]:
+    """As a producer without batching by key does."""
+    if len(messages) == 1:
+        return [_single(messages[0])]
+    return [_batch(messages)]
+
+
+def encode_by_key(messages: Sequence[OutgoingMessage]) -> list[pb.Entry]:
+    """As a producer with batching by key does: an entry a key, by their highest ids."""
+    groups: dict[str | None, list[OutgoingMessage]] = {}
+    for each in messages:
+        groups.setdefault(each.key, []).append(each)
+    ordered = sorted(groups.values(), key=lambda group: group[-1].sequence_id)
+    return [_single(group[0]) if len(group) == 1 else _batch(group) for group in ordered]
+
+
+def _single(message: OutgoingMessage) -> pb.Entry:
+    return encode_single("p", message, compression=Compression.NONE, publish_time_ms=0)
+
+
+def _batch(messages: Sequence[OutgoingMessage]) -> pb.Entry:
+    return encode_batch("p", messages, compression=Compression.NONE, publish_time_ms=0)
+
+
+def message(sequence_id: int, key: str | None = None, size_bytes: int = 1) -> OutgoingMessage:
+    return OutgoingMessage(sequence_id, b"x" * size_bytes, key)
+
+
+def outbox_with(*parcels: Sequence[int], window: int = PLENTY, size: int = PLENTY) -> Outbox:
+    """An outbox with an open stream, and these parcels to send."""
+    outbox = Outbox(encode)
+    outbox.opened(window, size)
+    for parcel in parcels:
+        add(outbox, [message(each) for each in parcel])
+    return outbox
+
+
+def add(outbox: Outbox, messages: list[OutgoingMessage], now: float = 0.0) -> None:
+    outbox.add(messages, outbox.encode(messages), now)
+
+
+def sent(outbox: Outbox, bytes_max: int = PLENTY) -> list[pb.Publication]:
+    """Everything that goes out now, in order."""
+    found: list[pb.Publication] = []
+    while (publications := outbox.to_send(bytes_max)) is not None:
+        found += publications.publications
+    return found
+
+
+def ids(publications: Sequence[pb.Publication]) -> list[list[int]]:
+    """The sequence ids of each publication's entries."""
+    return [
+        sorted(each for entry in one.entries for each in entry_ids(entry)) for one in publications
+    ]
+
+
+def entry_ids(entry: pb.Entry) -> list[int]:
+    found = [entry.metadata.sequence_id]
+    count = max(1, entry.metadata.num_messages_in_batch)
+    for step in entry.metadata.sequence_id_steps or [1] * (count - 1):
+        found.append(found[-1] + step)
+    return found
+
+
+def receipt(request_id: int, status: pb.ReceiptStatus, **fields: object) -> pb.Receipt:
+    return pb.Receipt(request_id=request_id, status=status, **fields)
+
+
+def stored_at(request_id: int, ledger_id: int, entry_id: int) -> pb.Receipt:
+    return receipt(request_id, STORED, position=position(ledger_id, entry_id))
+
+
+def position(ledger_id: int, entry_id: int) -> entry_pb2.Position:
+    return entry_pb2.Position(ledger_id=ledger_id, entry_id=entry_id)
+
+
+def fate_stored(entry_id: int, batch_index: int | None = None) -> pb.MessageFate:
+    return pb.MessageFate(
+        fate=pb.FATE_STORED, position=position(1, entry_id), batch_index=batch_index
+    )
+
+
+FATE_STALE = pb.MessageFate(fate=pb.FATE_STALE)
+FATE_TRIMMED = pb.MessageFate(fate=pb.FATE_TRIMMED)
+
+
+def failed(request_id: int, reason: str, retry_after_s: float | None = None) -> pb.Receipt:
+    return receipt(request_id, FAILED, error=status(reason, retry_after_s))
+
+
+def status(reason: str, retry_after_s: float | None = None) -> status_pb2.Status:
+    made = status_pb2.Status(code=8, message="no")
+    details: list[error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo] = [
+        error_details_pb2.ErrorInfo(domain="seqgate", reason=reason)
+    ]
+    if retry_after_s is not None:
+        delay = Duration()
+        delay.FromMicroseconds(int(retry_after_s * 1e6))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    for each in details:
+        packed = AnyMessage()
+        packed.Pack(each)
+        made.details.append(packed)
+    return made
+
+
+def outcomes(resolved: Sequence[Resolved]) -> dict[int, Receipt | SeqgateError]:
+    return {each.message.sequence_id: each.outcome for each in resolved}
+
+
+# ---- the window
+
+
+@pytest.mark.parametrize(
+    ("window", "first", "after_one_receipt"),
+    [
+        (6, [[0, 1], [2, 3], [4, 5]], []),
+        (5, [[0, 1], [2, 3]], [[4, 5]]),
+        (4, [[0, 1], [2, 3]], [[4, 5]]),
+        (3, [[0, 1]], [[2, 3]]),
+        (2, [[0, 1]], [[2, 3]]),
+        (1, [[0, 1]], [[2, 3]]),  # one parcel always passes
+        (0, [[0, 1]], [[2, 3]]),
+    ],
+)
+def test_no_more_messages_are_out_than_the_window_has(
+    window: int, first: list[list[int]], after_one_receipt: list[list[int]]
+) -> None:
+    outbox = outbox_with([0, 1], [2, 3], [4, 5], window=window)
+    publications = sent(outbox)
+    assert ids(publications) == first
+    outbox.receive(stored_at(publications[0].request_id, 1, 0))
+    assert ids(sent(outbox)) == after_one_receipt
+
+
+@pytest.mark.parametrize(
+    ("parcels_in_window", "first"),
+    [(3.0, [[0], [1], [2]]), (2.9, [[0], [1]]), (2.0, [[0], [1]]), (1.9, [[0]]), (0.5, [[0]])],
+)
+def test_no_more_bytes_are_out_than_the_window_has(
+    parcels_in_window: float, first: list[list[int]]
+) -> None:
+    (entry,) = encode([message(0)])
+    outbox = outbox_with([0], [1], [2], size=0)
+    outbox.opened(PLENTY, int(parcels_in_window * entry.ByteSize()))
+    assert ids(sent(outbox)) == first
+
+
+def test_an_answer_makes_room_whatever_it_says() -> None:
+    for said in (
+        stored_at(1, 1, 0),
+        receipt(1, STALE, fates=[FATE_STALE]),
+        receipt(1, REFUSED, error=status("INVALID_ENTRY")),
+    ):
+        outbox = outbox_with([0], [1], window=1)
+        assert ids(sent(outbox)) == [[0]]
+        outbox.receive(said)
+        assert ids(sent(outbox)) == [[1]]
+
+
+def test_a_request_holds_about_so_many_bytes_and_a_larger_parcel_travels_alone() -> None:
+    outbox = outbox_with()
+    for sequence_id, size_bytes in enumerate([100, 100, 900, 100, 100, 100]):
+        add(outbox, [message(sequence_id, size_bytes=size_bytes)])
+
+    requests = []
+    while (publications := outbox.to_send(450)) is not None:
+        requests.append([each for found in ids(publications.publications) for each in found])
+    assert requests == [[0, 1], [2], [3, 4, 5]]
+
+
+# ---- answers
+
+
+def test_receipts_may_overtake_each_other() -> None:
+    outbox = outbox_with([0], [1], [2])
+    first, second, third = sent(outbox)
+    for publication, entry_id in ((third, 2), (first, 0), (second, 1)):
+        (resolved,) = outbox.receive(stored_at(publication.request_id, 1, entry_id))
+        assert resolved.outcome == Receipt(MessageId(1, entry_id), entry_id, duplicate=False)
+    assert (outbox.pending, outbox.outstanding) == (0, 0)
+
+
+def test_what_was_not_asked_is_not_believed() -> None:
+    """35: receipts for what is answered already, for what is not sent, and for nothing at all."""
+    outbox = outbox_with([0], [1], [2], window=2)
+    first, second = sent(outbox)
+    assert len(outbox.receive(stored_at(first.request_id, 1, 0))) == 1
+
+    assert outbox.receive(stored_at(first.request_id, 1, 0)) == []  # again
+    assert outbox.receive(stored_at(second.request_id + 1, 1, 1)) == []  # not sent yet
+    assert outbox.receive(failed(second.request_id + 1, "STORE_FULL")) == []
+    assert outbox.receive(stored_at(99, 1, 7)) == []
+    assert (outbox.pending, outbox.outstanding) == (2, 1)
+    assert outbox.waits_to_resume is None
+    assert ids(sent(outbox)) == [[2]]
+
+
+def test_a_stored_batch_is_at_one_place_by_its_indexes() -> None:
+    outbox = outbox_with([3, 5, 9])
+    (publication,) = sent(outbox)
+    assert [each.outcome for each in outbox.receive(stored_at(publication.request_id, 2, 7))] == [
+        Receipt(MessageId(2, 7, batch_index=index), sequence_id, duplicate=False)
+        for index, sequence_id in enumerate([3, 5, 9])
+    ]
+
+
+@pytest.mark.parametrize("duplicate", [False, True])
+def test_what_was_batched_by_key_is_answered_in_the_order_of_its_entries(duplicate: bool) -> None:
+    """19: A{0,3,4} and B{1,2}, and C{5}, lie side by side: B, A, C."""
+    outbox = Outbox(encode_by_key)
+    outbox.opened(PLENTY, PLENTY)
+    add(outbox, [message(each, key) for each, key in enumerate("ABBAAC")])
+    (publication,) = sent(outbox)
+    assert [entry_ids(entry) for entry in publication.entries] == [[1, 2], [0, 3, 4], [5]]
+
+    told = stored_at(publication.request_id, 1, 10)
+    if duplicate:  # then its fates tell
+        places = [(10, 0), (10, 1), (11, 0), (11, 1), (11, 2), (12, None)]
+        told = receipt(1, DUPLICATE, fates=[fate_stored(*place) for place in places])
+    assert outcomes(outbox.receive(told)) == {
+        1: Receipt(MessageId(1, 10, batch_index=0), 1, duplicate),
+        2: Receipt(MessageId(1, 10, batch_index=1), 2, duplicate),
+        0: Receipt(MessageId(1, 11, batch_index=0), 0, duplicate),
+        3: Receipt(MessageId(1, 11, batch_index=1), 3, duplicate),
+        4: Receipt(MessageId(1, 11, batch_index=2), 4, duplicate),
+        5: Receipt(MessageId(1, 12), 5, duplicate),
+    }
+
+
+def test_each_message_of_a_publication_has_its_own_fate() -> None:
+    outbox = outbox_with([4, 5, 6, 7])
+    sent(outbox)
+    told = outcomes(
+        outbox.receive(
+            receipt(1, STALE, fates=[fate_stored(2), fate_stored(3, 0), FATE_STALE, FATE_TRIMMED])
+        )
+    )
+    assert told[4] == Receipt(MessageId(1, 2), 4, duplicate=True)
+    assert told[5] == Receipt(MessageId(1, 3, batch_index=0), 5, duplicate=True)
+    assert type(told[6]) is StaleSequenceIdError
+    assert type(told[7]) is SequenceIdTrimmedError
+    assert (told[6].reason, told[6].details) == ("STALE", {"sequence_id": "6"})
+    assert (told[7].reason, told[7].details) == ("TRIMMED", {"sequence_id": "7"})
+
+
+def test_a_refusal_is_for_all_messages_and_holds_nothing_back() -> None:
+    outbox = outbox_with([0, 1], [2])
+    sent(outbox)
+    told = outcomes(outbox.receive(receipt(1, REFUSED, error=status("ENTRY_TOO_LARGE"))))
+    assert [type(each) for each in told.values()] == [MessageTooLargeError, MessageTooLargeError]
+    assert len(outbox.receive(stored_at(2, 1, 0))) == 1
+    assert outbox.waits_to_resume is None
+
+
+@pytest.mark.parametrize("number", [0, 99])
+def test_a_status_that_this_client_does_not_know_is_no_success(number: int) -> None:
+    """A service that is newer than the client may have more ways to say no."""
+    outbox = outbox_with([0])
+    sent(outbox)
+    told = outbox.receive(receipt(1, number))  # type: ignore[arg-type]
+    assert not any(isinstance(each.outcome, Receipt) for each in told)
+
+
+# ---- sending again
+
+
+def test_after_a_disconnection_everything_unanswered_is_sent_again_in_order() -> None:
+    outbox = outbox_with([0], [1], [2], [3], [4], window=4)
+    before = sent(outbox)
+    outbox.receive(stored_at(before[1].request_id, 1, 1))
+    add(outbox, [message(5)])
+
+    outbox.opened(PLENTY, PLENTY)
+    again = sent(outbox)
+    assert ids(again) == [[0], [2], [3], [4], [5]]
+    assert [each.entries for each in again[:3]] == [before[i].entries for i in (0, 2, 3)]
+    assert not any(each.resume for each in again)
+
+
+def test_a_new_stream_has_its_own_window() -> None:
+    outbox = outbox_with([0], [1], [2], window=3)
+    assert len(sent(outbox)) == 3
+    outbox.opened(2, PLENTY)
+    assert ids(sent(outbox)) == [[0], [1]]
+
+
+def test_a_failure_holds_the_stream_until_everything_is_answered() -> None:
+    outbox = outbox_with([0], [1], [2], window=3)
+    sent(outbox)
+    add(outbox, [message(3)])
+    assert outbox.receive(failed(1, "STORE_FULL", retry_after_s=0.25)) == []
+
+    assert sent(outbox) == []  # not the one that failed, and not what is new
+    assert outbox.waits_to_resume is None  # two are still out
+    assert outbox.receive(receipt(2, SKIPPED)) == []
+    assert outbox.waits_to_resume is None
+    assert outbox.receive(receipt(3, SKIPPED)) == []
+    assert outbox.waits_to_resume == 0.25
+
+    outbox.resume()
+    again = sent(outbox)
+    assert ids(again) == [[0], [1], [2]]  # the window is as it was
+    assert [each.resume for each in again] == [True, False, False]
+    assert outbox.waits_to_resume is None
+
+
+def test_what_overtook_a_failure_and_was_stored_stays_stored() -> None:
+    outbox = outbox_with([0], [1], [2])
+    sent(outbox)
+    outbox.receive(stored_at(1, 1, 0))
+    outbox.receive(failed(2, "STORE_UNAVAILABLE"))
+    (resolved,) = outbox.receive(receipt(3, DUPLICATE, position=position(1, 5)))
+    assert resolved.outcome == Receipt(MessageId(1, 5), 2, duplicate=True)
+    outbox.resume()
+    assert ids(sent(outbox)) == [[1]]
+
+
+def test_the_longest_wait_that_was_asked_for_is_kept() -> None:
+    outbox = outbox_with([0], [1], [2])
+    sent(outbox)
+    outbox.receive(failed(1, "STORE_FULL", retry_after_s=0.5))
+    outbox.receive(failed(2, "STORE_FULL", retry_after_s=2))
+    outbox.receive(receipt(3, SKIPPED))
+    assert outbox.waits_to_resume == 2
+    outbox.resume()
+    sent(outbox)
+    outbox.receive(failed(1, "STORE_FULL", retry_after_s=0.25))
+    outbox.receive(receipt(2, SKIPPED))
+    outbox.receive(receipt(3, SKIPPED))
+    assert outbox.waits_to_resume == 0.25  # the first hold is over, and its wait with it
+
+
+def test_a_failure_that_names_no_delay_is_not_repeated_at_once() -> None:
+    outbox = outbox_with([0])
+    sent(outbox)
+    outbox.receive(failed(1, "DEDUP_UNAVAILABLE"))
+    waits_s = outbox.waits_to_resume
+    assert waits_s is not None
+    assert waits_s > 0
+
+
+def test_a_disconnection_ends_a_hold() -> None:
+    outbox = outbox_with([0], [1])
+    sent(outbox)
+    outbox.receive(failed(1, "STORE_FULL", retry_after_s=9))
+    outbox.opened(PLENTY, PLENTY)
+    assert outbox.waits_to_resume is None
+    again = sent(outbox)
+    assert ids(again) == [[0], [1]]
+    assert not any(each.resume for each in again)
+
+
+def test_the_new_part_of_a_batch_becomes_a_batch_in_the_same_place() -> None:
+    """15: [4..8] where 5 is the last one stored."""
+    outbox = outbox_with([4, 5, 6, 7, 8], [9])
+    sent(outbox)
+    told = outbox.receive(
+        receipt(1, PARTIAL, fates=[FATE_STALE, fate_stored(0)], first_new_sequence_id=6)
+    )
+    assert [type(outcome) for outcome in outcomes(told).values()] == [StaleSequenceIdError, Receipt]
+    assert list(outcomes(told)) == [4, 5]
+    assert sent(outbox) == []
+    outbox.receive(receipt(2, SKIPPED))
+
+    assert outbox.waits_to_resume == 0
+    outbox.resume()
+    again = sent(outbox)
+    assert ids(again) == [[6, 7, 8], [9]]
+    assert [each.resume for each in again] == [True, False]
+    assert again[0].entries[0].metadata.num_messages_in_batch == 3
+    assert outcomes(outbox.receive(stored_at(again[0].request_id, 1, 1))) == {
+        each: Receipt(MessageId(1, 1, batch_index=each - 6), each, duplicate=False)
+        for each in (6, 7, 8)
+    }
+
+
+def test_the_new_part_may_be_one_message_and_then_is_no_batch() -> None:
+    outbox = outbox_with([4, 5])
+    sent(outbox)
+    outbox.receive(receipt(1, PARTIAL, fates=[fate_stored(0)], first_new_sequence_id=5))
+    outbox.resume()
+    (again,) = sent(outbox)
+    assert not again.entries[0].metadata.HasField("num_messages_in_batch")
+    (resolved,) = outbox.receive(stored_at(1, 1, 1))
+    assert resolved.outcome == Receipt(MessageId(1, 1), 5, duplicate=False)
+
+
+def test_the_new_part_of_what_was_batched_by_key_keeps_its_keys() -> None:
+    outbox = Outbox(encode_by_key)
+    outbox.opened(PLENTY, PLENTY)
+    add(outbox, [message(each, key) for each, key in enumerate("ABBAAC")])
+    sent(outbox)
+    fates = [fate_stored(0), fate_stored(1), FATE_STALE]
+    told = outcomes(outbox.receive(receipt(1, PARTIAL, fates=fates, first_new_sequence_id=3)))
+    assert list(told) == [0, 1, 2]
+    assert isinstance(told[2], StaleSequenceIdError)
+    outbox.resume()
+    (again,) = sent(outbox)
+    assert [entry_ids(entry) for entry in again.entries] == [[3, 4], [5]]
+
+
+def test_the_smaller_part_takes_less_of_the_window() -> None:
+    outbox = outbox_with([4, 5, 6, 7, 8], [9, 10], window=5)
+    assert ids(sent(outbox)) == [[4, 5, 6, 7, 8]]
+    outbox.receive(
+        receipt(1, PARTIAL, fates=[fate_stored(0), fate_stored(1)], first_new_sequence_id=6)
+    )
+    outbox.resume()
+    assert ids(sent(outbox)) == [[6, 7, 8], [9, 10]]
+
+
+# ---- giving up, and what is asked
+
+
+def test_giving_up_tells_everyone_in_order_and_late_receipts_are_ignored() -> None:
+    outbox = outbox_with([0, 1], [2], [3], window=3)
+    sent(outbox)
+    error = SendTimeoutError("no receipt came in time")
+    assert [(each.message.sequence_id, each.outcome) for each in outbox.fail_all(error)] == [
+        (0, error),
+        (1, error),
+        (2, error),
+        (3, error),
+    ]
+    assert outbox.pending == 0
+    assert outbox.receive(stored_at(1, 1, 0)) == []
+    assert sent(outbox) == []
+    assert outbox.fail_all(error) == []
+
+    outbox.opened(PLENTY, PLENTY)
+    add(outbox, [message(4)])
+    (publication,) = sent(outbox)
+    assert publication.request_id > 3  # a late receipt cannot be taken for its
+
+
+def test_an_outbox_tells_what_it_holds() -> None:
+    outbox = outbox_with()
+    assert (outbox.pending, outbox.outstanding, outbox.oldest_added_at) == (0, 0, None)
+    add(outbox, [message(3), message(4)], now=1.5)
+    add(outbox, [message(7)], now=2.5)
+    assert (outbox.pending, outbox.outstanding, outbox.oldest_added_at) == (2, 0, 1.5)
+    assert [each.sequence_id for each in outbox.unresolved] == [3, 4, 7]
+    assert outbox.highest_sent == -1
+    sent(outbox)
+    assert (outbox.outstanding, outbox.highest_sent) == (2, 7)
+    outbox.receive(stored_at(1, 1, 0))
+    assert (outbox.pending, outbox.oldest_added_at) == (1, 2.5)
+
+
+def test_a_failure_is_told_by_its_class() -> None:
+    outbox = outbox_with([0])
+    sent(outbox)
+    (resolved,) = outbox.receive(receipt(1, REFUSED, error=status("TOO_MANY_STREAMS")))
+    assert isinstance(resolved.outcome, LimitExceededError)
+
+
+# ---- against a service that does anything the protocol allows
+
+
+@dataclass
+class Service:
+    """The log, and one stream to it. Publications arrive in order and are decided in order; a
+    decision becomes durable, and its receipt may get lost."""
+
+    log: dict[int, MessageId] = field(default_factory=dict)
+    highest: int = -1
+    entry_id: int = 0
+    arriving: list[pb.Publication] = field(default_factory=list)
+    receipts: list[pb.Receipt] = field(default_factory=list)
+    on_hold: bool = False
+
+    def connect(self) -> None:
+        self.arriving, self.receipts, self.on_hold = [], [], False
+
+    def decide(self, *, fail: bool = False) -> None:
+        """Answer the next publication."""
+        publication = self.arriving.pop(0)
+        if publication.resume:
+            self.on_hold = False
+        told = self._skip(publication) if self.on_hold else self._judge(publication, fail=fail)
+        self.receipts.append(told)
+
+    def _skip(self, publication: pb.Publication) -> pb.Receipt:
+        return receipt(publication.request_id, SKIPPED)
+
+    def _judge(self, publication: pb.Publication, *, fail: bool) -> pb.Receipt:
+        request_id = publication.request_id
+        if fail:
+            self.on_hold = True
+            return failed(request_id, "STORE_UNAVAILABLE", 0.5)
+        wanted = [each for entry in publication.entries for each in entry_ids(entry)]
+        old = [each for each in wanted if each <= self.highest]
+        if not old:
+            return self._store(publication)
+        if len(old) < len(wanted):
+            self.on_hold = True
+            fates = [self._fate(each) for each in sorted(old)]
+            return receipt(request_id, PARTIAL, fates=fates, first_new_sequence_id=self.highest + 1)
+        missing = any(each not in self.log for each in wanted)
+        fates = [self._fate(each) for each in wanted]
+        return receipt(request_id, STALE if missing else DUPLICATE, fates=fates)
+
+    def _store(self, publication: pb.Publication) -> pb.Receipt:
+        first = self.entry_id
+        for entry in publication.entries:
+            batch = entry.metadata.HasField("num_messages_in_batch")
+            for index, sequence_id in enumerate(entry_ids(entry)):
+                assert sequence_id not in self.log
+                self.log[sequence_id] = MessageId(1, self.entry_id, -1, index if batch else -1)
+                self.highest = max(self.highest, sequence_id)
+            self.entry_id += 1
+        return stored_at(publication.request_id, 1, first)
+
+    def _fate(self, sequence_id: int) -> pb.MessageFate:
+        where = self.log.get(sequence_id)
+        if where is None:
+            return FATE_STALE
+        return fate_stored(where.entry_id, None if where.batch_index < 0 else where.batch_index)
+
+
+class Publishing(RuleBasedStateMachine):
+    """Whatever the service does, every message gets one outcome, and it is the true one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outbox = Outbox(encode_by_key)
+        self.service = Service()
+        self.connected = False
+        self.handed_over: list[OutgoingMessage] = []
+        self.fresh: set[int] = set()  # numbers of messages whose id was above every one before
+        self.told: dict[int, Receipt | SeqgateError] = {}  # by number
+        self.window = (0, 0)
+        # The parcels of this stream, since it opened or was resumed, in the order of sending.
+        self.phase: list[list[int]] = []
+        self.held = self.must_resume = False
+        self.answered: list[pb.Receipt] = []
+        self.out: dict[int, tuple[int, int]] = {}
+
+    # ---- the application
+
+    @rule(
+        start=st.one_of(st.just(0), st.just(0), st.just(2), st.integers(-6, -1)),
+        steps=st.lists(st.integers(1, 3), max_size=4),
+        keys=st.lists(st.sampled_from("AB"), min_size=5, max_size=5),
+    )
+    def hand_over(self, start: int, steps: list[int], keys: list[str]) -> None:
+        """A parcel that goes on where the last one ended; or, after an application has started
+        again, one that does not."""
+        highest = max((each.sequence_id for each in self.handed_over), default=-1)
+        sequence_ids = [max(0, highest + 1 + start)]
+        for step in steps:
+            sequence_ids.append(sequence_ids[-1] + step)
+        parcel = []
+        for sequence_id, key in zip(sequence_ids, keys, strict=False):
+            made = OutgoingMessage(sequence_id, b"x", key, done=len(self.handed_over))
+            if sequence_id > highest:
+                self.fresh.add(made.done)
+            self.handed_over.append(made)
+            parcel.append(made)
+        add(self.outbox, parcel)
+
+    # ---- the producer
+
+    @precondition(lambda self: not self.connected)
+    @rule(window=st.tuples(st.integers(1, 8), st.integers(1, 400)))
+    def connect(self, window: tuple[int, int]) -> None:
+        self.service.connect()
+        self.outbox.opened(*window)
+        self.connected, self.window, self.phase, self.out = True, window, [], {}
+        self.held = self.must_resume = False
+
+    @precondition(lambda self: self.connected)
+    @rule(bytes_max=st.sampled_from([1, 100, 10_000]))
+    def send(self, bytes_max: int) -> None:
+        unresolved = [each.done for each in self.outbox.unresolved]
+        publications = self.outbox.to_send(bytes_max)
+        if publications is None:
+            return
+        assert not self.held
+        for publication in publications.publications:
+            sequence_ids = [each for entry in publication.entries for each in entry_ids(entry)]
+            share = (len(sequence_ids), sum(entry.ByteSize() for entry in publication.entries))
+            self.out[publication.request_id] = share
+            self._check_window()
+            assert publication.resume == self.must_resume
+            self.must_resume = False
+            # What is sent is what comes next: nothing unresolved is left out.
+            before = sum(len(each) for each in self.phase)
+            resolved_since = sum(
+                1 for parcel in self.phase for each in parcel if each not in unresolved
+            )
+            at = before - resolved_since
+            parcel = unresolved[at : at + len(sequence_ids)]
+            assert sorted(sequence_ids) == sorted(
+                self.handed_over[each].sequence_id for each in parcel
+            )
+            self.phase.append(parcel)
+            self.service.arriving.append(publication)
+
+    @precondition(lambda self: self.connected and self.outbox.waits_to_resume is not None)
+    @rule()
+    def resume(self) -> None:
+        assert self.held
+        assert not self.out
+        self.outbox.resume()
+        self.phase, self.held, self.must_resume = [], False, True
+
+    # ---- the service, and the wire
+
+    @precondition(lambda self: self.connected and self.service.arriving)
+    @rule(failures=st.lists(st.sampled_from([False, False, True]), min_size=1, max_size=4))
+    def decide(self, failures: list[bool]) -> None:
+        for fail in failures[: len(self.service.arriving)]:
+            self.service.decide(fail=fail)
+
+    @precondition(lambda self: self.connected and self.service.receipts)
+    @rule(which=st.lists(st.integers(0, 30), min_size=1, max_size=4))
+    def receive(self, which: list[int]) -> None:
+        """Some of the receipts, in any order."""
+        for each in which[: len(self.service.receipts)]:
+            told = self.service.receipts.pop(each % len(self.service.receipts))
+            del self.out[told.request_id]
+            self.held = self.held or told.status in (FAILED, SKIPPED, PARTIAL)
+            self._note(self.outbox.receive(told))
+            self.answered.append(told)
+
+    @precondition(lambda self: self.answered)
+    @rule(which=st.integers(0, 30))
+    def receive_again(self, which: int) -> None:
+        """Of an earlier stream, or twice: unless it is out again, it says nothing."""
+        told = self.answered[which % len(self.answered)]
+        if told.request_id not in self.out:
+            assert self.outbox.receive(told) == []
+
+    @precondition(lambda self: self.connected and self.out)
+    @rule(decided=st.integers(0, 5), gives_up=st.sampled_from([False, False, True]))
+    def disconnect(self, decided: int, gives_up: bool) -> None:
+        """Some of what has arrived is still decided; nobody is told. Or it took too long, and the
+        producer gives up on everything and drops its stream."""
+        for _ in range(min(decided, len(self.service.arriving))):
+            self.service.decide()
+        if gives_up:
+            self._note(self.outbox.fail_all(SendTimeoutError("no receipt came in time")))
+            assert self.outbox.pending == 0
+        self.connected = False
+
+    # ---- what must hold
+
+    @invariant()
+    def what_is_known_is_known_once(self) -> None:
+        waiting = [each.done for each in self.outbox.unresolved]
+        assert len(waiting) == len(set(waiting))
+        assert not set(waiting) & self.told.keys()
+        assert len(waiting) + len(self.told) == len(self.handed_over)
+
+    @invariant()
+    def what_waits_keeps_its_order(self) -> None:
+        waiting = [each.done for each in self.outbox.unresolved]
+        assert waiting == sorted(waiting)
+
+    def teardown(self) -> None:
+        """From here on nothing fails."""
+        for _ in range(10 * len(self.handed_over) + 10):
+            if not self.outbox.pending:
+                break
+            if not self.connected:
+                self.connect((100, 10_000))
+            if self.outbox.waits_to_resume is not None:
+                self.resume()
+            self.send(10_000)
+            while self.service.arriving:
+                self.decide([False])
+            while self.service.receipts:
+                self.receive([0])
+        assert self.outbox.pending == 0
+        assert len(self.told) == len(self.handed_over)
+        stored = list(self.service.log)
+        assert len(stored) == len(set(stored))
+
+    def _check_window(self) -> None:
+        messages = sum(count for count, _ in self.out.values())
+        size_bytes = sum(size for _, size in self.out.values())
+        assert len(self.out) == 1 or (messages <= self.window[0] and size_bytes <= self.window[1])
+
+    def _note(self, resolved: Sequence[Resolved]) -> None:
+        for each in resolved:
+            number, sequence_id = each.message.done, each.message.sequence_id
+            assert number not in self.told
+            self.told[number] = each.outcome
+            if isinstance(each.outcome, Receipt):
+                assert each.outcome.message_id == self.service.log[sequence_id]
+                assert each.outcome.sequence_id == sequence_id
+            elif isinstance(each.outcome, StaleSequenceIdError):
+                assert sequence_id not in self.service.log
+                assert sequence_id < self.service.highest
+                assert number not in self.fresh, "overtaken by what was handed over after it"
+
+
+TestPublishing = Publishing.TestCase
+TestPublishing.settings = settings(max_examples=120, stateful_step_count=50)
