@@ -95,7 +95,8 @@ class ProducerQueueFullError(SeqgateError):
 
 class SendTimeoutError(SeqgateError):
     """The message was not acknowledged in time. It may be in the log: sending it again with the
-    same sequence id is safe."""
+    same sequence id is safe. `details` has the reason of the last failure, as `last_reason`, when
+    one is known."""
 
     default_reason = "SEND_TIMEOUT"
 

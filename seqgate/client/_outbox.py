@@ -64,7 +64,7 @@ Encode = Callable[[Sequence[OutgoingMessage]], list[pb.Entry]]
 @dataclass(slots=True)
 class Outbox:
     """See the module. `encode` makes the entries of a parcel; `highest_sent` is the highest id that
-    was ever sent."""
+    was ever sent, `last_failure` what the newest FAILED receipt said."""
 
     encode: Encode
     window_messages: int = 0
@@ -72,6 +72,7 @@ class Outbox:
     _parcels: dict[int, _Parcel] = field(default_factory=dict)
     _unsent: list[int] = field(default_factory=list)
     highest_sent: int = -1
+    last_failure: SeqgateError | None = None
     _next_id: int = 1
     _messages_out: int = 0
     _bytes_out: int = 0
@@ -165,7 +166,7 @@ class Outbox:
         self._bytes_out -= parcel.size_bytes
         match receipt.status:
             case pb.RECEIPT_STATUS_FAILED:
-                error = error_of_status(receipt.error)
+                self.last_failure = error = error_of_status(receipt.error)
                 self._hold(error.retry_after_s or 0.1)
                 return []
             case pb.RECEIPT_STATUS_SKIPPED:
@@ -174,6 +175,7 @@ class Outbox:
             case pb.RECEIPT_STATUS_PARTIAL:
                 self._hold(0.0)
                 return self._cut(receipt, parcel)
+        self.last_failure = None
         del self._parcels[receipt.request_id]
         return _resolve(receipt, parcel)
 

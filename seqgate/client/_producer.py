@@ -489,8 +489,11 @@ class Producer:
                 await asyncio.sleep(wait_s)
                 continue
             # All of them, as Pulsar does: what follows would overtake what is sent again.
-            error = SendTimeoutError("no receipt came in time")
-            self._resolve(self._outbox.fail_all(error))
+            cause = self._outbox.last_failure or self._last_error
+            details = {"last_reason": cause.reason} if cause is not None and cause.reason else {}
+            error = SendTimeoutError("no receipt came in time", details=details)
+            error.__cause__ = cause
+            self._flush_into(error)
             self._restart()
 
     def _restart(self) -> None:

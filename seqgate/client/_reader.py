@@ -190,6 +190,9 @@ class Reader:
 
     def _take(self, stored: pb.StoredEntry) -> None:
         position = Position(stored.position.ledger_id, stored.position.entry_id)
+        if stored.metadata.HasField("marker_type"):  # a system's own, not a message
+            self._after, self._at = position, None
+            return
         messages = list(decode_entry(str(self._topic), stored))
         at = self._at
         if at is not None and at.position == position:

@@ -438,7 +438,10 @@ class LiveTopic:
                 case Rollback():
                     outcome = await self._dedup.rollback(self.topic, name, call.confirmation)
         except DomainError as error:
-            return [] if self.stopped else writer.dedup_failed(error)
+            if self.stopped:
+                return []
+            log.warning("deduplication failed", topic=str(self.topic), reason=error.reason)
+            return writer.dedup_failed(error)
         if self.stopped:
             return []
         match outcome:

@@ -44,11 +44,14 @@ async def peer_channel(target: str, *, keepalive_s: float) -> AsyncIterator[aio.
         options=[
             ("grpc.lb_policy_name", "round_robin"),
             ("grpc.initial_reconnect_backoff_ms", 50),
-            ("grpc.min_reconnect_backoff_ms", 50),
+            ("grpc.min_reconnect_backoff_ms", 5_000),  # how long connecting may take, not a wait
             ("grpc.max_reconnect_backoff_ms", 1000),
             ("grpc.keepalive_time_ms", int(keepalive_s * 1000)),
             ("grpc.keepalive_timeout_ms", int(keepalive_s * 1000)),
+            # Or a ping is given a minute, whatever stands above.
+            ("grpc.http2.ping_timeout_ms", int(keepalive_s * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),  # no bound: or it stays silent
             ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
             ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
         ],

@@ -61,7 +61,7 @@ class ServiceConfig(BaseSettings):
     connection_age_max_s: Annotated[float, Field(ge=0, le=86_400)] = 0
     """After how long a client is asked to connect again, so that it sees new replicas; 0: never."""
 
-    keepalive_s: Annotated[float, Field(ge=1, le=7200)] = 20
+    keepalive_s: Annotated[float, Field(ge=1, le=7200)] = 5
     """How often a silent connection is probed; one that does not answer within as long is dead."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"

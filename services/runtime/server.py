@@ -86,9 +86,11 @@ def _options(config: ServiceConfig) -> list[tuple[str, int]]:
         ("grpc.absolute_max_metadata_size", config.metadata_bytes_max),
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", keepalive_ms),
+        ("grpc.http2.ping_timeout_ms", keepalive_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 1000),
         ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.http2.max_pings_without_data", 0),
     ]
     if config.connection_age_max_s:
         options.append(("grpc.max_connection_age_ms", int(config.connection_age_max_s * 1000)))

@@ -1,6 +1,7 @@
 """A stack whose services can be told where to die."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
@@ -14,7 +15,9 @@ REPLAY_PAGE_ENTRIES = 40
 class World:
     """A stack, and applications that publish to it."""
 
-    def __init__(self, folder: Path, **environment: str) -> None:
+    def __init__(
+        self, folder: Path, *, ports: Mapping[str, int] | None = None, **environment: str
+    ) -> None:
         self.orders = {service: folder / f"order-{service}" for service in SERVICES}
         commands = {}
         for service, file in self.orders.items():
@@ -23,6 +26,7 @@ class World:
         self.stack = Stack(
             folder,
             commands=commands,
+            ports=ports,
             environment={REPLAY_PAGE: str(REPLAY_PAGE_ENTRIES), **environment},
         )
         self._topics = 0

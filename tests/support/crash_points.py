@@ -5,7 +5,7 @@
 runs the real service with its ports wrapped. Each call through a port passes two points,
 `<verb>.before` and `<verb>.after`; the ledger also passes `receipts.before` and `receipts.after`,
 around the writing of receipts to a stream. An Order in the file SEQGATE_TEST_ORDER is carried out
-once, at the exact point that it names: it kills this process, or others.
+once, at the exact point that it names: it kills or stops this process, or others.
 """
 
 import json
@@ -43,12 +43,14 @@ REPLAY_PAGE = "SEQGATE_TEST_REPLAY_PAGE"
 
 @dataclass(frozen=True)
 class Order:
-    """Kill at a point, when it has been passed `passes` times before."""
+    """Send a signal at a point, when it has been passed `passes` times before."""
 
     point: str
     passes: int = 0
     pids: Sequence[int] = ()
     """Whom; nobody else: this process."""
+    number: int = signal.SIGKILL
+    """With which signal."""
 
     def give(self, file: Path) -> None:
         """Give the order to whoever watches the file."""
@@ -77,11 +79,11 @@ class Points:
         if self._passes < self._order.passes:
             self._passes += 1
             return
-        pids = self._order.pids or [os.getpid()]
+        pids, number = self._order.pids or [os.getpid()], self._order.number
         self._order = None
         self._file.unlink()
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
 
 class Pointed:

@@ -59,7 +59,8 @@ class Stack:
             ports: on which ports to listen, by name; free ones otherwise.
         """
         self.folder = folder.resolve()
-        self._environment = dict(environment or {})
+        self.environment = dict(environment or {})
+        """Settings on top of the stack's own; a change counts from a process's next start on."""
         self._commands = dict(commands or {})
         names = ["redis", *SERVICES]
         chosen = dict(zip(names, free_ports(len(names)), strict=True)) | dict(ports or {})
@@ -214,7 +215,7 @@ class Stack:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **self._settings(), **self._environment},
+                env={**os.environ, **self.settings},
             )
 
     def _command(self, name: str) -> Sequence[str]:
@@ -222,7 +223,9 @@ class Stack:
             return redis_command(self.folder / "redis", self.ports["redis"])
         return self._commands.get(name, (sys.executable, "-m", f"services.{name}"))
 
-    def _settings(self) -> dict[str, str]:
+    @property
+    def settings(self) -> dict[str, str]:
+        """What processes are told by their environment."""
         return {
             "SEQGATE_DEDUP_LISTEN": self.address("dedup"),
             "SEQGATE_DEDUP_REDIS_URL": self.redis_url,
@@ -233,6 +236,7 @@ class Stack:
             "SEQGATE_LEDGER_DEDUP_TARGET": self.address("dedup"),
             "SEQGATE_LEDGER_STORE_PATH": str(self.folder / "ledger" / "ledger.db"),
             "SEQGATE_LEDGER_HEALTH_INTERVAL_S": "0.1",
+            **self.environment,
         }
 
     async def _answers(self, name: str) -> bool:
