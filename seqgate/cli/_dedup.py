@@ -1,0 +1,308 @@
+"""`seqgate dedup`: what deduplication knows, and why it decides as it does."""
+
+from collections.abc import AsyncIterator, Coroutine
+from typing import Annotated, Any
+
+import typer
+
+from seqgate.api.dedup.v1 import dedup_pb2 as pb
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.cli._command import Run, command, group, topic_name
+from seqgate.cli._failure import DONE
+from seqgate.cli._output import time_shown
+from seqgate.cli._service import Service, dedup_service, ledger_service
+from seqgate.client import MessageId
+from seqgate.errors import SeqgateError
+from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
+
+app = group("What deduplication knows, and why it decides so.")
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
+
+
+@command(app, "status")
+def status(run: Run, topic: Topic) -> Coroutine[Any, Any, int]:
+    """Show whether a topic deduplicates, and how far its state has come."""
+    return _status(run, topic_name(topic))
+
+
+@command(app, "producers")
+def producers(run: Run, topic: Topic) -> Coroutine[Any, Any, int]:
+    """List the producers that are remembered, and how far each has come.
+
+    As JSON they come as the service lists them: in no order, and one that is active meanwhile may
+    come twice.
+    """
+    return _producers(run, topic_name(topic))
+
+
+@command(app, "explain")
+def explain(
+    run: Run,
+    topic: Topic,
+    producer: Annotated[
+        str, typer.Argument(metavar="PRODUCER", help="Its name.", show_default=False)
+    ],
+    sequence_id: Annotated[
+        int,
+        typer.Argument(
+            metavar="SEQUENCE_ID",
+            min=0,
+            max=SEQUENCE_ID_MAX,
+            help="The message's id.",
+            show_default=False,
+        ),
+    ],
+) -> Coroutine[Any, Any, int]:
+    """Tell how a message would be judged now, and why. It changes nothing.
+
+    Of a duplicate the log is asked, if it answers, whether and where it holds the message.
+    """
+    return _explain(run, topic_name(topic), producer, sequence_id)
+
+
+@command(app, "policy")
+def policy(run: Run, topic: Topic) -> Coroutine[Any, Any, int]:
+    """Show the policy in effect, and on which level each value was set."""
+    return _policy(run, topic_name(topic))
+
+
+def status_record(name: TopicName, found: pb.GetTopicStatusResponse) -> dict[str, Any]:
+    """A topic's status, for a program."""
+    counts = found.counts
+    return {
+        "topic": str(name),
+        "state": _state(found.state),
+        "epoch": found.epoch,
+        "confirmed": (
+            str(Position(found.confirmed.ledger_id, found.confirmed.entry_id))
+            if found.HasField("confirmed")
+            else None
+        ),
+        "entries_remaining": found.entries_remaining,
+        "producers": found.producers,
+        "counts": {
+            "confirmed_entries": counts.confirmed_entries,
+            "new_claims": counts.new_claims,
+            "duplicate_claims": counts.duplicate_claims,
+            "partial_claims": counts.partial_claims,
+            "waiting_claims": counts.waiting_claims,
+            "purged_producers": counts.purged_producers,
+            "evicted_producers": counts.evicted_producers,
+        },
+        "policy": _policy_record(found.policy),
+        "policy_file_error": found.policy_file_error or None,
+    }
+
+
+async def _status(run: Run, name: TopicName) -> int:
+    record = status_record(name, await _ask_status(run, name))
+    if run.output.json:
+        run.output.record(record)
+        return DONE
+    counts, enabled = record["counts"], record["policy"]["enabled"]
+    run.output.fields(
+        [
+            ("Topic", record["topic"]),
+            ("State", record["state"].lower()),
+            ("Deduplicates", f"{_on(enabled['value'])} (set by: {_level(enabled['source'])})"),
+            ("Epoch of the writer", record["epoch"]),
+            ("Confirmed up to", record["confirmed"]),
+            ("Entries to be replayed", record["entries_remaining"]),
+            ("Producers", record["producers"]),
+            ("Entries confirmed", counts["confirmed_entries"]),
+            ("Claims judged new", counts["new_claims"]),
+            ("Claims judged duplicate", counts["duplicate_claims"]),
+            ("Claims judged partial", counts["partial_claims"]),
+            ("Claims that had to wait", counts["waiting_claims"]),
+            ("Producers forgotten, inactive", counts["purged_producers"]),
+            ("Producers forgotten, topic full", counts["evicted_producers"]),
+            ("Policy file", record["policy_file_error"] or "up to date"),
+        ]
+    )
+    return DONE
+
+
+async def _producers(run: Run, name: TopicName) -> int:
+    found: dict[str, dict[str, Any]] = {}
+    async with dedup_service(run.settings) as service:
+        async for producer in _pages(service, name):
+            record = _producer_record(producer)
+            if run.output.json:
+                run.output.record(record)
+            else:
+                found[producer.name] = record
+    if not run.output.json:
+        run.output.table(
+            ("PRODUCER", "PERSISTED", "PUSHED", "LAST ACTIVE"),
+            [
+                (
+                    each["producer"],
+                    each["persisted_sequence_id"],
+                    each["pushed_sequence_id"],
+                    time_shown(each["last_active_ms"]),
+                )
+                for _, each in sorted(found.items())
+            ],
+        )
+    return DONE
+
+
+async def _explain(run: Run, name: TopicName, producer: str, sequence_id: int) -> int:
+    request = pb.ExplainRequest(topic=str(name), producer_name=producer, sequence_id=sequence_id)
+    async with dedup_service(run.settings) as service:
+        found: pb.ExplainResponse = await service.call("Explain", request)
+    fate, message_id = None, None
+    if found.verdict == pb.VERDICT_DUPLICATE:
+        fate, message_id = await _fate(run, name, producer, sequence_id)
+    record = {
+        "topic": str(name),
+        "producer": producer,
+        "sequence_id": sequence_id,
+        "verdict": _verdict(found.verdict),
+        "explanation": found.explanation,
+        "persisted_sequence_id": _persisted(found.producer),
+        "pushed_sequence_id": _pushed(found.producer),
+        "fate": fate,
+        "message_id": message_id,
+    }
+    if run.output.json:
+        run.output.record(record)
+        return DONE
+    fields = [
+        ("Verdict", _verdict(found.verdict).lower().replace("_", " ")),
+        ("Why", found.explanation),
+        ("Persisted", record["persisted_sequence_id"]),
+        ("Pushed", record["pushed_sequence_id"]),
+    ]
+    if found.verdict == pb.VERDICT_DUPLICATE:
+        fields.append(("The log", _fate_shown(fate, message_id)))
+    run.output.fields(fields)
+    return DONE
+
+
+async def _policy(run: Run, name: TopicName) -> int:
+    values = _policy_record((await _ask_status(run, name)).policy)
+    if run.output.json:
+        run.output.record({"topic": str(name), **values})
+        return DONE
+    run.output.table(
+        ("POLICY", "VALUE", "SET BY"),
+        [(key, each["value"], _level(each["source"])) for key, each in values.items()],
+    )
+    return DONE
+
+
+async def _ask_status(run: Run, name: TopicName) -> pb.GetTopicStatusResponse:
+    async with dedup_service(run.settings) as service:
+        found: pb.GetTopicStatusResponse = await service.call(
+            "GetTopicStatus", pb.GetTopicStatusRequest(topic=str(name))
+        )
+    return found
+
+
+async def _pages(service: Service, name: TopicName) -> AsyncIterator[pb.Producer]:
+    request = pb.ListProducersRequest(topic=str(name))
+    while True:
+        page = await service.call("ListProducers", request)
+        for producer in page.producers:
+            yield producer
+        if not page.next_page_token:
+            return
+        request.page_token = page.next_page_token
+
+
+async def _fate(
+    run: Run, name: TopicName, producer: str, sequence_id: int
+) -> tuple[str | None, str | None]:
+    """What the log says; nothing when it does not answer, or does not keep this topic."""
+    request = ledger_pb2.FindMessageRequest(
+        topic=str(name), producer_name=producer, sequence_id=sequence_id
+    )
+    try:
+        async with ledger_service(run.settings) as service:
+            found = (await service.call("FindMessage", request)).fate
+    except SeqgateError:
+        return None, None
+    fate = _enum(ledger_pb2.Fate, found.fate, "FATE_")
+    if not found.HasField("position"):
+        return fate, None
+    batch_index = found.batch_index if found.HasField("batch_index") else -1
+    position = found.position
+    return fate, str(MessageId(position.ledger_id, position.entry_id, batch_index=batch_index))
+
+
+def _fate_shown(fate: str | None, message_id: str | None) -> str:
+    match fate:
+        case "STORED":
+            return f"holds it at {message_id}"
+        case "STALE":
+            return "does not hold it: a higher id was stored first"
+        case "TRIMMED":
+            return "was trimmed, and no longer tells"
+        case _:
+            return "not known"
+
+
+def _producer_record(producer: pb.Producer) -> dict[str, Any]:
+    active = producer.HasField("last_active")
+    return {
+        "producer": producer.name,
+        "persisted_sequence_id": _persisted(producer),
+        "pushed_sequence_id": _pushed(producer),
+        "last_active_ms": producer.last_active.ToMilliseconds() if active else None,
+    }
+
+
+def _persisted(producer: pb.Producer) -> int | None:
+    known = producer.HasField("persisted_sequence_id")
+    return producer.persisted_sequence_id if known else None
+
+
+def _pushed(producer: pb.Producer) -> int | None:
+    known = producer.HasField("pushed_sequence_id")
+    return producer.pushed_sequence_id if known else None
+
+
+def _policy_record(found: pb.Policy) -> dict[str, Any]:
+    values = {
+        "enabled": (found.enabled, found.enabled_source),
+        "producer_inactivity_timeout_minutes": (
+            found.producer_inactivity_timeout_minutes,
+            found.producer_inactivity_timeout_source,
+        ),
+        "max_producers": (found.max_producers, found.max_producers_source),
+        "on_full": (
+            _enum(pb.FullTopicAction, found.on_full, "FULL_TOPIC_ACTION_").lower(),
+            found.on_full_source,
+        ),
+    }
+    return {
+        key: {"value": value, "source": _enum(pb.PolicySource, source, "POLICY_SOURCE_")}
+        for key, (value, source) in values.items()
+    }
+
+
+def _level(source: str) -> str:
+    return source.lower().replace("_", " ")
+
+
+def _on(enabled: object) -> str:
+    return "yes" if enabled else "no"
+
+
+def _state(number: int) -> str:
+    return _enum(pb.TopicState, number, "TOPIC_STATE_")
+
+
+def _verdict(number: int) -> str:
+    return _enum(pb.Verdict, number, "VERDICT_")
+
+
+def _enum(kind: Any, number: int, prefix: str) -> str:
+    """The value's name without what it shares with the others; a number that a newer service
+    sends stays one."""
+    try:
+        return str(kind.Name(number)).removeprefix(prefix)
+    except ValueError:
+        return str(number)

@@ -1,0 +1,69 @@
+"""The lines of a file, a pipe or a terminal, as they come."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final
+
+from seqgate.cli._failure import InvalidInput
+
+LINE_BYTES_MAX: Final = 256 * 1024 * 1024
+"""The longest line: base64 of the largest payload that a ledger service can be set to take."""
+
+_BLOCK_BYTES: Final = 64 * 1024
+
+
+async def numbered_lines(descriptor: int) -> AsyncGenerator[tuple[int, bytes], None]:
+    """The lines that are not blank, counted from 1. Holds one block and one line at a time.
+
+    Raises:
+        InvalidInput: reading fails, or a line is too long.
+    """
+    number = 0
+    async with aclosing(_lines(descriptor)) as lines:
+        async for line in lines:
+            number += 1
+            if line.strip():
+                yield number, line
+
+
+async def _lines(descriptor: int) -> AsyncGenerator[bytes, None]:
+    parts: list[bytes] = []
+    size_bytes = 0
+    while block := await _block(descriptor):
+        *whole, rest = block.split(b"\n")
+        for line in whole:
+            yield b"".join([*parts, line])
+            parts, size_bytes = [], 0
+        parts.append(rest)
+        size_bytes += len(rest)
+        if size_bytes > LINE_BYTES_MAX:
+            raise InvalidInput(f"a line is longer than {LINE_BYTES_MAX} bytes")
+    yield b"".join(parts)
+
+
+async def _block(descriptor: int) -> bytes:
+    """What there is to read now, at most a block; nothing at the end."""
+    while True:
+        await _readable(descriptor)
+        try:
+            return os.read(descriptor, _BLOCK_BYTES)
+        except BlockingIOError:
+            continue  # somebody else took it
+        except OSError as error:
+            raise InvalidInput(f"reading fails: {error.strerror}") from error
+
+
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    try:
+        loop.add_reader(descriptor, readable.set)
+    except PermissionError:  # epoll takes no regular files: they never keep anybody waiting
+        await asyncio.sleep(0)
+        return
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(descriptor)

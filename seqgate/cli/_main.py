@@ -1,0 +1,75 @@
+"""The commands together, and the end of the process."""
+
+import inspect
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import typer
+
+from seqgate.cli._command import command, group
+from seqgate.cli._context import app as context
+from seqgate.cli._dedup import app as dedup
+from seqgate.cli._failure import INTERRUPTED, WrongUsage, exit_code
+from seqgate.cli._output import Format, Output
+from seqgate.cli._publish import publish
+from seqgate.cli._read import read
+from seqgate.cli._topic import app as topic
+
+
+def _version(given: bool) -> None:  # noqa: FBT001 - typer calls it
+    if given:
+        from importlib import metadata  # slow to import, and seldom wanted
+
+        sys.stdout.write(f"seqgate {metadata.version('seqgate')}\n")
+        raise typer.Exit
+
+
+VERSION: Final = inspect.Parameter(
+    "version",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_version, is_eager=True),
+    ],
+)
+
+app = group("Exactly-once publishing: topics, messages, and why they were stored or not.", VERSION)
+app.add_typer(topic, name="topic")
+app.add_typer(dedup, name="dedup")
+app.add_typer(context, name="context")
+command(app, "publish")(publish)
+command(app, "read")(read)
+
+
+def main() -> int:
+    """Run the command line. Returns the exit code."""
+    arguments = sys.argv[1:]
+    try:
+        return int(app(arguments, prog_name="seqgate", standalone_mode=False) or 0)
+    except typer.TyperException as error:
+        usage = WrongUsage(error.format_message(), details=_help_of(error))
+        Output(_asked(arguments)).error(usage)
+        return exit_code(usage)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+
+
+def _help_of(error: typer.TyperException) -> dict[str, str]:
+    context = getattr(error, "ctx", None)
+    return {} if context is None else {"help": f"{context.command_path} --help"}
+
+
+def _asked(arguments: Sequence[str]) -> Format:
+    """The format that a command line asks for which cannot be understood as a whole."""
+    form = Format.TABLE
+    for index, argument in enumerate(arguments):
+        value = ""
+        if argument in ("-o", "--output"):
+            value = arguments[index + 1] if index + 1 < len(arguments) else ""
+        elif argument.startswith(("-o", "--output=")):
+            value = argument.removeprefix("--output=").removeprefix("-o")
+        if value in list(Format):
+            form = Format(value)
+    return form

@@ -1,0 +1,202 @@
+"""Messages as JSON, one a line: what `publish` takes and what `read` writes.
+
+Bytes are text where they are UTF-8, and base64 under a name that says so where they are not. What
+a record of `read` says about the message itself, `publish` understands.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from seqgate.cli._failure import InvalidInput
+from seqgate.cli._output import Output, shown, time_shown
+from seqgate.client import Message
+from seqgate.types import SEQUENCE_ID_MAX
+
+FIELDS: Final = (
+    "payload",
+    "payload_base64",
+    "key",
+    "ordering_key",
+    "ordering_key_base64",
+    "properties",
+    "sequence_id",
+    "event_time_ms",
+)
+"""What a line may hold."""
+
+_PREVIEW_CHARACTERS: Final = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A message that is to be published."""
+
+    payload: bytes
+    key: str | None = None
+    ordering_key: bytes | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    sequence_id: int | None = None
+    event_time_ms: int | None = None
+
+
+def parse(line: bytes) -> Draft:
+    """Read a line. A field that is null counts as absent.
+
+    Raises:
+        InvalidInput: it is not an object that describes a message.
+    """
+    values = _object(line)
+    for name in values:
+        if name not in FIELDS:
+            raise InvalidInput(f"unknown field {name!r}; there are {', '.join(FIELDS)}")
+    payload = _bytes(values, "payload")
+    if payload is None:
+        raise InvalidInput("a message has a payload or a payload_base64")
+    return Draft(
+        payload,
+        key=_text(values, "key"),
+        ordering_key=_bytes(values, "ordering_key"),
+        properties=_properties(values),
+        sequence_id=_number(values, "sequence_id"),
+        event_time_ms=_number(values, "event_time_ms"),
+    )
+
+
+def record(message: Message) -> dict[str, Any]:
+    """A message that was read, for a program."""
+    return {
+        "message_id": str(message.id),
+        "producer": message.producer_name,
+        "sequence_id": message.sequence_id,
+        "publish_time_ms": message.publish_time_ms,
+        "append_time_ms": message.append_time_ms,
+        "event_time_ms": message.event_time_ms,
+        "key": message.key,
+        **_packed("ordering_key", message.ordering_key),
+        "properties": dict(message.properties),
+        **_packed("payload", message.payload),
+    }
+
+
+class Listing:
+    """Messages as they come: a line each, under headings."""
+
+    def __init__(self, output: Output, *, whole: bool) -> None:
+        """
+        Args:
+            whole: show payloads whole, not only how they start.
+        """
+        self._output = output
+        self._whole = whole
+        self._widths: list[int] = []
+
+    def add(self, message: Message) -> None:
+        """Write one more.
+
+        Raises:
+            OutputClosed: nobody reads it.
+        """
+        if self._output.json:
+            self._output.record(record(message))
+            return
+        if not self._widths:
+            self._widths = [14, 24, 16, 8, 8]
+            self._write("MESSAGE", "APPENDED", "PRODUCER", "SEQUENCE", "KEY", "PAYLOAD")
+        self._write(
+            str(message.id),
+            shown(time_shown(message.append_time_ms)),
+            shown(message.producer_name),
+            str(message.sequence_id),
+            shown(message.key),
+            self._payload(message.payload),
+        )
+
+    def _write(self, *cells: str) -> None:
+        # A column grows with what came so far: nobody knows what is still to come.
+        *leading, last = cells
+        self._widths = [max(*each) for each in zip(self._widths, map(len, leading), strict=True)]
+        padded = (f"{cell:<{width}}" for cell, width in zip(leading, self._widths, strict=True))
+        self._output.line("  ".join((*padded, last)))
+
+    def _payload(self, payload: bytes) -> str:
+        try:
+            text = shown(payload.decode())
+        except UnicodeDecodeError:
+            text = f"base64:{base64.b64encode(payload).decode()}"
+        if self._whole or len(text) <= _PREVIEW_CHARACTERS:
+            return text
+        return f"{text[:_PREVIEW_CHARACTERS]}… ({len(payload)} bytes)"
+
+
+def _object(line: bytes) -> Mapping[str, Any]:
+    try:
+        values = json.loads(line.decode())
+    except UnicodeDecodeError:
+        raise InvalidInput("not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise InvalidInput(f"not JSON: {error.msg} (column {error.colno})") from None
+    except (ValueError, RecursionError):  # a number too long, lists too deep
+        raise InvalidInput("not JSON that can be read") from None
+    if not isinstance(values, dict):
+        raise InvalidInput("not a JSON object")
+    return values
+
+
+def _bytes(values: Mapping[str, Any], name: str) -> bytes | None:
+    text, encoded = _text(values, name), _text(values, f"{name}_base64")
+    if text is not None and encoded is not None:
+        raise InvalidInput(f"{name} and {name}_base64 exclude each other")
+    if encoded is None:
+        return None if text is None else text.encode()
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except ValueError:
+        raise InvalidInput(f"{name}_base64 is not base64") from None
+
+
+def _text(values: Mapping[str, Any], name: str) -> str | None:
+    value = values.get(name)
+    return None if value is None else _unicode(name, value)
+
+
+def _properties(values: Mapping[str, Any]) -> Mapping[str, str]:
+    properties = values.get("properties")
+    if properties is None:
+        return {}
+    if not isinstance(properties, dict):
+        raise InvalidInput("properties is an object of texts")
+    return {
+        _unicode("a property's name", name): _unicode(f"property {name!r}", value)
+        for name, value in properties.items()
+    }
+
+
+def _unicode(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidInput(f"{name} is a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        raise InvalidInput(f"{name} is not valid Unicode") from None
+    return value
+
+
+def _number(values: Mapping[str, Any], name: str) -> int | None:
+    value = values.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= SEQUENCE_ID_MAX:
+        raise InvalidInput(f"{name} is a number from 0 to {SEQUENCE_ID_MAX}")
+    return value
+
+
+def _packed(name: str, value: bytes | None) -> dict[str, str | None]:
+    if value is None:
+        return {name: None}
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value).decode()}

@@ -1,0 +1,158 @@
+"""What a command has to say: tables for people, JSON for programs.
+
+JSON is one object a line, in UTF-8, without colours. On a terminal a table is folded to fit; in a
+pipe or a file it is as wide as it is, and nothing is left out.
+"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final, TextIO
+
+from rich.cells import cell_len
+
+from seqgate.cli._failure import OutputFailed, reason_of
+from seqgate.errors import SeqgateError
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_GAP: Final = "  "
+
+
+class Format(StrEnum):
+    """How a command answers."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+class OutputClosed(Exception):
+    """Nobody reads the output any more (`| head`)."""
+
+
+class Output:
+    """Standard output and standard error."""
+
+    def __init__(self, form: Format) -> None:
+        self.form = form
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+    @property
+    def json(self) -> bool:
+        """Whether a program reads it."""
+        return self.form is Format.JSON
+
+    def line(self, text: str) -> None:
+        """Write a line, at once.
+
+        Raises:
+            OutputClosed: nobody reads it.
+            OutputFailed: it cannot be written.
+        """
+        try:
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+        except BrokenPipeError as error:
+            _discard(sys.stdout)
+            raise OutputClosed from error
+        except OSError as error:
+            _discard(sys.stdout)
+            raise OutputFailed(f"writing fails: {error.strerror}") from error
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Write an object, as JSON."""
+        self.line(_json(record))
+
+    def table(self, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Write a table."""
+        self._write(headings, [[shown(cell) for cell in row] for row in rows])
+
+    def fields(self, rows: Sequence[tuple[str, object]]) -> None:
+        """Write what is known of one thing, a line each."""
+        self._write(None, [[name, shown(value)] for name, value in rows])
+
+    def error(self, error: SeqgateError) -> None:
+        """Say what went wrong."""
+        reason, message = reason_of(error), " ".join(str(error).split())
+        if self.json:
+            text = _json(
+                {"error": {"reason": reason, "message": message, "details": error.details}}
+            )
+        else:
+            lines = [f"seqgate: {shown(message)} ({reason})"]
+            lines += [f"  {name}: {shown(value)}" for name, value in error.details.items()]
+            text = "\n".join(lines)
+        try:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+        except OSError:
+            _discard(sys.stderr)
+
+    def _write(self, headings: Sequence[str] | None, rows: list[list[str]]) -> None:
+        if sys.stdout.isatty():
+            self._write_folded(headings, rows)
+            return
+        lines = ([list(headings)] if headings else []) + rows
+        widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+        for cells in lines:
+            padded = [
+                cell + " " * (width - cell_len(cell))
+                for cell, width in zip(cells, widths, strict=True)
+            ]
+            self.line(_GAP.join(padded).rstrip())
+
+    def _write_folded(self, headings: Sequence[str] | None, rows: list[list[str]]) -> None:
+        # Slow to import, and of no use to scripts.
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, show_header=headings is not None)
+        for heading in headings or [""] * len(rows[0]):
+            table.add_column(heading, overflow="fold")
+        for cells in rows:
+            table.add_row(*map(Text, cells))
+        Console(file=sys.stdout, highlight=False).print(table)
+
+
+def shown(value: object) -> str:
+    """A value in a table: on one line, and without what would drive a terminal."""
+    match value:
+        case None | "":
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case _:
+            return _CONTROL.sub(lambda found: _escape(found.group()), str(value))
+
+
+def time_shown(milliseconds: int | None) -> str | None:
+    """A time for people, in UTC."""
+    if milliseconds is None:
+        return None
+    try:
+        moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (OverflowError, ValueError):  # a producer's clock may say anything
+        return str(milliseconds)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def _json(record: Mapping[str, Any]) -> str:
+    return _ENCODER.encode(record)
+
+
+def _discard(stream: TextIO) -> None:
+    """Have the interpreter flush what is left to nowhere, without a word."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

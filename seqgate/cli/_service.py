@@ -1,0 +1,63 @@
+"""Calls to a service, with a time limit, and with its address in what went wrong."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from seqgate.api.dedup.v1 import dedup_pb2_grpc
+from seqgate.api.ledger.v1 import ledger_pb2_grpc
+from seqgate.cli._settings import Settings
+from seqgate.client._channel import open_channel, translated
+from seqgate.errors import UnavailableError
+
+
+class Service:
+    """One service: `stub` for streams, `call` for everything else."""
+
+    def __init__(self, name: str, target: str, stub: Any, timeout_s: float) -> None:
+        self.stub = stub
+        self._name = name
+        self._target = target
+        self._timeout_s = timeout_s
+
+    async def call(self, method: str, request: Any) -> Any:
+        """The answer to a request.
+
+        Raises:
+            SeqgateError: the service refuses, or does not answer in time.
+        """
+        with reaching(self._name, self._target):
+            return await translated(getattr(self.stub, method)(request, timeout=self._timeout_s))
+
+
+@asynccontextmanager
+async def ledger_service(settings: Settings) -> AsyncIterator[Service]:
+    """The ledger service."""
+    target = settings.ledger.value
+    async with open_channel(target) as channel:
+        stub = ledger_pb2_grpc.LedgerServiceStub(channel)
+        yield Service("ledger", target, stub, settings.timeout_s)
+
+
+@asynccontextmanager
+async def dedup_service(settings: Settings) -> AsyncIterator[Service]:
+    """The dedup service."""
+    target = settings.dedup.value
+    async with open_channel(target) as channel:
+        stub = dedup_pb2_grpc.DedupServiceStub(channel)
+        yield Service("dedup", target, stub, settings.timeout_s)
+
+
+@contextmanager
+def reaching(name: str, target: str) -> Iterator[None]:
+    """Say which service it is that does not answer."""
+    try:
+        yield
+    except UnavailableError as error:
+        if error.reason:  # it did answer: not now
+            raise
+        raise UnavailableError(
+            f"the {name} service at {target} does not answer",
+            reason="UNREACHABLE",
+            details={"cause": " ".join(str(error).split())},
+        ) from error

@@ -1,0 +1,182 @@
+"""Where are the services, and who says so?
+
+Each value comes from the first of these that has it:
+
+    option  >  environment  >  context in the config file  >  built in
+
+A config file names contexts, and the one that is used unless another is asked for:
+
+    current = "dev"
+
+    [contexts.dev]
+    ledger = "127.0.0.1:7702"
+    dedup = "127.0.0.1:7701"
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from seqgate.cli._failure import InvalidSettings
+
+LEDGER_DEFAULT: Final = "127.0.0.1:7702"
+DEDUP_DEFAULT: Final = "127.0.0.1:7701"
+
+TIMEOUT_DEFAULT_S: Final = 30.0
+TIMEOUT_MAX_S: Final = 86_400.0
+"""How long a service may take to answer, unless asked otherwise, and at most."""
+
+Environment = Mapping[str, str]
+
+
+class Setting(NamedTuple):
+    """A value, and who set it."""
+
+    value: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The services of one installation; None: not said."""
+
+    ledger: str | None = None
+    dedup: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The config file; without contexts when there is none."""
+
+    path: Path
+    current: str | None = None
+    contexts: Mapping[str, Context] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a command goes by."""
+
+    config: Config
+    context: Setting | None
+    ledger: Setting
+    dedup: Setting
+    timeout_s: float
+
+
+def resolve(
+    environment: Environment,
+    *,
+    context: str | None = None,
+    ledger: str | None = None,
+    dedup: str | None = None,
+    timeout_s: float | None = None,
+) -> Settings:
+    """The settings, given the options of the command line.
+
+    Raises:
+        InvalidSettings: an address cannot be one, the context is unknown, or the config file is
+            wrong.
+    """
+    config = load(environment)
+    name = _first(
+        Setting(context or "", "--context"),
+        Setting(environment.get("SEQGATE_CONTEXT", ""), "SEQGATE_CONTEXT"),
+        Setting(config.current or "", str(config.path)),
+    )
+    chosen = Context() if name is None else _context(config, name.value)
+    origin = "" if name is None else f"context {name.value}"
+    ledger_setting = _target(
+        Setting(ledger or "", "--ledger"),
+        Setting(environment.get("SEQGATE_LEDGER", ""), "SEQGATE_LEDGER"),
+        Setting(chosen.ledger or "", origin),
+        Setting(LEDGER_DEFAULT, "default"),
+    )
+    dedup_setting = _target(
+        Setting(dedup or "", "--dedup"),
+        Setting(environment.get("SEQGATE_DEDUP", ""), "SEQGATE_DEDUP"),
+        Setting(chosen.dedup or "", origin),
+        Setting(DEDUP_DEFAULT, "default"),
+    )
+    timeout_s = TIMEOUT_DEFAULT_S if timeout_s is None else timeout_s
+    if not 0 < timeout_s <= TIMEOUT_MAX_S:
+        raise InvalidSettings(f"--timeout is more than 0 and at most {TIMEOUT_MAX_S:.0f} seconds")
+    return Settings(config, name, ledger_setting, dedup_setting, timeout_s)
+
+
+def load(environment: Environment) -> Config:
+    """Read the config file: $SEQGATE_CONFIG, which must exist; else seqgate/config.toml in
+    $XDG_CONFIG_HOME or ~/.config, which need not.
+
+    Raises:
+        InvalidSettings: it cannot be read, or holds what does not belong there.
+    """
+    given = environment.get("SEQGATE_CONFIG")
+    path = Path(given) if given else _usual_path(environment)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if given:
+            raise InvalidSettings(f"{path}: there is no such file (SEQGATE_CONFIG)") from None
+        return Config(path)
+    except OSError as error:
+        raise InvalidSettings(f"{path}: {error.strerror}") from error
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise InvalidSettings(f"{path}: {error}") from error
+    return _config(path, values)
+
+
+def _usual_path(environment: Environment) -> Path:
+    home = Path(environment.get("XDG_CONFIG_HOME", ""))
+    if not home.is_absolute():  # the XDG specification: a relative path is ignored
+        home = Path.home() / ".config"
+    return home / "seqgate" / "config.toml"
+
+
+def _config(path: Path, values: Mapping[str, Any]) -> Config:
+    _known(path, "", values, {"current", "contexts"})
+    tables = values.get("contexts", {})
+    if not isinstance(tables, dict) or not all(isinstance(each, dict) for each in tables.values()):
+        raise InvalidSettings(f"{path}: contexts are tables: [contexts.NAME]")
+    contexts = {}
+    for name, table in tables.items():
+        _known(path, f"contexts.{name}.", table, {"ledger", "dedup"})
+        for key, value in table.items():
+            if not isinstance(value, str):
+                raise InvalidSettings(f"{path}: contexts.{name}.{key} is a text, HOST:PORT")
+        contexts[name] = Context(**table)
+    config = Config(path, values.get("current"), contexts)
+    if config.current is not None:
+        _context(config, config.current)
+    return config
+
+
+def _known(path: Path, prefix: str, values: Mapping[str, Any], known: set[str]) -> None:
+    for key in values:
+        if key not in known:
+            raise InvalidSettings(f"{path}: unknown key {prefix}{key}")
+
+
+def _context(config: Config, name: str) -> Context:
+    try:
+        return config.contexts[name]
+    except (KeyError, TypeError):
+        raise InvalidSettings(f"{config.path}: there is no context {name!r}") from None
+
+
+def _first(*settings: Setting) -> Setting | None:
+    return next((setting for setting in settings if setting.value), None)
+
+
+def _target(*settings: Setting) -> Setting:
+    setting = _first(*settings)
+    assert setting is not None
+    host, _, port = setting.value.rpartition(":")
+    plain = host and (":" not in host or (host.startswith("[") and host.endswith("]")))
+    resolved = "://" in setting.value or setting.value.startswith(("unix:", "ipv4:", "ipv6:"))
+    number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else 0
+    if not resolved and not (plain and 0 < number < 65536):
+        raise InvalidSettings(f"{setting.value!r} is not HOST:PORT ({setting.source})")
+    return setting

@@ -1,0 +1,229 @@
+"""`seqgate topic`: which topics there are, and how they stand."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine
+from typing import Annotated, Any, Final
+
+import typer
+
+from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.cli._command import Run, command, group, topic_name
+from seqgate.cli._dedup import status_record
+from seqgate.cli._failure import DONE, reason_of
+from seqgate.cli._message import Listing
+from seqgate.cli._output import time_shown
+from seqgate.cli._read import messages
+from seqgate.cli._service import Service, dedup_service, ledger_service, reaching
+from seqgate.cli._tail import start_of_last
+from seqgate.client import EARLIEST, LATEST, Message, MessageId, Start
+from seqgate.client._channel import translated
+from seqgate.errors import SeqgateError, UnavailableError
+from seqgate.types import Position, TopicName
+
+TAIL_MAX: Final = 100_000
+"""How many messages `tail` shows at most: it holds them in memory."""
+
+app = group("Topics, and what was published last.")
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
+
+
+@command(app, "ls")
+async def ls(
+    run: Run,
+    prefix: Annotated[
+        str,
+        typer.Argument(
+            metavar="PREFIX",
+            help="Only names that start so; without a slash, names in public/default.",
+            show_default=False,
+        ),
+    ] = "",
+) -> int:
+    """List topics, in the order of their names."""
+    rows = []
+    async with ledger_service(run.settings) as service:
+        async for topic in _topics(service, _expanded(prefix)):
+            if run.output.json:
+                run.output.record(_record(topic))
+            else:
+                rows.append((topic.name, topic.entries, topic.messages, topic.bytes, _last(topic)))
+    if not run.output.json:
+        run.output.table(("TOPIC", "ENTRIES", "MESSAGES", "BYTES", "LAST"), rows)
+    return DONE
+
+
+@command(app, "stat")
+def stat(run: Run, topic: Topic) -> Coroutine[Any, Any, int]:
+    """Show a topic, and how its deduplication stands.
+
+    Where the dedup service does not answer, that part is left out.
+    """
+    return _stat(run, topic_name(topic))
+
+
+@command(app, "tail")
+def tail(
+    run: Run,
+    topic: Topic,
+    *,
+    count: Annotated[
+        int,
+        typer.Option("-n", metavar="N", min=0, max=TAIL_MAX, help="How many messages."),
+    ] = 10,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Then wait for messages that are yet to come.")
+    ] = False,
+) -> Coroutine[Any, Any, int]:
+    """Show a topic's last messages.
+
+    A table shows how each payload starts; JSON has it whole.
+    """
+    return _tail(run, topic_name(topic), count, follow=follow)
+
+
+async def _stat(run: Run, name: TopicName) -> int:
+    async with ledger_service(run.settings) as ledger, dedup_service(run.settings) as dedup:
+        found, status = await asyncio.gather(
+            ledger.call("GetTopic", pb.GetTopicRequest(topic=str(name))),
+            _status(dedup, name),
+        )
+    record: dict[str, Any] = _record(found.topic)
+    if isinstance(status, SeqgateError):
+        record |= {"dedup": None, "dedup_error": reason_of(status)}
+    else:
+        record |= {"dedup": status_record(name, status), "dedup_error": None}
+    if run.output.json:
+        run.output.record(record)
+        return DONE
+    fields = [
+        ("Topic", record["topic"]),
+        ("Created", time_shown(record["created_ms"])),
+        ("Ledger", record["ledger_id"]),
+        ("First entry", record["first"]),
+        ("Last entry", record["last"]),
+        ("Entries", record["entries"]),
+        ("Messages", record["messages"]),
+        ("Bytes", record["bytes"]),
+        ("Connected producers", record["connected_producers"]),
+    ]
+    if isinstance(status, SeqgateError):
+        fields.append(("Deduplication", f"not known: {status}"))
+    else:
+        summary = record["dedup"]
+        fields += [
+            ("Deduplication", summary["state"].lower()),
+            ("Confirmed", summary["confirmed"]),
+            ("Producers", summary["producers"]),
+            ("Duplicates", summary["counts"]["duplicate_claims"]),
+        ]
+    run.output.fields(fields)
+    return DONE
+
+
+async def _status(
+    service: Service, name: TopicName
+) -> dedup_pb2.GetTopicStatusResponse | SeqgateError:
+    try:
+        status: dedup_pb2.GetTopicStatusResponse = await service.call(
+            "GetTopicStatus", dedup_pb2.GetTopicStatusRequest(topic=str(name))
+        )
+    except SeqgateError as error:
+        return error
+    return status
+
+
+async def _tail(run: Run, name: TopicName, count: int, *, follow: bool) -> int:
+    async with ledger_service(run.settings) as service:
+        start = await _start(run, service, name, count)
+    listing = Listing(run.output, whole=False)
+    go_on: Start = LATEST
+    if start != LATEST:
+        last = deque[Message](maxlen=count)
+        async for message in messages(run, name, start):
+            last.append(message)
+        for message in last:
+            listing.add(message)
+        go_on = last[-1].id if last else EARLIEST
+    if follow:
+        async for message in messages(run, name, go_on, inclusive=False, follow=True):
+            listing.add(message)
+    return DONE
+
+
+async def _start(run: Run, service: Service, name: TopicName, count: int) -> Start:
+    """Where the last `count` entries start: they hold at least as many messages."""
+    found = await service.call("GetTopic", pb.GetTopicRequest(topic=str(name)))
+    topic: pb.Topic = found.topic
+    if count == 0:
+        return LATEST
+    if not topic.HasField("first"):
+        return EARLIEST
+    last = _position(topic.last)
+
+    async def following(position: Position) -> list[Position]:
+        request = pb.ReadRequest(
+            topic=str(name), max_entries=count, through=topic.last, metadata_only=True
+        )
+        request.at.ledger_id, request.at.entry_id = position
+        with reaching("ledger", run.settings.ledger.value):
+            return await translated(_positions(service, request, run.settings.timeout_s))
+
+    start = await start_of_last(
+        count,
+        first=_position(topic.first),
+        last=last,
+        entries=topic.entries,
+        following=following,
+    )
+    return MessageId(*start)
+
+
+async def _positions(service: Service, request: pb.ReadRequest, timeout_s: float) -> list[Position]:
+    found = []
+    async for response in service.stub.Read(request, timeout=timeout_s):
+        if response.HasField("draining"):
+            raise UnavailableError("the ledger service is shutting down", reason="DRAINING")
+        found += [_position(each.position) for each in response.entries.entries]
+    return found
+
+
+async def _topics(service: Service, prefix: str) -> AsyncIterator[pb.Topic]:
+    request = pb.ListTopicsRequest(prefix=prefix)
+    while True:
+        page = await service.call("ListTopics", request)
+        for topic in page.topics:
+            yield topic
+        if not page.next_page_token:
+            return
+        request.page_token = page.next_page_token
+
+
+def _expanded(prefix: str) -> str:
+    prefix = prefix.removeprefix("persistent://")
+    return f"public/default/{prefix}" if prefix and "/" not in prefix else prefix
+
+
+def _record(topic: pb.Topic) -> dict[str, Any]:
+    return {
+        "topic": topic.name,
+        "ledger_id": topic.ledger_id,
+        "created_ms": topic.created.ToMilliseconds(),
+        "first": str(_position(topic.first)) if topic.HasField("first") else None,
+        "last": _last(topic),
+        "entries": topic.entries,
+        "messages": topic.messages,
+        "bytes": topic.bytes,
+        "connected_producers": topic.connected_producers,
+    }
+
+
+def _last(topic: pb.Topic) -> str | None:
+    return str(_position(topic.last)) if topic.HasField("last") else None
+
+
+def _position(position: entry_pb2.Position) -> Position:
+    return Position(position.ledger_id, position.entry_id)

@@ -1,0 +1,143 @@
+"""The installed `seqgate`, as a process."""
+
+import asyncio
+import json
+import re
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SEQGATE = Path(sys.executable).with_name("seqgate")
+
+PATIENCE_S = 20.0
+"""How long a command may take to do what a test waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def records(self) -> list[Any]:
+        """What it printed as JSON."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def record(self) -> Any:
+        """The one object that it printed."""
+        (record,) = self.records
+        return record
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """What it printed as a table, split at the gaps between columns."""
+        return [re.split(" {2,}", line) for line in self.out.splitlines()]
+
+    @property
+    def errors(self) -> list[Any]:
+        """What it printed about errors, as JSON."""
+        return [json.loads(line)["error"] for line in self.err.splitlines()]
+
+    @property
+    def error(self) -> Any:
+        """The one error that it printed."""
+        (error,) = self.errors
+        return error
+
+
+class Running:
+    """A command that is running."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def record(self) -> Any:
+        """The next object that it prints."""
+        return json.loads(await self.line())
+
+    async def line(self) -> str:
+        """The next line that it prints."""
+        assert self._process.stdout is not None
+        async with asyncio.timeout(PATIENCE_S):
+            return (await self._process.stdout.readline()).decode()
+
+    async def write(self, *lines: Any) -> None:
+        """Give it lines of JSON."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json_lines(*lines))
+        await self._process.stdin.drain()
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C."""
+        self._process.send_signal(signal.SIGINT)
+
+    async def ended(self) -> Ended:
+        """Close its input, and wait for its end."""
+        async with asyncio.timeout(PATIENCE_S):
+            out, err = await self._process.communicate(b"")
+        assert self._process.returncode is not None
+        return Ended(self._process.returncode, (out or b"").decode(), err.decode())
+
+    async def exit_code(self) -> int:
+        """Wait for its end, with its input still open."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """`seqgate` in an environment."""
+
+    environment: Mapping[str, str]
+
+    def with_(self, **variables: str) -> "CommandLine":
+        """The same with more variables."""
+        return CommandLine({**self.environment, **variables})
+
+    async def __call__(self, *arguments: str, stdin: bytes = b"") -> Ended:
+        """Run a command to its end."""
+        async with self._process(*arguments, stdin=PIPE) as process:
+            async with asyncio.timeout(PATIENCE_S):
+                out, err = await process.communicate(stdin)
+            assert process.returncode is not None
+            return Ended(process.returncode, out.decode(), err.decode())
+
+    @asynccontextmanager
+    async def running(self, *arguments: str, stdout: int = PIPE) -> AsyncIterator[Running]:
+        """Start a command; it does not outlive the block."""
+        async with self._process(*arguments, stdin=PIPE, stdout=stdout) as process:
+            yield Running(process)
+
+    async def on_terminal(self, *arguments: str, terminal: int) -> int:
+        """Run a command that writes to a terminal. Returns its exit code."""
+        async with self._process(*arguments, stdin=DEVNULL, stdout=terminal) as process:
+            async with asyncio.timeout(PATIENCE_S):
+                return await process.wait()
+
+    @asynccontextmanager
+    async def _process(
+        self, *arguments: str, stdin: int, stdout: int = PIPE
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
+        process = await asyncio.create_subprocess_exec(
+            SEQGATE, *arguments, stdin=stdin, stdout=stdout, stderr=PIPE, env=self.environment
+        )
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
+
+
+def json_lines(*records: Any) -> bytes:
+    """Objects, one a line."""
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)

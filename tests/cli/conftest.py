@@ -1,0 +1,76 @@
+"""All services, and the real command line in front of them."""
+
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from seqgate.cli import main
+from seqgate.client import Client, connect
+from tests.cli.command_line import CommandLine, Ended
+from tools.stack.stack import Stack
+
+_NUMBERS = count()
+
+
+@pytest_asyncio.fixture(scope="session")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """Every service, shared by all tests here: each has a topic of its own."""
+    async with Stack(tmp_path_factory.mktemp("stack")) as running:
+        yield running
+
+
+@pytest.fixture
+def inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Ended]:
+    """Runs a command inside this process, for what needs no service: a process takes its time."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in list(os.environ):
+        if name.startswith(("SEQGATE_", "XDG_")):
+            monkeypatch.delenv(name)
+
+    def run(*arguments: str, **variables: str) -> Ended:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["seqgate", *arguments])
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            code = main()
+        captured = capsys.readouterr()
+        return Ended(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> CommandLine:
+    """The command line with an empty home, and without settings."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SEQGATE_", "XDG_"))
+    }
+    return CommandLine({**inherited, "HOME": str(tmp_path), "COLUMNS": "40"})
+
+
+@pytest.fixture
+def seqgate(bare: CommandLine, stack: Stack) -> CommandLine:
+    """The command line, told by its environment where the services are."""
+    return bare.with_(SEQGATE_LEDGER=stack.address("ledger"), SEQGATE_DEDUP=stack.address("dedup"))
+
+
+@pytest_asyncio.fixture
+async def client(stack: Stack) -> AsyncIterator[Client]:
+    """A client of the ledger service."""
+    async with connect(stack.address("ledger")) as client:
+        yield client
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic that nobody else uses."""
+    return f"cli/tests/topic-{next(_NUMBERS)}"

@@ -1,0 +1,159 @@
+"""`seqgate dedup`."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest_asyncio
+from grpc import aio
+
+from seqgate.api.dedup.v1 import dedup_pb2 as pb
+from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
+from seqgate.api.entry.v1.entry_pb2 import Position
+from seqgate.client import Client
+from tests.cli.command_line import CommandLine
+from tests.support.waiting import eventually
+from tools.stack.ports import free_ports
+from tools.stack.stack import Stack
+
+
+@pytest_asyncio.fixture
+async def dedup(stack: Stack) -> AsyncIterator[Any]:
+    """A stub for the dedup service."""
+    async with aio.insecure_channel(stack.address("dedup")) as channel:
+        yield DedupServiceStub(channel)
+
+
+@pytest_asyncio.fixture
+async def stored(client: Client, topic: str, dedup: Any) -> AsyncIterator[str]:
+    """A topic in which producer `p` stored ids 3 and 5, and one with a long name stored 0."""
+    async with client.producer(topic, name="p") as p, client.producer(topic, name="q" * 255) as q:
+        await p.send(b"three", sequence_id=3)
+        await p.send(b"five", sequence_id=5)
+        await p.send(b"five", sequence_id=5)
+        await q.send(b"zero")
+
+        async def confirmed() -> bool:
+            status = await dedup.GetTopicStatus(pb.GetTopicStatusRequest(topic=topic))
+            return bool(status.confirmed == Position(ledger_id=1, entry_id=2))
+
+        await eventually(confirmed)
+        yield topic
+
+
+async def test_status(seqgate: CommandLine, stored: str) -> None:
+    table, shown = await asyncio.gather(
+        seqgate("dedup", "status", stored), seqgate("dedup", "status", stored, "-o", "json")
+    )
+
+    fields = dict(table.rows)
+    assert fields["Topic"] == stored
+    assert fields["State"] == "active"
+    assert fields["Deduplicates"] == "yes (set by: default)"
+    assert fields["Confirmed up to"] == "1:2"
+    assert fields["Producers"] == "2"
+    record = shown.record
+    assert (record["topic"], record["state"], record["epoch"]) == (stored, "ACTIVE", 1)
+    assert (record["confirmed"], record["producers"]) == ("1:2", 2)
+    assert record["counts"]["new_claims"] == 3
+    assert record["counts"]["duplicate_claims"] >= 1
+    assert record["policy_file_error"] is None
+
+
+async def test_producers_are_a_table_that_leaves_nothing_out(
+    seqgate: CommandLine, stored: str
+) -> None:
+    """In a pipe, whatever width a terminal has."""
+    table = await seqgate("dedup", "producers", stored)
+
+    assert table.rows[0] == ["PRODUCER", "PERSISTED", "PUSHED", "LAST ACTIVE"]
+    assert [row[:3] for row in table.rows[1:]] == [["p", "5", "5"], ["q" * 255, "0", "0"]]
+    assert all(row[3].endswith("Z") for row in table.rows[1:])
+
+
+async def test_producers_come_page_by_page(seqgate: CommandLine, dedup: Any, topic: str) -> None:
+    """More producers than a page holds, of a service that keeps a log of its own."""
+    names = {f"p{number:04}" for number in range(3_000)}
+    claims = [pb.Claims(producer_name=name, sequence_ids=[2**63 - 1]) for name in names]
+    await dedup.Admit(pb.AdmitRequest(topic=topic, writer=pb.Writer(epoch=1), claims=claims))
+
+    listed = await seqgate("dedup", "producers", topic, "-o", "json")
+
+    assert {each["producer"] for each in listed.records} == names
+    first = listed.records[0]
+    assert first["last_active_ms"] > 1_700_000_000_000
+    assert {**first, "producer": "", "last_active_ms": 0} == {
+        "producer": "",
+        "persisted_sequence_id": None,
+        "pushed_sequence_id": 9223372036854775807,
+        "last_active_ms": 0,
+    }
+
+
+async def test_explain_says_how_and_why(seqgate: CommandLine, stored: str) -> None:
+    new, again = await asyncio.gather(
+        seqgate("dedup", "explain", stored, "p", "6", "-o", "json"),
+        seqgate("dedup", "explain", stored, "p", "3", "-o", "json"),
+    )
+
+    assert new.record == {
+        "topic": stored,
+        "producer": "p",
+        "sequence_id": 6,
+        "verdict": "NEW",
+        "explanation": "6 is above everything that was let through so far (5).",
+        "persisted_sequence_id": 5,
+        "pushed_sequence_id": 5,
+        "fate": None,
+        "message_id": None,
+    }
+    assert (again.record["verdict"], again.record["fate"]) == ("DUPLICATE", "STORED")
+    assert again.record["message_id"] == "1:0:-1"
+
+
+async def test_explain_is_for_people_too(seqgate: CommandLine, stored: str) -> None:
+    (port,) = free_ports(1)
+    overtaken, alone = await asyncio.gather(
+        seqgate("dedup", "explain", stored, "p", "4"),
+        seqgate("dedup", "explain", stored, "p", "3", "--ledger", f"127.0.0.1:{port}"),
+    )
+
+    assert dict(overtaken.rows)["Verdict"] == "duplicate"
+    assert dict(overtaken.rows)["The log"] == "does not hold it: a higher id was stored first"
+    assert (alone.code, dict(alone.rows)["The log"]) == (0, "not known")
+
+
+async def test_policy_says_where_each_value_was_set(
+    seqgate: CommandLine, stack: Stack, dedup: Any, topic: str
+) -> None:
+    before = stack.policy_file.read_text()
+    stack.policy_file.write_text(
+        f'[namespace."cli/tests"]\nmax_producers = 77\n[topic."{topic}"]\non_full = "refuse"\n'
+    )
+    try:
+
+        async def seen() -> bool:
+            status = await dedup.GetTopicStatus(pb.GetTopicStatusRequest(topic=topic))
+            return bool(status.policy.max_producers == 77)
+
+        await eventually(seen)
+        table, shown = await asyncio.gather(
+            seqgate("dedup", "policy", topic), seqgate("dedup", "policy", topic, "-o", "json")
+        )
+    finally:
+        stack.policy_file.write_text(before)
+
+    assert table.rows == [
+        ["POLICY", "VALUE", "SET BY"],
+        ["enabled", "yes", "default"],
+        ["producer_inactivity_timeout_minutes", "360", "default"],
+        ["max_producers", "77", "namespace"],
+        ["on_full", "refuse", "topic"],
+    ]
+    assert shown.record == {
+        "topic": topic,
+        "enabled": {"value": True, "source": "DEFAULT"},
+        "producer_inactivity_timeout_minutes": {"value": 360, "source": "DEFAULT"},
+        "max_producers": {"value": 77, "source": "NAMESPACE"},
+        "on_full": {"value": "refuse", "source": "TOPIC"},
+    }

@@ -1,0 +1,274 @@
+"""`seqgate publish`."""
+
+import asyncio
+import base64
+import os
+from pathlib import Path
+
+import pytest
+
+from seqgate.cli import _publish
+from seqgate.client import Client, Message
+from tests.cli.command_line import CommandLine, json_lines
+from tools.stack.stack import Stack
+
+
+async def stored(client: Client, topic: str) -> list[Message]:
+    async with client.reader(topic, follow=False) as reader:
+        return [message async for message in reader]
+
+
+async def test_every_line_gets_a_receipt(seqgate: CommandLine, client: Client, topic: str) -> None:
+    lines = json_lines(
+        {"payload": "zwölf", "key": "k", "properties": {"a": "b"}, "event_time_ms": 7},
+        {"payload_base64": base64.b64encode(b"\x00\xff").decode(), "ordering_key": "o"},
+        {"payload": ""},
+    )
+
+    ended = await seqgate("publish", topic, "-o", "json", stdin=lines)
+
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.records == [
+        {"message_id": f"1:{number}:-1", "sequence_id": number, "duplicate": False}
+        for number in range(3)
+    ]
+    first, second, third = await stored(client, topic)
+    assert (first.payload, first.key, first.properties) == ("zwölf".encode(), "k", {"a": "b"})
+    assert first.event_time_ms == 7
+    assert (second.payload, second.ordering_key) == (b"\x00\xff", b"o")
+    assert third.payload == b""
+
+
+async def test_people_get_a_summary(seqgate: CommandLine, tmp_path: Path, topic: str) -> None:
+    file = tmp_path / "lines.jsonl"
+    file.write_bytes(json_lines(*({"payload": "x", "sequence_id": n} for n in (1, 2, 2, 0))))
+    arguments = ("publish", topic, str(file), "--producer", "p")
+
+    first = await seqgate(*arguments)
+    again = await seqgate(*arguments, "-o", "json")
+
+    assert first.code == 1
+    assert first.rows == [
+        ["PRODUCER", "SENT", "STORED", "DUPLICATES", "FAILED"],
+        ["p", "4", "2", "1", "1"],
+    ]
+    assert first.err == (
+        "seqgate: line 4: a higher sequence id of this producer was stored first (STALE)\n"
+        "  sequence_id: 0\n"
+        "  line: 4\n"
+    )
+    assert again.code == 1
+    assert again.records == [
+        {"message_id": "1:0:-1", "sequence_id": 1, "duplicate": True},
+        {"message_id": "1:1:-1", "sequence_id": 2, "duplicate": True},
+        {"message_id": "1:1:-1", "sequence_id": 2, "duplicate": True},
+    ]
+    assert again.error["reason"] == "STALE"
+    assert again.error["details"] == {"line": "4", "sequence_id": "0"}
+
+
+async def test_batches_and_compression_and_numbers(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    lines = json_lines(*({"payload": "x" * 100} for _ in range(50)))
+    options = ("--batch", "--compression", "zstd", "--initial-sequence-id", "9")
+
+    ended = await seqgate(
+        "publish", topic, "-", "--producer", "p", *options, "-o", "json", stdin=lines
+    )
+
+    assert ended.code == 0
+    assert [each["sequence_id"] for each in ended.records] == list(range(10, 60))
+    messages = await stored(client, topic)
+    assert [str(message.id) for message in messages] == [
+        each["message_id"] for each in ended.records
+    ]
+    assert max(message.id.batch_index for message in messages) > 0
+    assert {message.payload for message in messages} == {b"x" * 100}
+
+
+async def test_a_wrong_line_ends_it_and_what_was_before_is_told(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    lines = (
+        b'{"payload": "a", "sequence_id": 1}\n\n{"payload": "a", "sequence_id": 1}\n'
+        b'{"payload": "without an id"}\n'
+        b'{"payload": "never", "sequence_id": 9}\n'
+    )
+
+    ended = await seqgate("publish", topic, "-o", "json", stdin=lines)
+
+    assert ended.code == 2
+    assert [each["duplicate"] for each in ended.records] == [False, True]
+    assert ended.error == {
+        "reason": "MIXED_SEQUENCE_IDS",
+        "message": "line 4: either every message of a producer carries a sequence id, or none does",
+        "details": {"line": "4", "sent": "2", "stored": "1", "duplicates": "1", "failed": "0"},
+    }
+    assert [each.payload for each in await stored(client, topic)] == [b"a"]
+
+
+async def test_a_wrong_line_is_said_to_people(seqgate: CommandLine, topic: str) -> None:
+    ended = await seqgate("publish", topic, "--producer", "p", stdin=b'{"payload": "a"}\npayload')
+
+    assert ended.code == 2
+    assert ended.rows[1] == ["p", "1", "1", "0", "0"]
+    assert ended.err.splitlines()[0] == (
+        "seqgate: line 2: not JSON: Expecting value (column 1) (INVALID_INPUT)"
+    )
+    assert "  stored: 1" in ended.err.splitlines()
+
+
+async def test_a_message_that_is_refused_spares_the_others(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    lines = json_lines({"payload": "a"}, {"payload": "x" * 6_000_000}, {"payload": "b"})
+
+    ended = await seqgate("publish", topic, "-o", "json", stdin=lines)
+
+    assert ended.code == 1
+    assert (ended.error["reason"], ended.error["details"]["line"]) == ("ENTRY_TOO_LARGE", "2")
+    assert len(ended.records) == 2
+    assert [each.payload for each in await stored(client, topic)] == [b"a", b"b"]
+
+
+async def test_lines_are_published_as_they_come(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    async with seqgate.running("publish", topic, "-o", "json") as publishing:
+        for number in range(3):
+            await publishing.write({"payload": f"{number}"})
+            assert (await publishing.record())["sequence_id"] == number
+            assert len(await stored(client, topic)) == number + 1
+        assert (await publishing.ended()).code == 0
+
+
+async def test_more_lines_than_may_be_pending(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    lines = b'{"payload": "x"}\n' * 12_000
+
+    ended = await seqgate("publish", topic, "--batch", "--producer", "p", stdin=lines)
+
+    assert (ended.code, ended.rows[1]) == (0, ["p", "12000", "12000", "0", "0"])
+    assert [each.sequence_id for each in await stored(client, topic)] == list(range(12_000))
+
+
+async def test_there_is_room_for_so_many_messages_and_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_publish, "PENDING_MAX", 3)
+    monkeypatch.setattr(_publish, "PENDING_BYTES_MAX", 100)
+
+    async def waits(room: _publish.Room, size_bytes: int) -> bool:
+        taking = asyncio.create_task(room.take(size_bytes))
+        await asyncio.sleep(0)
+        waiting = not taking.done()
+        taking.cancel()
+        return waiting
+
+    room = _publish.Room()
+    await room.take(1_000)  # one always has room
+    assert await waits(room, 1)
+    room.give_back(1_000)
+    await room.take(50)
+    await room.take(50)
+    assert await waits(room, 1)
+    assert not await waits(room, 0)
+    assert await waits(room, 0)  # the fourth
+
+
+async def test_a_name_in_use_is_refused_and_can_be_taken_over(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    arguments = ("publish", topic, "--producer", "p", "-o", "json")
+    line = {"payload": "x"}
+    async with seqgate.running(*arguments) as first:
+        await first.write(line)
+        await first.record()
+
+        refused = await seqgate(*arguments, stdin=json_lines(line))
+        assert (refused.code, refused.out) == (1, "")
+        assert refused.error["reason"] == "PRODUCER_BUSY"
+
+        taken = await seqgate(*arguments, "--takeover", stdin=json_lines(line))
+        assert (taken.code, taken.record["sequence_id"]) == (0, 1)
+
+        await first.write(line)
+        ended = await first.ended()
+
+    assert ended.code == 1
+    assert ended.error["reason"] == "PRODUCER_TAKEN_OVER"
+    assert (ended.error["details"]["line"], ended.error["details"]["sent"]) == ("2", "1")
+    assert [each.sequence_id for each in await stored(client, topic)] == [0, 1]
+
+
+async def test_nothing_is_sent_after_a_message_that_was_not_stored_in_time(
+    seqgate: CommandLine, stack: Stack, client: Client, topic: str
+) -> None:
+    """Otherwise what follows would overtake it, and make it stale for ever."""
+    arguments = ("publish", topic, "--producer", "p", "--timeout", "1", "-o", "json")
+    async with seqgate.running(*arguments) as publishing:
+        await publishing.write({"payload": "before"})
+        await publishing.record()
+        await stack.terminate("dedup")
+        try:
+            await publishing.write({"payload": "late"})
+            assert await publishing.exit_code() == 3  # with its input still open
+        finally:
+            await stack.run("dedup")
+        ended = await publishing.ended()
+
+    assert ended.errors[0]["message"] == "line 2: no receipt came in time"
+    assert {each["reason"] for each in ended.errors} == {"SEND_TIMEOUT"}
+    assert ended.errors[-1]["details"]["failed"] == "1"
+    assert [each.payload for each in await stored(client, topic)] == [b"before"]
+
+
+async def test_a_reader_of_receipts_that_leaves_ends_it_quietly(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    receiving, giving = os.pipe()
+    async with seqgate.running("publish", topic, "-o", "json", stdout=giving) as publishing:
+        os.close(giving)
+        await publishing.write({"payload": "a"})
+        assert await asyncio.to_thread(os.read, receiving, 1_000)
+        os.close(receiving)
+        await publishing.write({"payload": "b"})
+        assert await publishing.exit_code() == 1  # there might have been more to send
+        ended = await publishing.ended()
+
+    assert ended.err == ""
+    assert [each.payload for each in await stored(client, topic)] == [b"a", b"b"]
+
+
+async def test_receipts_that_cannot_be_written_end_it(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    async with seqgate.running("publish", topic, "-o", "json", stdout=full) as publishing:
+        os.close(full)
+        await publishing.write({"payload": "a"})
+        assert await publishing.exit_code() == 1
+        ended = await publishing.ended()
+
+    assert ended.error["reason"] == "OUTPUT_FAILED"
+    assert ended.error["message"] == "writing fails: No space left on device"
+    assert ended.error["details"]["stored"] == "1"
+    assert [each.payload for each in await stored(client, topic)] == [b"a"]
+
+
+async def test_an_interrupt_ends_it_with_130_and_what_was_sent_is_told(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    async with seqgate.running("publish", topic, "--producer", "p") as publishing:
+        await publishing.write({"payload": "a"})
+        async with client.producer(topic):  # it exists, whoever was first
+            pass
+        async with client.reader(topic) as reader, asyncio.timeout(10):
+            await anext(reader)
+        publishing.interrupt()
+        ended = await publishing.ended()
+
+    assert (ended.code, ended.err) == (130, "")
+    assert ended.rows[1][:2] == ["p", "1"]

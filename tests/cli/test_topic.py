@@ -1,0 +1,170 @@
+"""`seqgate topic`."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from grpc import aio
+
+from seqgate.api.ledger.v1.ledger_pb2 import CreateTopicRequest
+from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.client import Batching, Client
+from tests.cli.command_line import CommandLine
+from tools.stack.ports import free_ports
+from tools.stack.stack import Stack
+
+
+async def published(client: Client, topic: str, *payloads: str, **options: Any) -> list[str]:
+    """Publish, and return the messages' ids."""
+    async with client.producer(topic, **options) as producer:
+        receipts = [producer.send_nowait(payload.encode()) for payload in payloads]
+        return [str((await receipt).message_id) for receipt in receipts]
+
+
+async def test_topics_are_listed_by_name(seqgate: CommandLine, client: Client, topic: str) -> None:
+    await published(client, f"{topic}-b", "one", "two")
+    await published(client, f"{topic}-a")
+
+    table = await seqgate("topic", "ls", topic)
+
+    assert table.rows[0] == ["TOPIC", "ENTRIES", "MESSAGES", "BYTES", "LAST"]
+    assert table.rows[1] == [f"{topic}-a", "0", "0", "0", "-"]
+    assert table.rows[2][:3] == [f"{topic}-b", "2", "2"]
+
+
+async def test_a_prefix_without_a_slash_means_public_default(
+    seqgate: CommandLine, client: Client
+) -> None:
+    await published(client, "ls-short", "one", "two")
+
+    listed = await seqgate("topic", "ls", "ls-sh", "-o", "json")
+
+    assert listed.record["created_ms"] > 1_700_000_000_000
+    assert {**listed.record, "created_ms": 0, "bytes": 0} == {
+        "topic": "public/default/ls-short",
+        "ledger_id": 1,
+        "created_ms": 0,
+        "first": "1:0",
+        "last": "1:1",
+        "entries": 2,
+        "messages": 2,
+        "bytes": 0,
+        "connected_producers": 0,
+    }
+
+
+async def test_topics_come_page_by_page(seqgate: CommandLine, stack: Stack, topic: str) -> None:
+    """More topics than a page holds."""
+    names = [f"{topic}-{number:04}" for number in range(1_001)]
+    async with aio.insecure_channel(stack.address("ledger")) as channel:
+        ledger: Any = LedgerServiceStub(channel)
+        await asyncio.gather(*(ledger.CreateTopic(CreateTopicRequest(topic=n)) for n in names))
+
+    listed = await seqgate("topic", "ls", topic, "-o", "json")
+
+    assert [each["topic"] for each in listed.records] == names
+
+
+async def test_a_topic_is_shown_with_its_deduplication(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    await published(client, topic, "one", "two", name="p")
+
+    table, shown = await asyncio.gather(
+        seqgate("topic", "stat", topic), seqgate("topic", "stat", topic, "-o", "json")
+    )
+
+    fields = dict(table.rows)
+    assert fields["Topic"] == topic
+    assert (fields["Last entry"], fields["Messages"]) == ("1:1", "2")
+    assert fields["Deduplication"] == "active"
+    assert shown.record["last"] == "1:1"
+    assert shown.record["dedup"]["state"] == "ACTIVE"
+    assert shown.record["dedup"]["producers"] == 1
+    assert shown.record["dedup_error"] is None
+
+
+async def test_a_topic_is_shown_without_the_dedup_service(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    await published(client, topic, "one")
+    (port,) = free_ports(1)
+    nobody = seqgate.with_(SEQGATE_DEDUP=f"127.0.0.1:{port}")
+
+    shown = await nobody("topic", "stat", topic, "-o", "json")
+
+    assert shown.code == 0
+    assert (shown.record["messages"], shown.record["dedup"]) == (1, None)
+    assert shown.record["dedup_error"] == "UNREACHABLE"
+
+
+async def test_the_tail_is_the_last_messages(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    payloads = [*"abcdef", "\x1b[31m", "h" * 100]
+    await published(client, topic, *payloads, name="p", batching=Batching(messages_max=4))
+
+    table, shown = await asyncio.gather(
+        seqgate("topic", "tail", topic, "-n", "2"),
+        seqgate("topic", "tail", topic, "-n", "6", "-o", "json"),
+    )
+
+    assert table.rows[0] == ["MESSAGE", "APPENDED", "PRODUCER", "SEQUENCE", "KEY", "PAYLOAD"]
+    assert [[*row[:1], *row[2:]] for row in table.rows[1:]] == [
+        ["1:1:-1:2", "p", "6", "-", "\\x1b[31m"],
+        ["1:1:-1:3", "p", "7", "-", f"{'h' * 80}… (100 bytes)"],
+    ]
+    assert [each["payload"] for each in shown.records] == payloads[2:]
+
+
+async def test_an_empty_topic_has_an_empty_tail(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    await published(client, topic)
+    ended = await seqgate("topic", "tail", topic)
+    assert (ended.code, ended.out, ended.err) == (0, "", "")
+
+
+@pytest.mark.parametrize("before", [[], ["one", "two"]])
+async def test_a_tail_that_follows_goes_on_without_a_gap(
+    seqgate: CommandLine, client: Client, topic: str, before: list[str]
+) -> None:
+    async with client.producer(topic) as producer:
+        for payload in before:
+            await producer.send(payload.encode())
+        arguments = ("topic", "tail", topic, "-n", "1", "--follow", "-o", "json")
+        async with seqgate.running(*arguments) as tail:
+            if before:
+                assert (await tail.record())["payload"] == "two"
+            sending = [producer.send_nowait(payload) for payload in (b"three", b"four")]
+            await asyncio.gather(*sending)
+            if not before:
+                # They came before it looked, or after: it shows the last one, or both.
+                first = (await tail.record())["payload"]
+                assert first in ("three", "four")
+                if first == "three":
+                    assert (await tail.record())["payload"] == "four"
+            else:
+                assert (await tail.record())["payload"] == "three"
+                assert (await tail.record())["payload"] == "four"
+            tail.interrupt()
+            ended = await tail.ended()
+
+    assert (ended.code, ended.out, ended.err) == (130, "", "")
+
+
+async def test_a_tail_reaches_back_over_writers(
+    seqgate: CommandLine, stack: Stack, client: Client, topic: str
+) -> None:
+    """Each writer starts a ledger; a restart of the service makes a new writer."""
+    await published(client, topic, *"abcde")
+    await stack.terminate("ledger")
+    await stack.run("ledger")
+    await published(client, topic, *"fg")
+
+    ended = await seqgate("topic", "tail", topic, "-n", "4", "-o", "json")
+
+    assert [each["payload"] for each in ended.records] == [*"defg"]
+    assert [each["message_id"].split(":")[0] for each in ended.records] == ["1", "1", "2", "2"]
+    assert json.loads(ended.out.splitlines()[0])["message_id"] == "1:3:-1"
