@@ -1,0 +1,1 @@
+"""What Seqgate can do on this machine, beside what the machine allows."""

@@ -1,0 +1,137 @@
+"""The benchmarks, over groups that are quick: what is reported, not how fast it is."""
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.waiting import eventually
+from tools.bench.__main__ import INTERRUPTED, parse
+
+FIELDS = {"group", "name", "unit", "value", "min", "max", "rounds", "limit", "ratio"}
+
+
+class Run:
+    """A run of the benchmarks that can be told by its processes."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self._root = root
+        self._report = folder / "made" / "report.json"
+        self._mark = f"SEQGATE_TEST_BENCH={folder}"
+        self._scratch = self._folders()
+
+    async def start(self, *arguments: str) -> Process:
+        name, _, value = self._mark.partition("=")
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tools.bench", "--report", str(self._report), *arguments),
+            cwd=self._root,
+            env={**os.environ, name: value},
+            stdout=PIPE,
+            stderr=PIPE,
+        )
+
+    async def finish(self, *arguments: str) -> str:
+        """Run it to its end. Returns what it wrote."""
+        process = await self.start("--seconds-per-measurement", "0.05", *arguments)
+        async with asyncio.timeout(60):
+            wrote, trouble = await process.communicate()
+        assert process.returncode == 0, trouble.decode()
+        self.leaves_nothing()
+        return wrote.decode()
+
+    @property
+    def report(self) -> dict[str, Any]:
+        report: dict[str, Any] = json.loads(self._report.read_text())
+        return report
+
+    def leaves_nothing(self) -> None:
+        assert self.processes == []
+        assert self._folders() <= self._scratch
+
+    @property
+    def processes(self) -> list[str]:
+        """The commands of what runs."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if self._mark.encode() in (process / "environ").read_bytes().split(b"\0"):
+                    found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:
+                continue  # it has ended
+        return found
+
+    def _folders(self) -> set[str]:
+        return {path.name for path in (self._root / "build" / "bench").glob("stack-*")}
+
+
+@pytest.fixture
+def bench(root: Path, tmp_path: Path) -> Run:
+    return Run(root, tmp_path)
+
+
+async def test_figures_are_reported_beside_the_limits_they_need(bench: Run, root: Path) -> None:
+    wrote = await bench.finish("--json", "--only", "exchange,price")
+
+    report = json.loads(wrote)
+    assert bench.report == report
+    assert report["machine"]["cpus"] == len(os.sched_getaffinity(0))
+    assert {"python", "kernel"} <= set(report["machine"])
+    assert str(root) not in wrote
+    assert os.uname().nodename not in report["machine"].values()
+
+    found: dict[str, list[dict[str, Any]]] = {}
+    for each in report["measurements"]:
+        found.setdefault(each["group"], []).append(each)
+        assert set(each) >= FIELDS
+        assert each["rounds"] >= 3
+        assert 0 < each["min"] <= each["value"] <= each["max"]
+        if each["limit"] is None:
+            assert each["ratio"] is None
+        else:
+            reached = each["value"] / each["limit"]["value"]
+            expected = 1 / reached if each["unit"] == "ms" else reached
+            assert each["ratio"] == pytest.approx(expected, rel=1e-3)
+    assert list(found) == ["redis", "grpc", "exchange", "price"]
+    assert all(each["limit"] for each in found["exchange"] if "p99" not in each["name"])
+    for each in found["price"]:
+        assert set(each["cpu_percent"]) == {"client", "ledger", "dedup", "redis"}
+
+
+async def test_people_get_tables(bench: Run) -> None:
+    wrote = await bench.finish("--only", "store")
+
+    (row,) = [line for line in wrote.splitlines() if "100 entries of 100 B" in line]
+    assert "entries/s" in row
+    assert "fdatasync 20 kB" in row
+    assert "%" in row
+    assert [each["group"] for each in bench.report["measurements"]] == ["disk"] * 4 + ["store"] * 6
+
+
+async def test_nothing_is_left_of_benchmarks_that_are_terminated(bench: Run) -> None:
+    process = await bench.start("--seconds-per-measurement", "30", "--only", "price")
+    await eventually(lambda: any("tools.bench.load" in each for each in bench.processes))
+    process.terminate()
+    async with asyncio.timeout(30):
+        wrote, _ = await process.communicate()
+
+    assert process.returncode == INTERRUPTED
+    assert wrote == b""
+    bench.leaves_nothing()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--only", "speed"], ["--seconds-per-measurement", "0"], ["--fast"]]
+)
+def test_what_cannot_be_measured_is_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        parse(arguments)
+
+    assert refused.value.code == 2
+    assert "error" in capsys.readouterr().err

@@ -1,0 +1,95 @@
+"""How figures that scatter are told."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tools.bench.statistics import (
+    in_series,
+    median,
+    over_rounds,
+    percentile,
+    percentile_over_rounds,
+    ratio,
+)
+
+values = st.lists(st.floats(0, 1e9), min_size=1, max_size=50)
+
+
+@pytest.mark.parametrize(
+    ("given", "middle"), [([7], 7), ([9, 1, 5], 5), ([4, 1], 2.5), ([1, 1, 100, 100], 50.5)]
+)
+def test_a_median_is_in_the_middle(given: list[float], middle: float) -> None:
+    assert median(given) == middle
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        (0.001, 1),
+        (0.01, 1),
+        (0.011, 2),
+        (0.07, 7),  # 0.07 * 100 is 7.000000000000001
+        (0.29, 29),  # 0.29 * 100 is 28.999999999999996
+        (0.5, 50),
+        (0.99, 99),
+        (0.991, 100),
+        (1, 100),
+    ],
+)
+def test_a_percentile_of_a_hundred_values_is_its_rank(share: float, expected: int) -> None:
+    assert percentile(range(100, 0, -1), share) == expected
+
+
+@given(values, st.floats(0.01, 1))
+def test_a_percentile_is_a_value_that_enough_others_do_not_exceed(
+    given: list[float], share: float
+) -> None:
+    found = percentile(given, share)
+
+    assert found in given
+    assert sum(each <= found for each in given) >= share * len(given) - 1e-6
+    assert sum(each < found for each in given) < share * len(given) + 1e-6
+
+
+@pytest.mark.parametrize("share", [0, -0.5, 1.01])
+def test_a_share_is_more_than_nothing_and_at_most_everything(share: float) -> None:
+    with pytest.raises(AssertionError):
+        percentile([1], share)
+
+
+def test_rounds_give_their_median_between_the_lowest_and_the_highest() -> None:
+    assert over_rounds([30, 10, 20]) == (20, 10, 30)
+
+
+@given(st.lists(values, min_size=1, max_size=5), st.floats(0.01, 1))
+def test_the_percentile_of_all_rounds_is_between_those_of_each(
+    rounds: list[list[float]], share: float
+) -> None:
+    value, lowest, highest = percentile_over_rounds(rounds, share)
+
+    assert lowest <= value <= highest
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "lower_is_better", "expected"),
+    [
+        (50, 200, False, 0.25),
+        (200, 200, False, 1),
+        (8, 2, True, 0.25),  # four times as long as it must take
+        (2, 2, True, 1),
+        (1, 0, False, math.inf),
+    ],
+)
+def test_a_ratio_of_one_reaches_the_limit_and_less_does_not(
+    *, value: float, limit: float, lower_is_better: bool, expected: float
+) -> None:
+    assert ratio(value, limit, lower_is_better=lower_is_better) == expected
+
+
+def test_what_is_done_one_after_the_other_takes_as_long_as_its_parts() -> None:
+    assert in_series(100) == 100
+    assert in_series(100, 100) == 50
+    assert in_series(1000, 500, 500) == pytest.approx(200)

@@ -1,0 +1,162 @@
+"""What Seqgate can do on this machine, beside what the machine allows.
+
+python -m tools.bench [--only GROUP,...] [--seconds-per-measurement S] [--json] [--report FILE]
+
+Starts services of its own, measures, and stops them. A ratio of 100 % reaches the limit; less does
+not, for rates and for latencies.
+"""
+
+import argparse
+import asyncio
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rich.console import Console
+
+from tools.bench import admit, limits, publish, read, report, store
+from tools.bench.bench import ROOT, UNDEDUPLICATED, Bench, null_ledger
+from tools.bench.measurement import BenchError, Measurement
+from tools.stack.stack import Stack, StackError
+
+SECONDS: Final = 0.4
+"""How long one round of a measurement takes, unless asked otherwise."""
+
+WIDTH: Final = 160
+"""How wide tables are where nobody's terminal says it."""
+
+INTERRUPTED: Final = 130
+
+
+class Group(NamedTuple):
+    """Figures that are measured together, and the limits that they need."""
+
+    measure: Callable[[Bench], Coroutine[Any, Any, list[Measurement]]]
+    needs: tuple[str, ...] = ()
+
+
+GROUPS: Final = {
+    "disk": Group(limits.disk),
+    "redis": Group(limits.redis),
+    "grpc": Group(limits.grpc),
+    "admit": Group(admit.unary, needs=("redis", "grpc")),
+    "exchange": Group(admit.exchange, needs=("redis", "grpc")),
+    "store": Group(store.append, needs=("disk",)),
+    "publish": Group(publish.publish, needs=("disk", "redis", "grpc")),
+    "read": Group(read.read),
+    "price": Group(publish.price),
+}
+
+
+class Options(NamedTuple):
+    """What was asked for."""
+
+    groups: list[str]
+    seconds: float
+    json: bool
+    report: Path
+
+
+async def run(options: Options, console: Console) -> str:
+    """Measure, and print each group when it is done. Returns the report."""
+    scratch = ROOT / "build" / "bench"
+    scratch.mkdir(parents=True, exist_ok=True)
+    # Beside the project: a temporary file system may be memory, where fdatasync costs nothing.
+    with tempfile.TemporaryDirectory(dir=scratch, prefix="stack-") as name:
+        folder = Path(name)
+        stack = Stack(folder)
+        stack.policy_file.write_text(f'[namespace."{UNDEDUPLICATED}"]\nenabled = false\n')
+        async with stack, null_ledger() as null:
+            bench = Bench(stack, folder, null, options.seconds)
+            done: list[tuple[str, Sequence[Measurement]]] = []
+            for group in options.groups:
+                measurements = await _while_running(stack, GROUPS[group].measure(bench))
+                bench.note(measurements)
+                done.append((group, measurements))
+                report.print_group(console, group, measurements)
+            return report.as_json(done)
+
+
+async def _while_running(
+    stack: Stack, measuring: Coroutine[Any, Any, list[Measurement]]
+) -> list[Measurement]:
+    """What is measured, unless a process of the stack ends meanwhile."""
+    work = asyncio.create_task(measuring)
+    ending = asyncio.create_task(stack.wait())
+    try:
+        await asyncio.wait({work, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            name = ending.result()
+            raise BenchError(f"{name} ended:\n{stack.log_tail(name)}")
+        return work.result()
+    finally:
+        for task in (work, ending):
+            task.cancel()
+        await asyncio.wait({work, ending})
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--only",
+        default=",".join(GROUPS),
+        help=f"groups, separated by commas, of {', '.join(GROUPS)}; what they need comes along",
+    )
+    parser.add_argument(
+        "--seconds-per-measurement",
+        type=float,
+        default=SECONDS,
+        help="how long each round takes (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON only")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        default=ROOT / "build" / "bench" / "report.json",
+        help="where the report is written (default: build/bench/report.json)",
+    )
+    given = parser.parse_args(arguments)
+    asked = given.only.split(",")
+    if unknown := sorted(set(asked) - set(GROUPS)):
+        parser.error(f"no such group: {', '.join(unknown)}")
+    if not 0 < given.seconds_per_measurement <= 60:
+        parser.error("a round takes more than 0 and at most 60 seconds")
+    wanted = {*asked, *(need for name in asked for need in GROUPS[name].needs)}
+    groups = [name for name in GROUPS if name in wanted]
+    return Options(groups, given.seconds_per_measurement, given.json, given.report)
+
+
+async def _until_terminated(options: Options, console: Console) -> str:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await run(options, console)
+
+
+def main() -> int:
+    options = parse()
+    width = None if sys.stdout.isatty() else WIDTH
+    console = Console(quiet=options.json, width=width)
+    try:
+        text = asyncio.run(_until_terminated(options, console))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return INTERRUPTED
+    except (BenchError, StackError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    report.write(options.report, text)
+    if options.json:
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

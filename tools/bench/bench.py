@@ -1,0 +1,110 @@
+"""What every group of measurements has: running services, time, and the limits found so far."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tools.bench.measurement import BenchError, Limit, Measurement
+from tools.bench.rounds import ROUNDS
+from tools.bench.workload import Job, Outcome, Workload, outcomes_from_json
+from tools.stack.child import bound_to_us
+from tools.stack.stack import Stack
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+LOAD_GRACE_S: Final = 120.0
+"""How long the load process may take beyond the time it measures."""
+
+STOP_TIMEOUT_S: Final = 5.0
+"""How long a child may take to end when it is asked to."""
+
+UNDEDUPLICATED: Final = "bench/off"
+"""The namespace where policy switches deduplication off."""
+
+
+class NullLedger(NamedTuple):
+    """See tools.bench.null_ledger."""
+
+    address: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """See the module."""
+
+    stack: Stack
+    folder: Path
+    null_ledger: NullLedger
+    seconds: float
+    _found: dict[str, Measurement] = field(default_factory=dict)
+
+    def note(self, measurements: Sequence[Measurement]) -> None:
+        """Have measurements serve as limits."""
+        self._found.update((each.name, each) for each in measurements)
+
+    def limit(self, name: str, *, each: float = 1) -> Limit:
+        """A rate that was found, as a limit of something of which one such call does `each`."""
+        return Limit(name, self._found[name].value * each)
+
+    async def load(self, workloads: Sequence[Workload]) -> Mapping[str, Outcome]:
+        """Have a process of its own do these, in turn."""
+        pids: dict[str, int] = {"null": self.null_ledger.pid}
+        running = self.stack.endpoints["pids"]
+        assert isinstance(running, dict)
+        pids.update(running)
+        job = Job(list(workloads), ROUNDS, self.seconds, pids)
+        return outcomes_from_json(await _converse("tools.bench.load", job.to_json()))
+
+
+async def _converse(module: str, given: str) -> str:
+    process = await asyncio.create_subprocess_exec(
+        *bound_to_us([sys.executable, "-m", module]),
+        cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(LOAD_GRACE_S):
+            answer, trouble = await process.communicate(given.encode())
+    except TimeoutError:
+        raise BenchError(f"{module} did not end") from None
+    finally:
+        await _end(process)
+    if process.returncode:
+        raise BenchError(f"{module} failed: {trouble.decode(errors='replace')}")
+    return answer.decode()
+
+
+@asynccontextmanager
+async def null_ledger() -> AsyncIterator[NullLedger]:
+    """The ledger that only answers, in a process of its own; it ends with its standard input."""
+    process = await asyncio.create_subprocess_exec(
+        *bound_to_us([sys.executable, "-m", "tools.bench.null_ledger"]),
+        cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        port = (await process.stdout.readline()).decode().strip()
+        if not port:
+            raise BenchError("the null ledger did not start")
+        yield NullLedger(f"127.0.0.1:{port}", process.pid)
+        process.stdin.close()
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await process.wait()
+    finally:
+        await _end(process)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.kill()
+    await process.wait()

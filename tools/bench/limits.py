@@ -1,0 +1,127 @@
+"""What the machine, Redis and gRPC allow, without any service of ours."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from redis.asyncio import Redis
+
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
+from services.dedup.adapters.redis import RedisStateStore, connect_redis
+from tools.bench.bench import Bench
+from tools.bench.measurement import Measurement, latency, rate
+from tools.bench.rounds import rounds_of
+from tools.bench.writer import CLAIMS, admit_through, claims_text
+
+BLOCK_BYTES: Final = (1_000, 20_000, 100_000, 1_000_000)
+"""The sizes that are written at a time."""
+
+RING_BYTES: Final = 16 * 1024 * 1024
+"""How large the file is that is written over and over: as SQLite's write-ahead log, which it copies
+to the database when it has become so large."""
+
+REDIS_TIMEOUT_S: Final = 5.0
+
+
+def fdatasync(size_bytes: int) -> str:
+    """The name of the limit for blocks of about this size."""
+    nearest = min(BLOCK_BYTES, key=lambda each: abs(each - size_bytes))
+    return f"write and fdatasync {nearest // 1000:,} kB"
+
+
+PING: Final = "Redis PING"
+TRIVIAL_SCRIPT: Final = "Redis script that returns 1"
+UNARY: Final = "gRPC unary ping-pong"
+STREAM: Final = "gRPC stream ping-pong"
+
+
+def admit_script(claims: int) -> str:
+    """The name of the limit for so many claims."""
+    return f"Redis admit script, {claims_text(claims)}"
+
+
+async def disk(bench: Bench) -> list[Measurement]:
+    """How often a block can be made durable, one after the other."""
+    path = bench.folder / "ring"
+    found = []
+    with path.open("wb", buffering=0) as ring:
+        # Written once, so that no later write has to allocate: SQLite's log is used again, too.
+        ring.write(bytes(RING_BYTES))
+        os.fsync(ring.fileno())
+        for size_bytes in BLOCK_BYTES:
+            block = os.urandom(size_bytes)
+
+            async def write(block: bytes = block) -> None:
+                if ring.tell() + len(block) > RING_BYTES:
+                    ring.seek(0)
+                ring.write(block)
+                os.fdatasync(ring.fileno())
+
+            rounds = await rounds_of(write, bench.seconds)
+            found.append(rate(fdatasync(size_bytes), "calls", rounds))
+    path.unlink()
+    return found
+
+
+async def redis(bench: Bench) -> list[Measurement]:
+    """How often Redis answers on one connection, one call at a time."""
+    async with _redis(bench) as connection:
+        client: Any = connection  # its types mix text and bytes
+        found = [rate(PING, "calls", await rounds_of(client.ping, bench.seconds))]
+        script = client.register_script("return 1")
+        found.append(rate(TRIVIAL_SCRIPT, "calls", await rounds_of(script, bench.seconds)))
+        store = RedisStateStore(connection)
+        for claims in CLAIMS:
+            rounds = await rounds_of(
+                await admit_through(store, f"bench/raw/admit-{claims}", claims), bench.seconds
+            )
+            found.append(rate(admit_script(claims), "calls", rounds))
+        return found
+
+
+@asynccontextmanager
+async def _redis(bench: Bench) -> AsyncIterator[Redis]:
+    url = bench.stack.redis_url
+    async with connect_redis(url, timeout_s=REDIS_TIMEOUT_S, connections_max=1) as connection:
+        yield connection
+
+
+async def grpc(bench: Bench) -> list[Measurement]:
+    """How often gRPC goes there and back, one call at a time: a health check of the ledger service,
+    and a small publication that a ledger acknowledges without storing it."""
+    async with (
+        aio.insecure_channel(bench.stack.address("ledger")) as ledger,
+        aio.insecure_channel(bench.null_ledger.address) as null_ledger,
+    ):
+        health: Any = health_pb2_grpc.HealthStub(ledger)
+
+        async def check() -> None:
+            await health.Check(health_pb2.HealthCheckRequest())
+
+        unary = await rounds_of(check, bench.seconds)
+
+        stub: Any = pb_grpc.LedgerServiceStub(null_ledger)
+        stream = stub.Publish()
+        await stream.write(pb.PublishRequest(open=pb.Open(topic="bench/null/ping-pong")))
+        await stream.read()
+        entry = pb.Entry(metadata=entry_pb2.EntryMetadata(producer_name="p", sequence_id=0))
+        publications = pb.Publications(publications=[pb.Publication(request_id=1, entries=[entry])])
+        request = pb.PublishRequest(publications=publications)
+
+        async def publish() -> None:
+            await stream.write(request)
+            await stream.read()
+
+        streamed = await rounds_of(publish, bench.seconds)
+        stream.cancel()
+    return [
+        rate(UNARY, "calls", unary),
+        latency(UNARY, 0.5, unary),
+        rate(STREAM, "calls", streamed),
+        latency(STREAM, 0.5, streamed),
+    ]

@@ -1,0 +1,225 @@
+"""The process that acts as the clients: python -m tools.bench.load
+
+Takes a Job as JSON on standard input, and writes the outcomes as JSON to standard output. Every
+workload is bounded in time and in messages.
+"""
+
+import asyncio
+import itertools
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from seqgate.client import Batching, Client, Producer, Receipt, connect
+from tools.bench.machine import cpu_s
+from tools.bench.measurement import BenchError
+from tools.bench.rounds import CALLS_MAX, Round
+from tools.bench.workload import CLIENT, Job, Outcome, Workload, outcomes_to_json
+
+PENDING_MAX: Final = 10_000
+"""How many messages a producer has pending: the client's own default."""
+
+BURST_MESSAGES: Final = 100
+"""After how many messages a producer looks at what has come back."""
+
+RESEND_MESSAGES: Final = 20_000
+"""How many messages there are to be sent again."""
+
+READ_MESSAGES: Final = 20_000
+"""How many messages there are to be read."""
+
+WARM_UP_MESSAGES: Final = 100
+"""How many messages each producer sends before it is measured."""
+
+BATCHING: Final = Batching(messages_max=1_000, bytes_max=1024 * 1024, delay_s=0.01)
+"""Batches are full: a producer that sends all it can waits for no clock."""
+
+
+async def run(job: Job) -> dict[str, Outcome]:
+    """Everything, round by round."""
+    rounds: dict[str, list[Round]] = {each.name: [] for each in job.workloads}
+    computed: dict[str, dict[str, float]] = {each.name: {} for each in job.workloads}
+    for workload in job.workloads:
+        await _prepare(workload, job.seconds)
+    for _ in range(job.rounds):
+        for workload in job.workloads:
+            meter = _Meter({name: job.pids[name] for name in workload.processes})
+            rounds[workload.name].append(await _round(workload, job.seconds, meter))
+            for name, seconds in meter.computed_s.items():
+                so_far = computed[workload.name].get(name, 0.0)
+                computed[workload.name][name] = so_far + seconds
+    return {name: Outcome(rounds[name], computed[name]) for name in rounds}
+
+
+class _Meter:
+    """How long something took, and how much the processes computed meanwhile."""
+
+    def __init__(self, pids: dict[str, int]) -> None:
+        self._pids = pids
+        self.elapsed_s = 0.0
+        self.computed_s: dict[str, float] = {}
+
+    def __enter__(self) -> None:
+        self._before = self._now()
+        self._began = time.perf_counter()
+
+    def __exit__(self, *rest: object) -> None:
+        self.elapsed_s += time.perf_counter() - self._began
+        for name, seconds in self._now().items():
+            spent_s = seconds - self._before[name]
+            self.computed_s[name] = self.computed_s.get(name, 0.0) + spent_s
+
+    def _now(self) -> dict[str, float]:
+        return {CLIENT: time.process_time()} | {
+            name: cpu_s(pid) for name, pid in self._pids.items()
+        }
+
+
+async def _prepare(workload: Workload, seconds: float) -> None:
+    """Store what is to be sent again, or read."""
+    if workload.kind not in ("resend", "read"):
+        return
+    async with connect(workload.address) as client, _producer(client, workload) as producer:
+        if workload.kind == "resend":
+            await _pump(producer, workload, until=float("inf"), count_max=RESEND_MESSAGES)
+        else:
+            until = time.perf_counter() + seconds
+            await _pump(producer, workload, until=until, count_max=READ_MESSAGES)
+
+
+async def _round(workload: Workload, seconds: float, meter: _Meter) -> Round:
+    async with connect(workload.address) as client:
+        match workload.kind:
+            case "publish":
+                return await _publish(client, workload, seconds, meter)
+            case "resend":
+                return await _resend(client, workload, seconds, meter)
+            case "one at a time":
+                return await _one_at_a_time(client, workload, seconds, meter)
+            case "read":
+                return await _read(client, workload, seconds, meter)
+
+
+async def _publish(client: Client, workload: Workload, seconds: float, meter: _Meter) -> Round:
+    producers = [_producer(client, workload) for _ in range(workload.producers)]
+    for producer in producers:
+        await producer.open()
+        await _pump(producer, workload, until=float("inf"), count_max=WARM_UP_MESSAGES)
+    with meter:
+        until = time.perf_counter() + seconds
+        counts = await asyncio.gather(
+            *(_pump(each, workload, until=until, count_max=CALLS_MAX) for each in producers)
+        )
+    for producer in producers:
+        await producer.close()
+    return Round(sum(counts), meter.elapsed_s, [])
+
+
+async def _resend(client: Client, workload: Workload, seconds: float, meter: _Meter) -> Round:
+    """A producer that starts again and sends everything again, as often as there is time."""
+    count = 0
+    while meter.elapsed_s < seconds and count < CALLS_MAX:
+        async with _producer(client, workload) as producer:
+            with meter:
+                until = time.perf_counter() + seconds - meter.elapsed_s
+                count += await _pump(
+                    producer, workload, until=until, count_max=RESEND_MESSAGES, duplicate=True
+                )
+    return Round(count, meter.elapsed_s, [])
+
+
+async def _one_at_a_time(
+    client: Client, workload: Workload, seconds: float, meter: _Meter
+) -> Round:
+    payload = bytes(workload.payload_bytes)
+    latencies_s: list[float] = []
+    async with _producer(client, workload) as producer:
+        await producer.send(payload)
+        with meter:
+            now = time.perf_counter()
+            until = now + seconds
+            while now < until and len(latencies_s) < CALLS_MAX:
+                await producer.send(payload)
+                ended = time.perf_counter()
+                latencies_s.append(ended - now)
+                now = ended
+    return Round(len(latencies_s), meter.elapsed_s, latencies_s)
+
+
+async def _read(client: Client, workload: Workload, seconds: float, meter: _Meter) -> Round:
+    """The whole topic, as often as there is time."""
+    count = 0
+    with meter:
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until and count < CALLS_MAX:
+            async with client.reader(workload.topic, follow=False) as reader:
+                async for message in reader:
+                    if len(message.payload) != workload.payload_bytes:
+                        raise BenchError("a message is not what was published")
+                    count += 1
+    return Round(count, meter.elapsed_s, [])
+
+
+def _producer(client: Client, workload: Workload) -> Producer:
+    return client.producer(
+        workload.topic,
+        name="resender" if workload.kind == "resend" else None,
+        batching=BATCHING if workload.batched else None,
+        max_pending_messages=PENDING_MAX,
+    )
+
+
+async def _pump(
+    producer: Producer,
+    workload: Workload,
+    *,
+    until: float,
+    count_max: int,
+    duplicate: bool = False,
+) -> int:
+    """Send as much as may be pending, until it is time or enough; return when all of it is stored:
+    as new, or each as the duplicate of an earlier one."""
+    payload = bytes(workload.payload_bytes)
+    explicit = workload.kind == "resend"
+    waiting: deque[asyncio.Future[Receipt]] = deque()
+    count = 0
+    for first in _bursts(until, count_max):
+        for sequence_id in range(first, first + BURST_MESSAGES):
+            waiting.append(
+                producer.send_nowait(payload, sequence_id=sequence_id if explicit else None)
+            )
+        count += BURST_MESSAGES
+        if producer.pending_messages + BURST_MESSAGES > PENDING_MAX:
+            await waiting[0]
+        else:
+            await asyncio.sleep(0)
+        while waiting and waiting[0].done():
+            _check(waiting.popleft().result(), duplicate=duplicate)
+    for each in waiting:
+        _check(await each, duplicate=duplicate)
+    return count
+
+
+def _bursts(until: float, count_max: int) -> Iterator[int]:
+    """Where each burst begins; there is always a first."""
+    for first in itertools.count(0, BURST_MESSAGES):
+        yield first
+        if first + BURST_MESSAGES >= count_max or time.perf_counter() >= until:
+            return
+
+
+def _check(receipt: Receipt, *, duplicate: bool) -> None:
+    if receipt.duplicate != duplicate:
+        raise BenchError(f"a message came back as {receipt}")
+
+
+def main() -> int:
+    job = Job.from_json(sys.stdin.read())
+    print(outcomes_to_json(asyncio.run(run(job))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""A figure beside its limit."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tools.bench.rounds import Round
+from tools.bench.statistics import Spread, over_rounds, percentile_over_rounds, ratio
+
+
+class BenchError(Exception):
+    """What was measured is not what was meant to be."""
+
+
+class Limit(NamedTuple):
+    """What a figure cannot exceed, in the figure's unit; a latency cannot fall below it."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A figure.
+
+    Attributes:
+        name: what was done.
+        unit: of the figure and of its limit.
+        spread: the figure, and the lowest and the highest of its rounds.
+        rounds: how many.
+        limit: None: this is a limit of other figures, or has none.
+        lower_is_better: it is a latency.
+        cpu: by process, how much it computed meanwhile, in percent of one core.
+    """
+
+    name: str
+    unit: str
+    spread: Spread
+    rounds: int
+    limit: Limit | None = None
+    lower_is_better: bool = False
+    cpu: Mapping[str, float] | None = None
+
+    @property
+    def value(self) -> float:
+        """The figure itself."""
+        return self.spread.value
+
+    @property
+    def ratio(self) -> float | None:
+        """How close it comes to its limit; 1 reaches it."""
+        if self.limit is None:
+            return None
+        return ratio(self.value, self.limit.value, lower_is_better=self.lower_is_better)
+
+
+def rate(
+    name: str,
+    unit: str,
+    rounds: Sequence[Round],
+    *,
+    each: float = 1,
+    limit: Limit | None = None,
+    cpu: Mapping[str, float] | None = None,
+) -> Measurement:
+    """How many `unit` a second, where one call does `each` of them."""
+    spread = over_rounds([round_.rate * each for round_ in rounds])
+    return Measurement(name, f"{unit}/s", spread, len(rounds), limit, cpu=cpu)
+
+
+def latency(
+    name: str, share: float, rounds: Sequence[Round], limit: Limit | None = None
+) -> Measurement:
+    """A percentile of how long a call takes."""
+    spread = percentile_over_rounds(
+        [[each * 1000 for each in round_.latencies_s] for round_ in rounds], share
+    )
+    return Measurement(
+        f"{name}, p{share * 100:.0f}", "ms", spread, len(rounds), limit, lower_is_better=True
+    )
+
+
+def lowest(*limits: Limit) -> Limit:
+    """The limit that is reached first."""
+    return min(limits, key=lambda limit: limit.value)
