@@ -13,6 +13,7 @@ from services.dedup.service import Deduplication
 from services.dedup.servicer import DedupServicer
 from services.runtime.drain import Drain
 from services.runtime.server import grpc_server, told_to_stop
+from services.runtime.tasks import end
 
 SERVICE = "seqgate.api.dedup.v1.DedupService"
 
@@ -45,5 +46,4 @@ async def serve(config: DedupConfig, store: StateStore) -> None:
             config, drain, register=register, services=[SERVICE], checks={"redis": store.check}
         ):
             await told_to_stop()
-        watching.cancel()
-        purging.cancel()
+        await end(watching, purging)

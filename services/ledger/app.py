@@ -14,6 +14,7 @@ from services.ledger.servicer import LedgerServicer
 from services.runtime.channels import peer_channel
 from services.runtime.drain import Drain
 from services.runtime.server import grpc_server, told_to_stop
+from services.runtime.tasks import end
 
 SERVICE = "seqgate.api.ledger.v1.LedgerService"
 
@@ -58,8 +59,7 @@ async def serve(config: LedgerConfig, store: LedgerStore, dedup: Deduplicator) -
         ):
             await told_to_stop()
         await ledger.finish(config.stop_grace_s)
-        for task in watching:
-            task.cancel()
+        await end(*watching)
 
 
 async def _drain(ledger: Ledger, drain: Drain) -> None:

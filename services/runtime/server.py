@@ -14,6 +14,7 @@ from services.runtime.config import ServiceConfig
 from services.runtime.drain import Drain
 from services.runtime.health import Check, Readiness
 from services.runtime.interceptors import Interceptor, deadlined, drained, logged, translated
+from services.runtime.tasks import end
 
 log = structlog.get_logger()
 
@@ -58,8 +59,7 @@ async def grpc_server(
             drain.cut()
             await drain.emptied(config.stop_grace_s)
         await server.stop(config.stop_grace_s)
-        watching.cancel()
-        await asyncio.wait([watching])
+        await end(watching)
         log.info("stopped")
 
 
