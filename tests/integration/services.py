@@ -114,9 +114,9 @@ class Services:
 
 def log_lines(stack: Stack, service: str) -> list[dict[str, Any]]:
     """See Services.log."""
-    lines = (stack.folder / "logs" / f"{service}.log").read_text().splitlines()
+    written = (stack.folder / "logs" / f"{service}.log").read_text()
     found = []
-    for line in lines:
+    for line in written.rpartition("\n")[0].splitlines():  # the last one may not be whole yet
         try:
             found.append(json.loads(line))
         except ValueError:

@@ -52,16 +52,7 @@ class Application:
         self._topic = topic
         self._random = random
         self._next = 0
-        self._prefix = ""
         self.history = History()
-
-    def moved_to(self, ledger: str) -> "Application":
-        """The same topic and history, through another process; with producers of its own, whose
-        names begin otherwise."""
-        moved = Application(ledger, self._dedup, self._topic, self._random)
-        moved.history = self.history
-        moved._prefix = "moved-"
-        return moved
 
     async def publish(self, count: int) -> None:
         """Have each producer publish so many new messages, after some that it published before.
@@ -71,8 +62,7 @@ class Application:
         ids = [FIRST_ID + 3 * number for number in range(first, self._next)]
         async with connect(self._ledger) as client, asyncio.TaskGroup() as tasks:
             for name, batching in PRODUCERS.items():
-                producer = self._prefix + name
-                tasks.create_task(self._publish(client, producer, batching, ids))
+                tasks.create_task(self._publish(client, name, batching, ids))
 
     async def check_log(self) -> None:
         """Hold the log against what was sent, and what the producers were told.
@@ -150,10 +140,9 @@ class Application:
 
     async def _state(self) -> dict[str, Marks]:
         state = {}
-        names = {identity.producer for identity in self.history.sent}
         async with aio.insecure_channel(self._dedup) as channel:
             stub: Any = dedup_pb2_grpc.DedupServiceStub(channel)
-            for name in names:
+            for name in PRODUCERS:
                 request = dedup_pb2.GetProducerRequest(topic=self._topic, producer_name=name)
                 try:
                     producer = (await stub.GetProducer(request)).producer

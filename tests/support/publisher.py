@@ -21,9 +21,9 @@ from seqgate.api.ledger.v1 import ledger_pb2 as pb
 WAIT_S = 30.0
 """How long anything here waits before the test fails."""
 
-REFUSED_BEFORE_THE_WRITE = "Internal error from Core"
-"""What gRPC makes of a refusal that arrives between a call's start and its first write: the status
-is lost, and only another call can tell it."""
+STATUS_LOST = "Internal error from Core"
+"""What gRPC makes of a write to a call that is just being ended by the service: with what it was
+ended, only another call can tell."""
 
 
 class Publisher:
@@ -55,9 +55,11 @@ class Publisher:
         )
 
     async def write(self, request: pb.PublishRequest) -> None:
-        """Send anything."""
-        async with asyncio.timeout(WAIT_S):
-            await self._call.write(request)
+        """Send anything. To a stream that has ended this does nothing: `receipt` and `ended` tell
+        how it ended."""
+        with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+            async with asyncio.timeout(WAIT_S):
+                await self._call.write(request)
 
     async def receipt(self, request_id: int) -> pb.Receipt:
         """The answer to a publication; each is given out once.
@@ -157,7 +159,7 @@ async def _opened(stub: Any, opening: pb.Open) -> Publisher:
                 await call.write(pb.PublishRequest(open=opening))
             first = await call.read()
         except aio.AioRpcError as error:
-            if error.details() == REFUSED_BEFORE_THE_WRITE:
+            if error.details() == STATUS_LOST:
                 continue
             raise
         except BaseException:

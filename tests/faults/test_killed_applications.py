@@ -1,0 +1,125 @@
+"""kill -9 of an application that publishes: it starts again from what it has written down, with
+other batches, and every message is stored once."""
+
+import os
+import sys
+from asyncio.subprocess import DEVNULL, Process, create_subprocess_exec
+from collections.abc import AsyncIterator
+from itertools import count
+from pathlib import Path
+from signal import SIGKILL
+
+import pytest
+import pytest_asyncio
+
+from tests.faults.world import World
+from tests.support.checkers import Stored
+from tests.support.crash_points import ORDER, Order
+from tests.support.workload import POINTS, Journal, judge, message, read_log
+from tools.stack.child import bound_to_us
+
+MESSAGES = 200
+NAME = "application"
+_topics = count()
+
+
+class Runs:
+    """One application, run after run."""
+
+    def __init__(self, world: World, folder: Path) -> None:
+        self.topic = f"public/applications/{next(_topics)}"
+        self.journal = Journal(folder)
+        self._world = world
+        self._order = folder / "order"
+        self._process: Process | None = None
+
+    async def start(self, *, chunk: int, batch: int, order: Order | None = None) -> None:
+        if order is not None:
+            order.give(self._order)
+        ledger = self._world.stack.address("ledger")
+        folder = self.journal.folder
+        what = map(str, (ledger, self.topic, NAME, folder, MESSAGES, chunk, batch))
+        with (folder / "log").open("ab") as log:
+            self._process = await create_subprocess_exec(
+                *bound_to_us([sys.executable, "-m", "tests.support.workload", *what]),
+                stdin=DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, ORDER: str(self._order)},
+            )
+
+    async def ended(self) -> int:
+        assert self._process is not None
+        return await self._process.wait()
+
+    async def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    def output(self) -> str:
+        return (self.journal.folder / "log").read_text()[-2000:]
+
+    async def log(self) -> list[Stored]:
+        return await read_log(self._world.stack.address("ledger"), self.topic)
+
+    async def check(self) -> None:
+        """Every message is stored once, and deduplication knows."""
+        addresses = map(self._world.stack.address, ("ledger", "dedup"))
+        history = self.journal.history(NAME)
+        log = await judge(*addresses, self.topic, history)
+        assert len(log) == len(history.sent) == MESSAGES
+
+
+@pytest_asyncio.fixture
+async def runs(world: World, tmp_path: Path) -> AsyncIterator[Runs]:
+    made = Runs(world, tmp_path)
+    yield made
+    await made.kill()
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_an_application_dies_twice_at(runs: Runs, point: str) -> None:
+    for chunk, batch in ((30, 4), (45, 7)):
+        passes = 0 if point in ("opened", "written") else 1
+        await runs.start(chunk=chunk, batch=batch, order=Order(point, passes))
+        assert await runs.ended() == -SIGKILL, runs.output()
+    await runs.start(chunk=70, batch=1)
+    assert await runs.ended() == 0, runs.output()
+    await runs.check()
+
+
+async def test_a_batch_that_was_stored_in_part_is_cut(runs: Runs) -> None:
+    await runs.start(chunk=30, batch=4, order=Order("told"))
+    assert await runs.ended() == -SIGKILL, runs.output()
+    assert len(await runs.log()) == 30
+    await runs.start(chunk=MESSAGES, batch=7)
+    assert await runs.ended() == 0, runs.output()
+    await runs.check()
+
+    # 28 to 34 came as one batch, of which 28 and 29 were stored.
+    places = {stored.identity: stored.id for stored in await runs.log()}
+    cut = [places[message(NAME, number)[0]] for number in range(30, 35)]
+    assert len({each.position for each in cut}) == 1
+    assert [each.batch_index for each in cut] == [0, 1, 2, 3, 4]
+    told = {
+        each.identity: each.duplicate
+        for each in runs.journal.history(NAME).acknowledged[-MESSAGES:]
+    }
+    assert [told[message(NAME, number)[0]] for number in (27, 28, 29, 30, 31)] == (
+        [True, True, True, False, False]
+    )
+
+
+@pytest.mark.parametrize("point", ["append.before", "append.after", "receipts.before"])
+async def test_an_application_and_the_ledger_die_together(
+    world: World, runs: Runs, point: str
+) -> None:
+    world.order("ledger", Order(point, 3))
+    await runs.start(chunk=20, batch=3)
+    assert await world.stack.ended("ledger") == -SIGKILL
+    await runs.kill()
+    await world.stack.run("ledger")
+    await runs.start(chunk=50, batch=8)
+    assert await runs.ended() == 0, runs.output()
+    await runs.check()

@@ -1,0 +1,70 @@
+"""kill -9 of several processes at once, at each point; and of the ledger where it takes a topic
+that has a past."""
+
+import asyncio
+from contextlib import suppress
+from signal import SIGKILL
+
+import pytest
+
+from tests.faults.test_crash_points import (
+    DEDUP_POINTS,
+    LEDGER_POINTS,
+    MESSAGES,
+    points,
+    publish_through,
+)
+from tests.faults.world import World
+from tests.support.crash_points import Order
+from tools.stack.stack import StackError
+
+ONCE = ("take", "rollback", "confirm")
+"""What may come only once while a topic is published to."""
+
+
+def passes(point: str) -> int:
+    return 0 if point.startswith(ONCE) else 1
+
+
+@pytest.mark.parametrize("point", LEDGER_POINTS)
+async def test_the_ledger_and_dedup_die_when_the_ledger_is_at(
+    world: World, point: str, seed: int
+) -> None:
+    dying = ("dedup", "ledger")
+    order = Order(point, passes(point), [world.pid(name) for name in dying])
+    await publish_through(world, world.application(seed), "ledger", order, *dying)
+
+
+@pytest.mark.parametrize("point", points("append", "receipts"))
+async def test_dedup_dies_when_the_ledger_is_at(world: World, point: str, seed: int) -> None:
+    order = Order(point, passes(point), [world.pid("dedup")])
+    await publish_through(world, world.application(seed), "ledger", order, "dedup")
+
+
+@pytest.mark.parametrize("point", DEDUP_POINTS)
+async def test_dedup_and_redis_die_when_dedup_is_at(world: World, point: str, seed: int) -> None:
+    dying = ("redis", "dedup")
+    order = Order(point, passes(point), [world.pid(name) for name in dying])
+    await publish_through(world, world.application(seed), "dedup", order, *dying)
+
+
+@pytest.mark.parametrize("point", [each for each in LEDGER_POINTS if each.startswith(ONCE)])
+async def test_the_ledger_dies_again_when_it_comes_back_and_is_at(
+    world: World, point: str, seed: int
+) -> None:
+    """It died with claims open and entries unconfirmed; now it dies while it sorts that out."""
+    application, stack = world.application(seed), world.stack
+    await application.publish(MESSAGES)
+    world.order("ledger", Order("append.after", 1))
+    publishing = asyncio.create_task(application.publish(MESSAGES))
+    assert await stack.ended("ledger") == -SIGKILL
+    world.order("ledger", Order(point))
+    with suppress(StackError):  # it may die before it is ready
+        await stack.run("ledger")
+    assert await stack.ended("ledger") == -SIGKILL
+    await stack.run("ledger")
+    await publishing
+    await application.check_log()
+    await application.publish(MESSAGES)
+    await application.check_log()
+    await application.check_state()

@@ -1,0 +1,163 @@
+"""Requests arrive when whoever made them has long gone on: nothing lost, nothing twice."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from hashlib import sha1
+
+import pytest
+import pytest_asyncio
+from redis.asyncio import Redis
+
+from services.dedup.adapters.redis import script_text
+from tests.faults.world import World
+from tests.support import application as application_module
+from tests.support.application import Application
+from tests.support.proxy import Proxy
+from tests.support.waiting import eventually
+from tools.stack.ports import free_ports
+
+MESSAGES = 60
+TIMEOUT_S = 0.3
+
+
+VERBS = ("admit", "confirm", "rollback")
+SCRIPTS = {name: sha1(script_text(name).encode()).hexdigest().encode() for name in VERBS}
+"""How requests name the scripts that they run."""
+
+
+class Late:
+    """A stack with a proxy between dedup and Redis."""
+
+    def __init__(self, world: World, proxy: Proxy) -> None:
+        self.world = world
+        self.proxy = proxy
+
+    async def held(self, count: int) -> None:
+        """Wait until so many requests are held back."""
+        await eventually(lambda: self.proxy.held == count, f"{count} requests are held")
+
+
+@pytest_asyncio.fixture(scope="module")
+async def late(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Late]:
+    ports = dict(zip(("redis", "dedup", "ledger"), free_ports(3), strict=True))
+    async with Proxy(ports["redis"]) as proxy:
+        world = World(
+            tmp_path_factory.mktemp("late"),
+            ports=ports,
+            SEQGATE_DEDUP_REDIS_URL=f"redis://127.0.0.1:{proxy.port}/0",
+            SEQGATE_DEDUP_REDIS_TIMEOUT_S=str(TIMEOUT_S),
+            SEQGATE_LEDGER_DEDUP_TIMEOUT_S=str(2 * TIMEOUT_S),
+            # Small groups: a message and its copy are often in different ones.
+            SEQGATE_LEDGER_GROUP_ENTRIES_MAX="3",
+        )
+        async with world.stack:
+            yield Late(world, proxy)
+
+
+async def judge(application: Application) -> None:
+    await application.publish(MESSAGES)
+    await application.check_log()
+    await application.check_state()
+
+
+@pytest.mark.parametrize("scripts_later", [1, 2, 3, 4])
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_script_runs_behind_some_that_came_after_it(
+    late: Late, verb: str, scripts_later: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are what its writer did when it had no answer. A late Admit claims what nobody
+    will append; a late Rollback withdraws what is being appended, and copies of that are next."""
+    monkeypatch.setattr(application_module, "COPY_SHARE", 1.0)
+    application = late.world.application(seed)
+    await application.publish(MESSAGES)
+    ran_late = late.proxy.late
+    if verb != "admit":
+        async with Redis.from_url(late.world.stack.redis_url) as redis:
+            await redis.flushall()  # so that there is something to confirm and to roll back
+    late.proxy.hold(1, SCRIPTS[verb], before=scripts_later)
+    await application.publish(MESSAGES)
+    assert late.proxy.late == ran_late + 1
+    await application.check_log()
+    await judge(application)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_script_runs_behind_everything_that_came_after_it(
+    late: Late, count: int, seed: int
+) -> None:
+    application = late.world.application(seed)
+    await application.publish(MESSAGES)
+    late.proxy.hold(count, *SCRIPTS.values())
+    await application.publish(MESSAGES)
+    await late.held(count)
+    publishing = asyncio.create_task(application.publish(MESSAGES))
+    await late.proxy.deliver()
+    await publishing
+    await application.check_log()
+    await judge(application)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_script_runs_late_while_nobody_publishes(late: Late, count: int, seed: int) -> None:
+    """Nothing contradicts it: what it lets through seems to be under way, and never comes."""
+    application = late.world.application(seed)
+    await application.publish(MESSAGES)
+    late.proxy.hold(count, *SCRIPTS.values())
+    await application.publish(MESSAGES)
+    await late.held(count)
+    await application.check_state()
+    await late.proxy.deliver()
+    await judge(application)
+
+
+async def test_a_script_runs_late_while_its_ledger_is_gone(late: Late, seed: int) -> None:
+    """The claims of a dead process, made after its death, before its successor comes."""
+    application, stack = late.world.application(seed), late.world.stack
+    await application.publish(MESSAGES)
+    late.proxy.hold(1, *SCRIPTS.values())
+    publishing = asyncio.create_task(application.publish(MESSAGES))
+    await late.held(1)
+    await stack.kill("ledger")
+    await late.proxy.deliver()
+    await stack.run("ledger")
+    await publishing
+    await judge(application)
+
+
+async def test_everything_travels_drop_by_drop(late: Late, seed: int) -> None:
+    application = late.world.application(seed)
+    late.proxy.slow = True
+    try:
+        await application.publish(MESSAGES)
+        await judge(application)
+    finally:
+        late.proxy.slow = False
+
+
+@pytest.mark.parametrize("name", ["dedup", "ledger"])
+async def test_a_service_stands_still_for_longer_than_anybody_waits(
+    late: Late, name: str, seed: int
+) -> None:
+    """What it was asked meanwhile waits in its sockets, and is done when nobody waits for it."""
+    application, stack = late.world.application(seed), late.world.stack
+    await application.publish(MESSAGES)
+    publishing = asyncio.create_task(application.publish(10 * MESSAGES))
+    told = len(application.history.acknowledged)
+    await eventually(lambda: len(application.history.acknowledged) > told)
+    pid = late.world.pid(name)
+    log = stack.folder / "logs" / "ledger.log"
+    failures = log.read_text().count("deduplication failed")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        if name == "dedup":
+            await eventually(lambda: log.read_text().count("deduplication failed") > failures + 1)
+        else:
+            # Nobody gives a ledger up: another process does something meanwhile.
+            async with Redis.from_url(stack.redis_url) as redis:
+                await redis.flushall()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await publishing
+    await judge(application)

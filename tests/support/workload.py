@@ -1,0 +1,198 @@
+"""A publishing application as a process of its own, which can be told where to die.
+
+    python -m tests.support.workload LEDGER TOPIC NAME FOLDER UNTIL CHUNK BATCH
+
+publishes the messages up to number UNTIL, in chunks, in batches of at most BATCH (1: none). After
+each chunk it writes down how far it has come, as an application does that reads its input from
+somewhere; the next run goes on from there, and sends again what came after.
+
+What it sends and what it is told goes to a journal in FOLDER, before it goes anywhere else. The
+points of an Order (see crash_points) are:
+
+    opened      it is connected
+    written     a request is on its way; no receipt has come
+    receipt     a receipt has come; nobody was told
+    told        all of a chunk is stored, and the application knows
+    noted       and has written down so
+"""
+
+import asyncio
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from grpc import aio
+
+from seqgate.api.dedup.v1 import dedup_pb2, dedup_pb2_grpc
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.client import Batching, connect
+from seqgate.client import _producer as producer_module
+from seqgate.client._outbox import Outbox, Resolved
+from seqgate.types import MessageId
+from tests.support.checkers import (
+    Acknowledgement,
+    Content,
+    History,
+    Identity,
+    Marks,
+    Stored,
+    log_anomalies,
+    report,
+    state_anomalies,
+)
+from tests.support.crash_points import ORDER, Points
+from tests.support.waiting import eventually
+
+POINTS: Final = ("opened", "written", "receipt", "told", "noted")
+
+FIRST_ID: Final = 2**53 - 10
+"""The first id; doubles stop telling the ids apart soon after."""
+
+
+def message(name: str, number: int) -> tuple[Identity, Content]:
+    """The message with a number: always the same. Ids have gaps."""
+    sequence_id = FIRST_ID + 2 * number + number // 7
+    return Identity(name, sequence_id), Content(f"{name} {number}".encode(), f"key-{number % 5}")
+
+
+@dataclass
+class Journal:
+    """What one application did in all its runs."""
+
+    folder: Path
+
+    @property
+    def next(self) -> int:
+        """With which message a run begins."""
+        file = self.folder / "next"
+        return int(file.read_text()) if file.exists() else 0
+
+    def note_next(self, number: int) -> None:
+        scratch = self.folder / "next.new"
+        scratch.write_text(str(number))
+        scratch.replace(self.folder / "next")
+
+    def note(self, *line: object) -> None:
+        # One system call: what was written survives the process.
+        file = os.open(self.folder / "journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(file, (json.dumps(line) + "\n").encode())
+        os.close(file)
+
+    def history(self, name: str) -> History:
+        """What happened, for the checkers."""
+        history = History()
+        for line in (self.folder / "journal").read_text().splitlines():
+            what, number, *told = json.loads(line)
+            identity, content = message(name, number)
+            if what == "sent":
+                history.send(identity, content)
+            else:
+                where, duplicate = told
+                told_id = MessageId.parse(where)
+                history.acknowledged.append(Acknowledgement(identity, told_id, duplicate))
+        return history
+
+
+async def read_log(ledger: str, topic: str) -> list[Stored]:
+    """All of a topic, for the checkers."""
+    async with connect(ledger) as client:
+        return [
+            Stored(
+                each.id,
+                Identity(each.producer_name, each.sequence_id),
+                Content(each.payload, each.key),
+            )
+            async for each in client.reader(topic, follow=False)
+        ]
+
+
+async def judge(ledger: str, dedup: str, topic: str, history: History) -> list[Stored]:
+    """Hold a topic's log against what happened, and deduplication against the log. Returns
+    the log.
+
+    Raises:
+        AssertionError: something is wrong.
+    """
+    log = await read_log(ledger, topic)
+    anomalies = log_anomalies(history, log)
+    assert not anomalies, report(anomalies)
+    async with aio.insecure_channel(dedup) as channel:
+        stub: Any = dedup_pb2_grpc.DedupServiceStub(channel)
+        request = dedup_pb2.ListProducersRequest(topic=topic, page_size=10_000)
+
+        async def agrees() -> bool:
+            listed = (await stub.ListProducers(request)).producers
+            state = {each.name: _marks(each) for each in listed}
+            return not state_anomalies(log, state)
+
+        await eventually(agrees, "deduplication knows the log, and nothing else")
+    return log
+
+
+def _marks(producer: dedup_pb2.Producer) -> Marks:
+    fields = ("persisted_sequence_id", "pushed_sequence_id")
+    return Marks(*(getattr(producer, each) if producer.HasField(each) else None for each in fields))
+
+
+def _point_outbox(points: Points) -> None:
+    class PointedOutbox(Outbox):
+        answered = False
+
+        def to_send(self, bytes_max: int) -> pb.Publications | None:
+            if self.outstanding and not self.answered:
+                points.reach("written")
+            return super().to_send(bytes_max)
+
+        def receive(self, receipt: pb.Receipt) -> list[Resolved]:
+            self.answered = True
+            points.reach("receipt")
+            return super().receive(receipt)
+
+    producer_module.Outbox = PointedOutbox  # type: ignore[misc]
+
+
+async def run(
+    ledger: str, topic: str, name: str, folder: Path, until: int, chunk: int, batch: int
+) -> None:
+    """Publish up to a number."""
+    points = Points(Path(os.environ[ORDER]))
+    _point_outbox(points)
+    journal = Journal(folder)
+    batching = Batching(messages_max=batch) if batch > 1 else None
+    async with (
+        connect(ledger) as client,
+        client.producer(
+            topic, name=name, takeover=True, batching=batching, send_timeout_s=None
+        ) as producer,
+    ):
+        points.reach("opened")
+        while (first := journal.next) < until:
+            numbers = range(first, min(first + chunk, until))
+            sends: list[asyncio.Future[Any]] = []
+            for number in numbers:
+                identity, content = message(name, number)
+                journal.note("sent", number)
+                sends.append(
+                    producer.send_nowait(
+                        content.payload, key=content.key, sequence_id=identity.sequence_id
+                    )
+                )
+            for number, receipt in zip(numbers, await asyncio.gather(*sends), strict=True):
+                journal.note("told", number, str(receipt.message_id), receipt.duplicate)
+            points.reach("told")
+            journal.note_next(numbers.stop)
+            points.reach("noted")
+
+
+def main() -> int:
+    ledger, topic, name, folder, *numbers = sys.argv[1:]
+    until, chunk, batch = map(int, numbers)
+    asyncio.run(run(ledger, topic, name, Path(folder), until, chunk, batch))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
