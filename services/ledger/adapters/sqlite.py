@@ -77,6 +77,13 @@ CREATE TABLE producer_trimmed (
 REMEMBER: Final = """INSERT INTO producer_trimmed {values}
     ON CONFLICT DO UPDATE SET highest = max(highest, excluded.highest)"""
 
+_INSERT_BLOCK: Final = """INSERT INTO block (topic, ledger_id, first_entry, last_entry, append_ms,
+    messages, size_bytes, entries_crc, payloads_crc, entries, payloads)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_GROW_TOPIC: Final = """UPDATE topic SET tail_ledger = ?, tail_entry = ?,
+    first_ledger = coalesce(first_ledger, ?), first_entry = coalesce(first_entry, ?),
+    entries = entries + ?, messages = messages + ?, size_bytes = size_bytes + ? WHERE id = ?"""
+
 _BLOCK = "ledger_id, first_entry, append_ms, entries, entries_crc, {payloads}, payloads_crc"
 _WITH_PAYLOADS: Final = _BLOCK.format(payloads="payloads")
 _WITHOUT_PAYLOADS: Final = _BLOCK.format(payloads="NULL")
@@ -161,23 +168,10 @@ class SqliteLedgerStore:
             topic_id, state = row
             if state.ledger_id != ledger_id or state.tail != expected_tail:
                 raise Fenced("another writer has the topic", epoch=state.ledger_id)
+            place = (topic_id, ledger_id, first_entry, last_entry, append_ms)
+            crcs = (block.entries_crc, block.payloads_crc)
             db.execute(
-                """INSERT INTO block (topic, ledger_id, first_entry, last_entry, append_ms,
-                    messages, size_bytes, entries_crc, payloads_crc, entries, payloads)
-                    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
-                (
-                    topic_id,
-                    ledger_id,
-                    first_entry,
-                    last_entry,
-                    append_ms,
-                    messages,
-                    size_bytes,
-                    block.entries_crc,
-                    block.payloads_crc,
-                    block.entries,
-                    block.payloads,
-                ),
+                _INSERT_BLOCK, (*place, messages, size_bytes, *crcs, block.entries, block.payloads)
             )
             block_id = db.last_insert_rowid()
             db.executemany(
@@ -187,23 +181,8 @@ class SqliteLedgerStore:
                     for producer, (lowest, highest) in ranges.items()
                 ),
             )
-            db.execute(
-                """UPDATE topic SET tail_ledger = ?, tail_entry = ?,
-                    first_ledger = coalesce(first_ledger, ?),
-                    first_entry = coalesce(first_entry, ?),
-                    entries = entries + ?, messages = messages + ?, size_bytes = size_bytes + ?
-                    WHERE id = ?""",
-                (
-                    ledger_id,
-                    last_entry,
-                    ledger_id,
-                    first_entry,
-                    len(entries),
-                    messages,
-                    size_bytes,
-                    topic_id,
-                ),
-            )
+            tail, first = (ledger_id, last_entry), (ledger_id, first_entry)
+            db.execute(_GROW_TOPIC, (*tail, *first, len(entries), messages, size_bytes, topic_id))
 
         await self._connections.write(work)
 
