@@ -8,18 +8,24 @@ from hashlib import sha1
 
 import pytest
 import pytest_asyncio
+from grpc import aio
 from redis.asyncio import Redis
 
+from seqgate.api.ledger.v1 import ledger_pb2_grpc
 from services.dedup.adapters.redis import script_text
 from tests.faults.world import World
-from tests.support import application as application_module
 from tests.support.application import Application
 from tests.support.proxy import Proxy
+from tests.support.publisher import publishing
 from tests.support.waiting import eventually
+from tests.support.workload import Book
 from tools.stack.ports import free_ports
 
 MESSAGES = 60
 TIMEOUT_S = 0.3
+GROUP = 3
+"""How many entries go through together: so that what follows them is asked for while they are being
+appended."""
 
 
 VERBS = ("admit", "confirm", "rollback")
@@ -49,8 +55,7 @@ async def late(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Late]:
             SEQGATE_DEDUP_REDIS_URL=f"redis://127.0.0.1:{proxy.port}/0",
             SEQGATE_DEDUP_REDIS_TIMEOUT_S=str(TIMEOUT_S),
             SEQGATE_LEDGER_DEDUP_TIMEOUT_S=str(2 * TIMEOUT_S),
-            # Small groups: a message and its copy are often in different ones.
-            SEQGATE_LEDGER_GROUP_ENTRIES_MAX="3",
+            SEQGATE_LEDGER_GROUP_ENTRIES_MAX=str(GROUP),
         )
         async with world.stack:
             yield Late(world, proxy)
@@ -65,22 +70,34 @@ async def judge(application: Application) -> None:
 @pytest.mark.parametrize("scripts_later", [1, 2, 3, 4])
 @pytest.mark.parametrize("verb", VERBS)
 async def test_a_script_runs_behind_some_that_came_after_it(
-    late: Late, verb: str, scripts_later: int, seed: int, monkeypatch: pytest.MonkeyPatch
+    late: Late, verb: str, scripts_later: int
 ) -> None:
     """The others are what its writer did when it had no answer. A late Admit claims what nobody
-    will append; a late Rollback withdraws what is being appended, and copies of that are next."""
-    monkeypatch.setattr(application_module, "COPY_SHARE", 1.0)
-    application = late.world.application(seed)
-    await application.publish(MESSAGES)
-    ran_late = late.proxy.late
-    if verb != "admit":
-        async with Redis.from_url(late.world.stack.redis_url) as redis:
-            await redis.flushall()  # so that there is something to confirm and to roll back
-    late.proxy.hold(1, SCRIPTS[verb], before=scripts_later)
-    await application.publish(MESSAGES)
-    assert late.proxy.late == ran_late + 1
-    await application.check_log()
-    await judge(application)
+    will append; a late Rollback withdraws what is being appended, and the next group asks for
+    copies of that."""
+    stack = late.world.stack
+    book = Book(stack, f"public/late/{verb}-{scripts_later}")
+    async with (
+        aio.insecure_channel(stack.address("ledger")) as channel,
+        publishing(ledger_pb2_grpc.LedgerServiceStub(channel), book.topic, "p") as publisher,
+    ):
+        await book.publish(publisher, range(GROUP))
+        await book.judge()
+        if verb != "admit":
+            async with Redis.from_url(stack.redis_url) as redis:
+                await redis.flushall()  # so that there is something to confirm and to roll back
+        ran_late = late.proxy.late
+        late.proxy.hold(1, SCRIPTS[verb], before=scripts_later)
+        groups = [range(first, first + GROUP) for first in range(GROUP, 5 * GROUP, GROUP)]
+        sent = []
+        for group in groups:
+            sent += book.publications(group)
+            sent += book.publications(group, again=10**6)
+        await publisher.send(*sent)
+        for each in sent:
+            book.note([each], {each.request_id: await publisher.receipt(each.request_id)})
+        assert late.proxy.late == ran_late + 1
+    assert len(await book.judge()) == 5 * GROUP
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, Process, create_subprocess_exec
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,14 @@ from grpc import aio
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc
 from seqgate.client._status import error_of_call
-from seqgate.types import MessageId
 from services.runtime.channels import check_health
 from tests.faults.world import World
-from tests.support.checkers import Acknowledgement, Content, History, Identity, Stored
 from tests.support.crash_points import ORDER, Order
-from tests.support.publisher import Publisher, publishing, single
+from tests.support.publisher import publishing
 from tests.support.waiting import eventually
-from tests.support.workload import judge, read_log
+from tests.support.workload import Book
 from tools.stack.child import bound_to_us
 from tools.stack.ports import free_ports
-
-STEP = 2**40
-"""How far a producer's ids are apart: some are beyond what a double tells apart."""
 
 ROUND = 20
 """How many messages are sent at a time."""
@@ -137,60 +132,11 @@ def reason_of(error: aio.AioRpcError | None) -> str:
     return "" if error is None else error_of_call(error).reason
 
 
-class Book:
-    """What was sent under one name to either process, and what they answered."""
-
-    def __init__(self, topic: str) -> None:
-        self.topic = topic
-        self.history = History()
-
-    def publications(self, numbers: Iterable[int], *, again: int = 0) -> list[pb.Publication]:
-        """Messages by number; `again` sets their request ids apart from earlier ones."""
-        made = []
-        for number in numbers:
-            identity = Identity("p", number * STEP)
-            content = Content(f"message {number}".encode())
-            self.history.send(identity, content)
-            made.append(single(again + number + 1, identity.sequence_id, content.payload))
-        return made
-
-    def note(self, publications: Iterable[pb.Publication], receipts: dict[int, pb.Receipt]) -> None:
-        """Note the receipts that came. Each is one of success."""
-        for publication in publications:
-            receipt = receipts.get(publication.request_id)
-            if receipt is None:
-                continue
-            success = (pb.RECEIPT_STATUS_STORED, pb.RECEIPT_STATUS_DUPLICATE)
-            assert receipt.status in success, receipt
-            where = MessageId(receipt.position.ledger_id, receipt.position.entry_id)
-            duplicate = receipt.status == pb.RECEIPT_STATUS_DUPLICATE
-            identity = Identity("p", publication.entries[0].metadata.sequence_id)
-            self.history.acknowledged.append(Acknowledgement(identity, where, duplicate))
-
-    async def publish(
-        self, publisher: Publisher, numbers: Iterable[int], *, again: int = 0
-    ) -> None:
-        """Publish, and wait for all receipts."""
-        publications = self.publications(numbers, again=again)
-        await publisher.send(*publications)
-        receipts = {
-            each.request_id: await publisher.receipt(each.request_id) for each in publications
-        }
-        self.note(publications, receipts)
-
-    async def log(self, world: World) -> list[Stored]:
-        return await read_log(world.stack.address("ledger"), self.topic)
-
-    async def judge(self, world: World) -> list[Stored]:
-        addresses = map(world.stack.address, ("ledger", "dedup"))
-        return await judge(*addresses, self.topic, self.history)
-
-
 @pytest.mark.parametrize("point", WHILE_PUBLISHING)
 async def test_a_ledger_that_was_replaced_while_it_stood_still_stores_nothing_more(
     world: World, zombie: Zombie, point: str
 ) -> None:
-    book = Book(f"public/zombies/publishing-{point}")
+    book = Book(world.stack, f"public/zombies/publishing-{point}")
     ledger = world.stack.address("ledger")
     async with publishing(zombie.stub, book.topic, "p") as old:
         await book.publish(old, range(ROUND))
@@ -210,14 +156,14 @@ async def test_a_ledger_that_was_replaced_while_it_stood_still_stores_nothing_mo
             publishing(ledger_pb2_grpc.LedgerServiceStub(channel), book.topic, "p") as new,
         ):
             await book.publish(new, range(ROUND // 2, 2 * ROUND + ROUND // 2))
-            before = await book.log(world)
+            before = await book.log()
             zombie.go_on()
             assert reason_of(await old.ended()) == "FENCED"
             book.note([*caught, *waiting], old.receipts)
-            assert await book.log(world) == before
+            assert await book.log() == before
             # Nor does it disturb its successor.
             await book.publish(new, range(2 * ROUND, 4 * ROUND), again=10**6)
-        assert len(await book.judge(world)) == 4 * ROUND
+        assert len(await book.judge()) == 4 * ROUND
 
 
 async def open_and_send(call: Any, publication: pb.Publication) -> None:
@@ -233,7 +179,7 @@ async def open_and_send(call: Any, publication: pb.Publication) -> None:
 async def test_a_ledger_that_was_replaced_while_it_opened_a_stream_stores_nothing_from_it(
     world: World, zombie: Zombie, point: str
 ) -> None:
-    book = Book(f"public/zombies/opening-{point}")
+    book = Book(world.stack, f"public/zombies/opening-{point}")
     async with aio.insecure_channel(world.stack.address("ledger")) as channel:
         stub = ledger_pb2_grpc.LedgerServiceStub(channel)
         async with publishing(stub, book.topic, "p") as first:
@@ -248,11 +194,11 @@ async def test_a_ledger_that_was_replaced_while_it_opened_a_stream_stores_nothin
                 pass
         async with publishing(stub, book.topic, "p") as new:
             await book.publish(new, range(ROUND, 2 * ROUND), again=10**6)
-            before = await book.log(world)
+            before = await book.log()
             zombie.go_on()
             with pytest.raises(aio.AioRpcError) as refused:
                 await open_and_send(call, *book.publications([ROUND]))
             assert reason_of(refused.value) in {"FENCED", "STORE_UNAVAILABLE"}
-            assert await book.log(world) == before
+            assert await book.log() == before
             await book.publish(new, range(2 * ROUND, 3 * ROUND), again=10**7)
-    assert len(await book.judge(world)) == 3 * ROUND
+    assert len(await book.judge()) == 3 * ROUND

@@ -20,6 +20,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -44,12 +45,18 @@ from tests.support.checkers import (
     state_anomalies,
 )
 from tests.support.crash_points import ORDER, Points
+from tests.support.publisher import Publisher, single
 from tests.support.waiting import eventually
+from tools.stack.stack import Stack
 
 POINTS: Final = ("opened", "written", "receipt", "told", "noted")
 
 FIRST_ID: Final = 2**53 - 10
 """The first id; doubles stop telling the ids apart soon after."""
+
+
+BOOK_STEP: Final = 2**40
+"""How far the ids of a Book are apart: some are beyond what a double tells apart."""
 
 
 def message(name: str, number: int) -> tuple[Identity, Content]:
@@ -135,6 +142,56 @@ async def judge(ledger: str, dedup: str, topic: str, history: History) -> list[S
 def _marks(producer: dedup_pb2.Producer) -> Marks:
     fields = ("persisted_sequence_id", "pushed_sequence_id")
     return Marks(*(getattr(producer, each) if producer.HasField(each) else None for each in fields))
+
+
+class Book:
+    """What was sent under one name, p, over streams driven by hand, and what was answered."""
+
+    def __init__(self, stack: Stack, topic: str) -> None:
+        self.topic = topic
+        self._stack = stack
+        self.history = History()
+
+    def publications(self, numbers: Iterable[int], *, again: int = 0) -> list[pb.Publication]:
+        """Messages by number; `again` sets their request ids apart from earlier ones."""
+        made = []
+        for number in numbers:
+            identity = Identity("p", number * BOOK_STEP)
+            content = Content(f"message {number}".encode())
+            self.history.send(identity, content)
+            made.append(single(again + number + 1, identity.sequence_id, content.payload))
+        return made
+
+    def note(self, publications: Iterable[pb.Publication], receipts: dict[int, pb.Receipt]) -> None:
+        """Note the receipts that came. Each is one of success."""
+        for publication in publications:
+            receipt = receipts.get(publication.request_id)
+            if receipt is None:
+                continue
+            success = (pb.RECEIPT_STATUS_STORED, pb.RECEIPT_STATUS_DUPLICATE)
+            assert receipt.status in success, receipt
+            where = MessageId(receipt.position.ledger_id, receipt.position.entry_id)
+            duplicate = receipt.status == pb.RECEIPT_STATUS_DUPLICATE
+            identity = Identity("p", publication.entries[0].metadata.sequence_id)
+            self.history.acknowledged.append(Acknowledgement(identity, where, duplicate))
+
+    async def publish(
+        self, publisher: Publisher, numbers: Iterable[int], *, again: int = 0
+    ) -> None:
+        """Publish, and wait for all receipts."""
+        publications = self.publications(numbers, again=again)
+        await publisher.send(*publications)
+        receipts = {
+            each.request_id: await publisher.receipt(each.request_id) for each in publications
+        }
+        self.note(publications, receipts)
+
+    async def log(self) -> list[Stored]:
+        return await read_log(self._stack.address("ledger"), self.topic)
+
+    async def judge(self) -> list[Stored]:
+        addresses = map(self._stack.address, ("ledger", "dedup"))
+        return await judge(*addresses, self.topic, self.history)
 
 
 def _point_outbox(points: Points) -> None:
