@@ -99,7 +99,7 @@ async def test_figures_are_reported_beside_the_limits_they_need(bench: Run, root
     assert list(found) == ["redis", "grpc", "exchange", "price"]
     assert all(each["limit"] for each in found["exchange"] if "p99" not in each["name"])
     for each in found["price"]:
-        assert set(each["cpu_percent"]) == {"client", "ledger", "dedup", "redis"}
+        assert set(each["cpu_percent"]) == {"client", "ledger", "dedup", "redis", "others"}
 
 
 async def test_people_get_tables(bench: Run) -> None:

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from seqgate.client import Batching, Client, Producer, Receipt, connect
-from tools.bench.machine import cpu_s
+from tools.bench.machine import busy_s, cpu_s
 from tools.bench.measurement import BenchError
 from tools.bench.rounds import CALLS_MAX, Round
-from tools.bench.workload import CLIENT, Job, Outcome, Workload, outcomes_to_json
+from tools.bench.workload import CLIENT, OTHERS, Job, Outcome, Workload, outcomes_to_json
 
 PENDING_MAX: Final = 10_000
 """How many messages a producer has pending: the client's own default."""
@@ -43,8 +43,9 @@ async def run(job: Job) -> dict[str, Outcome]:
     computed: dict[str, dict[str, float]] = {each.name: {} for each in job.workloads}
     for workload in job.workloads:
         await _prepare(workload, job.seconds)
-    for _ in range(job.rounds):
-        for workload in job.workloads:
+    for number in range(job.rounds):
+        # To and fro, so that none always has the same neighbours.
+        for workload in job.workloads if number % 2 == 0 else reversed(job.workloads):
             meter = _Meter({name: job.pids[name] for name in workload.processes})
             rounds[workload.name].append(await _round(workload, job.seconds, meter))
             for name, seconds in meter.computed_s.items():
@@ -72,9 +73,9 @@ class _Meter:
             self.computed_s[name] = self.computed_s.get(name, 0.0) + spent_s
 
     def _now(self) -> dict[str, float]:
-        return {CLIENT: time.process_time()} | {
-            name: cpu_s(pid) for name, pid in self._pids.items()
-        }
+        ours = {CLIENT: time.process_time()}
+        ours |= {name: cpu_s(pid) for name, pid in self._pids.items()}
+        return ours | {OTHERS: busy_s() - sum(ours.values())}
 
 
 async def _prepare(workload: Workload, seconds: float) -> None:

@@ -32,6 +32,15 @@ def cpu_s(pid: int) -> float:
     return (user_ticks + system_ticks) / _TICKS_A_SECOND
 
 
+def busy_s() -> float:
+    """For how many seconds the machine has computed, all cores together, for whomever; what its
+    host took from it included."""
+    first = Path("/proc/stat").read_text().splitlines()[0].split()
+    user, nice, system, _idle, _waiting, interrupts, soft_interrupts, stolen = map(int, first[1:9])
+    ticks = user + nice + system + interrupts + soft_interrupts + stolen
+    return ticks / _TICKS_A_SECOND
+
+
 def _cpu_model() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

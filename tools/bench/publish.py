@@ -38,7 +38,8 @@ async def publish(bench: Bench) -> list[Measurement]:
     ]
     one = _workload(bench, LATENCY, "one at a time")
     nulls = [_to_null(bench, each) for each in workloads if each.kind == "publish"]
-    outcomes = await bench.load([*workloads, *nulls, one])
+    neighbours = sorted([*workloads, *nulls, one], key=lambda each: (each.batched, each.producers))
+    outcomes = await bench.load(neighbours)
 
     found = []
     answering: dict[tuple[bool, int], Limit] = {}

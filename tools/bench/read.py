@@ -14,16 +14,16 @@ PAYLOAD_BYTES: Final = (100, 1_000)
 
 async def read(bench: Bench) -> list[Measurement]:
     """Single messages and batches, in messages and in bytes of payload."""
-    pairs = [
-        (_workload(bench, payload_bytes, batched=batched), batched)
+    workloads = [
+        _workload(bench, payload_bytes, batched=batched)
         for batched in (False, True)
         for payload_bytes in PAYLOAD_BYTES
     ]
-    workloads = [each for each, _ in pairs]
     nulls = [_to_null(bench, each) for each in workloads]
-    outcomes = await bench.load([*workloads, *nulls])
+    pairs = list(zip(workloads, nulls, strict=True))
+    outcomes = await bench.load([each for pair in pairs for each in pair])
     found = []
-    for each, null in zip(workloads, nulls, strict=True):
+    for each, null in pairs:
         found += _both(null, outcomes[null.name], [None, None])
         found += _both(
             each, outcomes[each.name], [Limit(one.name, one.value) for one in found[-2:]]

@@ -13,7 +13,7 @@ from tools.bench.measurement import Measurement
 
 BUSY_PERCENT: Final = 85.0
 """A process that computes so much of a core has hardly time for more: most of its work is done by
-one thread."""
+one thread. When it is the others who compute so much, the figure says little of us."""
 
 
 def as_json(groups: Sequence[tuple[str, Sequence[Measurement]]]) -> str:
@@ -44,7 +44,7 @@ def print_group(console: Console, group: str, measurements: Sequence[Measurement
     table.add_column("ratio", justify="right")
     computing = any(each.cpu for each in measurements)
     if computing:
-        table.add_column("% of one core: who is busy")
+        table.add_column("% of a core: who is busy")
     for each in measurements:
         value, least, most = (_number(number) for number in each.spread)
         cells = [each.name, value, each.unit, f"{least} … {most}"]

@@ -20,6 +20,10 @@ CLIENT = "client"
 """The process that does the work, among those whose computing is measured."""
 
 
+OTHERS = "others"
+"""Everything else on the machine: what disturbs a measurement, and what the kernel does for it."""
+
+
 class Workload(NamedTuple):
     """One thing to measure."""
 
@@ -63,7 +67,8 @@ class Outcome(NamedTuple):
     def cpu(self) -> dict[str, float]:
         """By process, how much it computed, in percent of one core."""
         elapsed_s = sum(each.elapsed_s for each in self.rounds)
-        return {name: 100 * each / elapsed_s for name, each in self.cpu_s.items()}
+        # Clocks tick: what others computed is a small difference of large numbers.
+        return {name: max(0.0, 100 * each / elapsed_s) for name, each in self.cpu_s.items()}
 
 
 def outcomes_to_json(outcomes: Mapping[str, Outcome]) -> str:
