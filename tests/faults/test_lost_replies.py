@@ -1,7 +1,7 @@
 """A proxy loses the replies of Redis, of dedup, and of the ledger: nothing lost, nothing twice."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -18,8 +18,6 @@ from tools.stack.ports import free_ports
 MESSAGES = 120
 LINKS = ("dedup to Redis", "ledger to dedup", "producer to ledger")
 TIMEOUT_S = 0.4
-
-Publish = Callable[[], Awaitable[Application]]
 
 
 class Wires:
