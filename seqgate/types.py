@@ -21,6 +21,18 @@ _TOPIC_PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:=-]*", re.ASCII)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
+CHUNK_UUID_BYTES_MAX: Final = 320
+"""The longest name of an attempt at a large message, in bytes of UTF-8."""
+
+LARGE_MESSAGE_BYTES_MAX: Final = 2**31 - 1
+"""The largest message that chunks can hold, in bytes: Pulsar's total_chunk_msg_size is a signed
+32-bit integer. No message has more chunks than bytes."""
+
+
+class InvalidChunkError(ValueError):
+    """A chunk that cannot be one."""
+
+
 class InvalidNameError(ValueError):
     """A topic or producer name that cannot be one."""
 
@@ -96,6 +108,48 @@ def check_producer_name(name: str) -> str:
     return name
 
 
+class Chunk(NamedTuple):
+    """The place of one chunk in a large message; entry.proto says it in full."""
+
+    uuid: str
+    chunk_id: int
+    num_chunks: int
+    total_bytes: int
+
+    @property
+    def layout(self) -> tuple[str, int, int]:
+        """What the chunks of one attempt at a message have in common. The uuid alone does not do: a
+        producer that cuts a message in another way may use it again."""
+        return self.uuid, self.num_chunks, self.total_bytes
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the message is complete with it."""
+        return self.chunk_id == self.num_chunks - 1
+
+
+def check_chunk(chunk: Chunk) -> Chunk:
+    """The chunk itself, if it can be one of a large message.
+
+    Raises:
+        InvalidChunkError: its numbers contradict each other or a limit, or its uuid cannot be one.
+    """
+    uuid, chunk_id, num_chunks, total_bytes = chunk
+    if not uuid or _CONTROL.search(uuid) or len(uuid.encode()) > CHUNK_UUID_BYTES_MAX:
+        raise InvalidChunkError(
+            f"a chunk's uuid is 1 to {CHUNK_UUID_BYTES_MAX} bytes of UTF-8 "
+            "without control characters"
+        )
+    if not 2 <= num_chunks <= total_bytes <= LARGE_MESSAGE_BYTES_MAX:
+        raise InvalidChunkError(
+            "a large message has 2 chunks or more, each at least one byte long, and at most "
+            f"{LARGE_MESSAGE_BYTES_MAX} bytes"
+        )
+    if not 0 <= chunk_id < num_chunks:
+        raise InvalidChunkError(f"a chunk is 0 to {num_chunks - 1} of {num_chunks}")
+    return chunk
+
+
 class Position(NamedTuple):
     """An entry's place in its topic. Before the first entry there is None."""
 
@@ -104,45 +158,3 @@ class Position(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.ledger_id}:{self.entry_id}"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class MessageId:
-    """A message's place: its entry and, in a batch, its index.
-
-    Ordered like Pulsar's: ledger, entry, partition, batch index; -1 stands for "not partitioned"
-    and "not in a batch" (`compareTo` of Pulsar's MessageIdImpl).
-    """
-
-    ledger_id: int
-    entry_id: int
-    partition: int = -1
-    batch_index: int = -1
-
-    @property
-    def position(self) -> Position:
-        """The entry that holds the message."""
-        return Position(self.ledger_id, self.entry_id)
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read what str() writes: ledger:entry:partition, or with :batch-index; ledger:entry alone
-        is understood too.
-
-        Raises:
-            ValueError: it is none of these.
-        """
-        parts = text.split(":")
-        if not 2 <= len(parts) <= 4:
-            raise ValueError(f"not a message id: {text!r}")
-        try:
-            numbers = [int(part) for part in parts]
-        except ValueError:
-            raise ValueError(f"not a message id: {text!r}") from None
-        if not all(-1 <= number <= SEQUENCE_ID_MAX for number in numbers):
-            raise ValueError(f"not a message id: {text!r}")
-        return cls(*numbers)
-
-    def __str__(self) -> str:
-        text = f"{self.ledger_id}:{self.entry_id}:{self.partition}"
-        return text if self.batch_index < 0 else f"{text}:{self.batch_index}"

@@ -1,9 +1,12 @@
 """The client: one connection to a ledger service, and what is made from it."""
 
+from collections.abc import Callable
 from typing import Final
 
+from seqgate.client._assembler import AssemblyLimits, Dropped
 from seqgate.client._batcher import Batching
 from seqgate.client._channel import open_channel
+from seqgate.client._chunking import Chunking
 from seqgate.client._codec import Compression
 from seqgate.client._producer import Producer
 from seqgate.client._reader import EARLIEST, Reader, Start
@@ -41,6 +44,7 @@ class Client:
         initial_sequence_id: int | None = None,
         takeover: bool = False,
         batching: Batching | None = None,
+        chunking: Chunking | None = None,
         compression: Compression = Compression.NONE,
         max_pending_messages: int = MAX_PENDING_MESSAGES,
         send_timeout_s: float | None = 30.0,
@@ -57,8 +61,11 @@ class Client:
                 service knows nothing of the name. The first automatic id is one more.
             takeover: take the name from a producer that is using it, instead of being refused.
             batching: collect messages into batches; None: each message is an entry.
+            chunking: cut messages that are too large for one entry; None: they are refused. Not
+                together with batching.
             compression: compress each entry.
             max_pending_messages: how many messages may wait for their receipt; `send` waits beyond.
+                A large message counts once for each chunk.
             send_timeout_s: how long a message may wait for its receipt; when one is overdue, all
                 that are pending fail. None: for ever.
             open_timeout_s: how long opening may take.
@@ -66,6 +73,7 @@ class Client:
         Raises:
             InvalidNameError: the topic or the name cannot be one.
             InvalidRequestError: the initial sequence id is not 0 to 2^63 - 2.
+            ValueError: batching and chunking are both asked for.
         """
         return Producer(
             self._channel,
@@ -74,6 +82,7 @@ class Client:
             initial_sequence_id=initial_sequence_id,
             takeover=takeover,
             batching=batching,
+            chunking=chunking,
             compression=compression,
             max_pending_messages=max_pending_messages,
             send_timeout_s=send_timeout_s,
@@ -81,7 +90,14 @@ class Client:
         )
 
     def reader(
-        self, topic: str, *, start: Start = EARLIEST, inclusive: bool = True, follow: bool = True
+        self,
+        topic: str,
+        *,
+        start: Start = EARLIEST,
+        inclusive: bool = True,
+        follow: bool = True,
+        assembly: AssemblyLimits | None = None,
+        on_dropped: Callable[[Dropped], None] | None = None,
     ) -> Reader:
         """A reader; iterate over it.
 
@@ -89,11 +105,20 @@ class Client:
             topic: tenant/namespace/name, or a name in public/default. It must exist.
             start: "earliest", "latest", or a message's id.
             inclusive: with an id, whether that message comes first, or the one after it.
+            assembly: how much of incomplete large messages is held in memory; None: as much as
+                AssemblyLimits() says.
+            on_dropped: is told of chunks that make no message, with the reason.
             follow: wait for messages that are yet to come; otherwise the iteration ends where the
                 topic ends.
         """
         return Reader(
-            self._channel, TopicName.expand(topic), start=start, inclusive=inclusive, follow=follow
+            self._channel,
+            TopicName.expand(topic),
+            start=start,
+            inclusive=inclusive,
+            follow=follow,
+            assembly=assembly or AssemblyLimits(),
+            on_dropped=on_dropped,
         )
 
     async def close(self) -> None:

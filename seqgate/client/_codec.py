@@ -2,10 +2,10 @@
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import google_crc32c
 import lz4.block
@@ -14,7 +14,8 @@ import zstandard
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.errors import CorruptMessageError
-from seqgate.types import MessageId
+from seqgate.message_id import ChunkMessageId, MessageId
+from seqgate.types import Position
 
 UNCOMPRESSED_BYTES_MAX: Final = 512 * 1024 * 1024
 """The largest payload, in bytes, that a reader unpacks."""
@@ -48,12 +49,21 @@ class OutgoingMessage:
     properties: Mapping[str, str] = field(default_factory=dict)
     event_time_ms: int | None = None
     done: Any = None  # whoever waits for it; this module and the outbox never look
+    sealed: "Sealed | None" = None
+    chunks: int = 1
 
     @property
     def size_bytes(self) -> int:
         """What it adds to a batch, about."""
         properties = sum(len(name) + len(value) for name, value in self.properties.items())
         return len(self.payload) + len(self.key or "") + properties + 16
+
+
+class Sealed(NamedTuple):
+    """A message's metadata, and its payload as it is stored, compressed."""
+
+    metadata: entry_pb2.EntryMetadata
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,16 @@ def encode_single(
     producer: str, message: OutgoingMessage, *, compression: Compression, publish_time_ms: int
 ) -> ledger_pb2.Entry:
     """An entry that is one message."""
+    sealed = seal_message(
+        producer, message, compression=compression, publish_time_ms=publish_time_ms
+    )
+    return to_entry(*sealed)
+
+
+def seal_message(
+    producer: str, message: OutgoingMessage, *, compression: Compression, publish_time_ms: int
+) -> Sealed:
+    """What describes a message, and its payload compressed."""
     metadata = entry_pb2.EntryMetadata(
         producer_name=producer,
         sequence_id=message.sequence_id,
@@ -97,7 +117,7 @@ def encode_single(
         ordering_key=message.ordering_key,
         event_time=message.event_time_ms,
     )
-    return _seal(metadata, message.payload, compression)
+    return Sealed(metadata, _seal(metadata, message.payload, compression))
 
 
 def encode_batch(
@@ -134,7 +154,7 @@ def encode_batch(
             for message in messages
         ]
     )
-    return _seal(metadata, payload.SerializeToString(), compression)
+    return to_entry(metadata, _seal(metadata, payload.SerializeToString(), compression))
 
 
 def decode_entry(topic: str, stored: ledger_pb2.StoredEntry) -> Iterator[Message]:
@@ -144,20 +164,33 @@ def decode_entry(topic: str, stored: ledger_pb2.StoredEntry) -> Iterator[Message
         CorruptMessageError: the payload is not what was published.
     """
     metadata = stored.metadata
-    payload = _open(stored)
+    check_payload(stored)
+    payload = _unpack(stored, stored.payload)
     if not metadata.HasField("num_messages_in_batch"):
         yield _message(topic, stored, metadata, payload, metadata.sequence_id, -1)
         return
     try:
         batch = entry_pb2.BatchPayload.FromString(payload)
     except Exception as error:
-        raise _corrupt(stored, "a batch cannot be read") from error
+        raise corrupt(stored, "a batch cannot be read") from error
     if len(batch.messages) != metadata.num_messages_in_batch:
-        raise _corrupt(stored, "a batch does not hold as many messages as it says")
+        raise corrupt(stored, "a batch does not hold as many messages as it says")
     steps = metadata.sequence_id_steps or [1] * (len(batch.messages) - 1)
     ids = accumulate(steps, initial=metadata.sequence_id)
     for index, (single, sequence_id) in enumerate(zip(batch.messages, ids, strict=True)):
         yield _message(topic, stored, single.metadata, single.payload, sequence_id, index)
+
+
+def decode_large(topic: str, last: ledger_pb2.StoredEntry, body: bytes, first: Position) -> Message:
+    """The message that chunks make: the last of them, all of them end to end, and where the first
+    one is.
+
+    Raises:
+        CorruptMessageError: they do not make what was published.
+    """
+    metadata = last.metadata
+    message = _message(topic, last, metadata, _unpack(last, body), metadata.sequence_id, -1)
+    return replace(message, id=ChunkMessageId(MessageId(*first), message.id))
 
 
 def _message(
@@ -184,15 +217,18 @@ def _message(
     )
 
 
-def _seal(
-    metadata: entry_pb2.EntryMetadata, payload: bytes, compression: Compression
-) -> ledger_pb2.Entry:
-    if compression is not Compression.NONE and payload:
-        metadata.compression = _TO_WIRE[compression]
-        metadata.uncompressed_size = len(payload)
-        payload = _compress(compression, payload)
-    metadata.payload_crc32c = google_crc32c.value(payload)
-    return ledger_pb2.Entry(metadata=metadata, payload=payload)
+def to_entry(metadata: entry_pb2.EntryMetadata, body: bytes) -> ledger_pb2.Entry:
+    """The entry of a payload that is compressed already."""
+    metadata.payload_crc32c = google_crc32c.value(body)
+    return ledger_pb2.Entry(metadata=metadata, payload=body)
+
+
+def _seal(metadata: entry_pb2.EntryMetadata, payload: bytes, compression: Compression) -> bytes:
+    if compression is Compression.NONE or not payload:
+        return payload
+    metadata.compression = _TO_WIRE[compression]
+    metadata.uncompressed_size = len(payload)
+    return _compress(compression, payload)
 
 
 def _compress(compression: Compression, payload: bytes) -> bytes:
@@ -207,24 +243,33 @@ def _compress(compression: Compression, payload: bytes) -> bytes:
     return packed
 
 
-def _open(stored: ledger_pb2.StoredEntry) -> bytes:
-    metadata, payload = stored.metadata, stored.payload
+def check_payload(stored: ledger_pb2.StoredEntry) -> None:
+    """Compare an entry's payload with its checksum, if it has one.
+
+    Raises:
+        CorruptMessageError: they do not match.
+    """
+    metadata = stored.metadata
     if (
         metadata.HasField("payload_crc32c")
-        and google_crc32c.value(payload) != metadata.payload_crc32c
+        and google_crc32c.value(stored.payload) != metadata.payload_crc32c
     ):
-        raise _corrupt(stored, "a payload does not match its checksum")
+        raise corrupt(stored, "a payload does not match its checksum")
+
+
+def _unpack(stored: ledger_pb2.StoredEntry, payload: bytes) -> bytes:
+    metadata = stored.metadata
     if not metadata.compression:
         return payload
     size = metadata.uncompressed_size
     if size > UNCOMPRESSED_BYTES_MAX:
-        raise _corrupt(stored, "a payload is larger than a reader unpacks")
+        raise corrupt(stored, "a payload is larger than a reader unpacks")
     try:
         opened = _decompress(metadata.compression, payload, size)
     except Exception as error:
-        raise _corrupt(stored, "a payload cannot be unpacked") from error
+        raise corrupt(stored, "a payload cannot be unpacked") from error
     if len(opened) != size:
-        raise _corrupt(stored, "a payload is not as large as it says")
+        raise corrupt(stored, "a payload is not as large as it says")
     return opened
 
 
@@ -244,7 +289,8 @@ def _decompress(compression: int, payload: bytes, size: int) -> bytes:
     return opened
 
 
-def _corrupt(stored: ledger_pb2.StoredEntry, message: str) -> CorruptMessageError:
+def corrupt(stored: ledger_pb2.StoredEntry, message: str) -> CorruptMessageError:
+    """The error that says what is wrong with an entry, and where it is."""
     position = stored.position
     return CorruptMessageError(
         message,

@@ -7,14 +7,19 @@ stream:
     PARTIAL   some messages of a batch are stored: the rest becomes a new batch in the same place
     FAILED    not now
 
-Then nothing is sent until everything sent is answered (what followed comes back as SKIPPED), and
-the first parcel that is sent after that says `resume`.
+and so do CHUNK_GAP and LAYOUT_CONFLICT, after which the large message starts again as a new
+attempt. Then nothing is sent until everything sent is answered (what followed comes back as
+SKIPPED), and the first parcel that is sent after that says `resume`.
+
+A large message is a parcel for each chunk, one after the other; it is resolved when all of them
+are answered.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.client._chunking import LargeMessage
 from seqgate.client._codec import OutgoingMessage
 from seqgate.client._status import error_of_status
 from seqgate.errors import (
@@ -23,7 +28,8 @@ from seqgate.errors import (
     SequenceIdTrimmedError,
     StaleSequenceIdError,
 )
-from seqgate.types import MessageId
+from seqgate.message_id import ChunkMessageId, MessageId
+from seqgate.types import Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,28 @@ class _Parcel:
     size_bytes: int
     added_at: float
     sent: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether its messages are resolved already."""
+        return False
+
+    def to_publish(self) -> list[pb.Entry]:
+        """Its entries."""
+        return self.entries
+
+
+@dataclass(slots=True, kw_only=True)
+class _ChunkParcel(_Parcel):
+    large: LargeMessage
+    chunk_id: int
+
+    @property
+    def settled(self) -> bool:
+        return self.large.settled
+
+    def to_publish(self) -> list[pb.Entry]:
+        return [self.large.entry(self.chunk_id)]
 
 
 Encode = Callable[[Sequence[OutgoingMessage]], list[pb.Entry]]
@@ -94,12 +122,13 @@ class Outbox:
     @property
     def unresolved(self) -> list[OutgoingMessage]:
         """The messages that are not resolved, in order."""
-        return [message for parcel in self._parcels.values() for message in parcel.messages]
+        messages = (message for parcel in self._open_parcels() for message in parcel.messages)
+        return list({id(message): message for message in messages}.values())
 
     @property
     def oldest_added_at(self) -> float | None:
         """When the oldest parcel that is not resolved was handed over."""
-        return next((parcel.added_at for parcel in self._parcels.values()), None)
+        return next((parcel.added_at for parcel in self._open_parcels()), None)
 
     def add(self, messages: list[OutgoingMessage], entries: list[pb.Entry], now: float) -> None:
         """Hand over a parcel, encoded."""
@@ -108,14 +137,24 @@ class Outbox:
         self._unsent.append(self._next_id)
         self._next_id += 1
 
-    def opened(self, window_messages: int, window_bytes: int) -> None:
-        """A stream is open, and has answered nothing yet: everything is to be sent, in order."""
+    def add_large(self, large: LargeMessage, now: float) -> None:
+        """Hand over a large message: all its chunks, with nothing between them."""
+        for parcel in _chunk_parcels(large, now):
+            self._parcels[self._next_id] = parcel
+            self._unsent.append(self._next_id)
+            self._next_id += 1
+
+    def opened(self, window_messages: int, window_bytes: int, chunk_bytes: int = 0) -> None:
+        """A stream is open, and has answered nothing yet: everything is to be sent, in order; large
+        messages in chunks of at most `chunk_bytes`, where that is given."""
         self.window_messages, self.window_bytes = window_messages, window_bytes
         self._messages_out = self._bytes_out = self._parcels_out = 0
         self._held = self._resume = False
         self._retry_after_s = 0.0
+        self._parcels = {key: each for key, each in self._parcels.items() if not each.settled}
         for parcel in self._parcels.values():
             parcel.sent = False
+        self._start_again(chunk_bytes)
         self._unsent = list(self._parcels)
 
     def to_send(self, bytes_max: int) -> pb.Publications | None:
@@ -131,7 +170,7 @@ class Outbox:
             if (taken and size_bytes + parcel.size_bytes > bytes_max) or self._exceeds(parcel):
                 break
             chosen.publications.add(
-                request_id=request_id, entries=parcel.entries, resume=self._resume
+                request_id=request_id, entries=parcel.to_publish(), resume=self._resume
             )
             self._resume = False
             self.highest_sent = max(self.highest_sent, parcel.messages[-1].sequence_id)
@@ -153,6 +192,7 @@ class Outbox:
     def resume(self) -> None:
         """Go on after a hold."""
         self._held, self._resume, self._retry_after_s = False, True, 0.0
+        self._start_again()
         self._unsent = [request_id for request_id, each in self._parcels.items() if not each.sent]
 
     def receive(self, receipt: pb.Receipt) -> list[Resolved]:
@@ -164,19 +204,16 @@ class Outbox:
         self._parcels_out -= 1
         self._messages_out -= len(parcel.messages)
         self._bytes_out -= parcel.size_bytes
-        match receipt.status:
-            case pb.RECEIPT_STATUS_FAILED:
-                self.last_failure = error = error_of_status(receipt.error)
-                self._hold(error.retry_after_s or 0.1)
-                return []
-            case pb.RECEIPT_STATUS_SKIPPED:
-                self._hold(0.0)
-                return []
-            case pb.RECEIPT_STATUS_PARTIAL:
-                self._hold(0.0)
+        if self._holds(receipt, parcel):
+            if parcel.settled:
+                del self._parcels[receipt.request_id]
+            if receipt.status == pb.RECEIPT_STATUS_PARTIAL:
                 return self._cut(receipt, parcel)
+            return []
         self.last_failure = None
         del self._parcels[receipt.request_id]
+        if isinstance(parcel, _ChunkParcel):
+            return self._resolve_chunk(receipt, parcel)
         return _resolve(receipt, parcel)
 
     def fail_all(self, error: SeqgateError) -> list[Resolved]:
@@ -192,6 +229,74 @@ class Outbox:
             self._messages_out + len(parcel.messages) > self.window_messages
             or self._bytes_out + parcel.size_bytes > self.window_bytes
         )
+
+    def _open_parcels(self) -> Iterator[_Parcel]:
+        return (parcel for parcel in self._parcels.values() if not parcel.settled)
+
+    def _holds(self, receipt: pb.Receipt, parcel: _Parcel) -> bool:
+        """Hold the stream, if the receipt says that its parcel was not stored for now."""
+        match receipt.status:
+            case pb.RECEIPT_STATUS_FAILED:
+                self.last_failure = error = error_of_status(receipt.error)
+                self._hold(error.retry_after_s or 0.1)
+            case pb.RECEIPT_STATUS_SKIPPED | pb.RECEIPT_STATUS_PARTIAL:
+                self._hold(0.0)
+            case pb.RECEIPT_STATUS_CHUNK_GAP | pb.RECEIPT_STATUS_LAYOUT_CONFLICT if isinstance(
+                parcel, _ChunkParcel
+            ):
+                parcel.large.broken = True
+                self._hold(0.0)
+            case _:
+                return False
+        return True
+
+    def _start_again(self, chunk_bytes: int = 0) -> None:
+        """Begin new attempts at large messages that cannot go on as they are, in their places."""
+        begun: set[int] = set()
+        parcels: dict[int, _Parcel] = {}
+        for request_id, parcel in self._parcels.items():
+            if not isinstance(parcel, _ChunkParcel):
+                parcels[request_id] = parcel
+                continue
+            large = parcel.large
+            if large.broken or (chunk_bytes and large.chunk_bytes > chunk_bytes):
+                large.start_again(min(chunk_bytes or large.chunk_bytes, large.chunk_bytes))
+                begun.add(id(large))
+                for each in _chunk_parcels(large, parcel.added_at):
+                    parcels[self._next_id] = each
+                    self._next_id += 1
+            elif id(large) not in begun:
+                parcels[request_id] = parcel
+        self._parcels = parcels
+
+    def _resolve_chunk(self, receipt: pb.Receipt, parcel: _ChunkParcel) -> list[Resolved]:
+        large = parcel.large
+        if large.settled:
+            return []
+        (message,) = parcel.messages
+        outcome: Receipt | SeqgateError
+        if receipt.status in _WITH_POSITION and receipt.HasField("position"):
+            position = Position(receipt.position.ledger_id, receipt.position.entry_id)
+            duplicate = receipt.status == pb.RECEIPT_STATUS_DUPLICATE
+            large.stored(parcel.chunk_id, position, duplicate=duplicate)
+            message_id = large.message_id
+            if message_id is None:
+                return []
+            outcome = Receipt(message_id, message.sequence_id, large.duplicate)
+        elif receipt.status == pb.RECEIPT_STATUS_REFUSED:
+            outcome = error_of_status(receipt.error)
+        elif receipt.fates and receipt.status in _WITH_FATES:
+            outcome = _outcome(message, receipt.fates[0])
+        else:
+            outcome = _not_understood(receipt)
+        large.settled = True
+        self._parcels = {
+            request_id: each
+            for request_id, each in self._parcels.items()
+            if each.sent or not each.settled
+        }
+        self._unsent = [each for each in self._unsent if each in self._parcels]
+        return [Resolved(message, outcome)]
 
     def _hold(self, retry_after_s: float) -> None:
         self._held = True
@@ -227,8 +332,7 @@ def _resolve(receipt: pb.Receipt, parcel: _Parcel) -> list[Resolved]:
             for message, fate in zip(messages, receipt.fates, strict=True)
         ]
     if receipt.status not in _WITH_POSITION or not receipt.HasField("position"):
-        # From a service that knows more than this client: whatever it is, it is no success.
-        unknown = InternalError(f"a receipt of status {receipt.status} is not understood")
+        unknown = _not_understood(receipt)
         return [Resolved(message, unknown) for message in messages]
     duplicate = receipt.status == pb.RECEIPT_STATUS_DUPLICATE
     ledger_id, entry_id = receipt.position.ledger_id, receipt.position.entry_id
@@ -242,6 +346,17 @@ def _resolve(receipt: pb.Receipt, parcel: _Parcel) -> list[Resolved]:
             message_id = MessageId(ledger_id, entry_id + offset, -1, index if batch else -1)
             resolved.append(Resolved(message, Receipt(message_id, message.sequence_id, duplicate)))
     return resolved
+
+
+def _chunk_parcels(large: LargeMessage, now: float) -> Iterator[_ChunkParcel]:
+    for chunk_id in range(large.num_chunks):
+        size_bytes = large.size_bytes(chunk_id)
+        yield _ChunkParcel([large.message], [], size_bytes, now, large=large, chunk_id=chunk_id)
+
+
+def _not_understood(receipt: pb.Receipt) -> InternalError:
+    """From a service that knows more than this client: whatever it says, it is no success."""
+    return InternalError(f"a receipt of status {receipt.status} is not understood")
 
 
 def _in_entry_order(parcel: _Parcel) -> list[OutgoingMessage]:
@@ -268,6 +383,9 @@ def _outcome(message: OutgoingMessage, fate: pb.MessageFate) -> Receipt | Seqgat
         case pb.FATE_STORED:
             batch_index = fate.batch_index if fate.HasField("batch_index") else -1
             message_id = MessageId(fate.position.ledger_id, fate.position.entry_id, -1, batch_index)
+            if fate.HasField("first_chunk_position"):
+                first = fate.first_chunk_position
+                message_id = ChunkMessageId(MessageId(first.ledger_id, first.entry_id), message_id)
             return Receipt(message_id, message.sequence_id, duplicate=True)
         case pb.FATE_TRIMMED:
             return SequenceIdTrimmedError(

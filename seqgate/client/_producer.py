@@ -12,7 +12,16 @@ from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.client._batcher import Batcher, Batching
 from seqgate.client._channel import Backoff
-from seqgate.client._codec import Compression, OutgoingMessage, encode_batch, encode_single
+from seqgate.client._chunking import Chunking, LargeMessage, chunks_of
+from seqgate.client._codec import (
+    Compression,
+    OutgoingMessage,
+    Sealed,
+    encode_batch,
+    encode_single,
+    seal_message,
+    to_entry,
+)
 from seqgate.client._outbox import Outbox, Receipt, Resolved
 from seqgate.client._status import error_of_call
 from seqgate.errors import (
@@ -69,6 +78,7 @@ class Producer:
         initial_sequence_id: int | None,
         takeover: bool,
         batching: Batching | None,
+        chunking: Chunking | None,
         compression: Compression,
         max_pending_messages: int,
         send_timeout_s: float | None,
@@ -82,6 +92,8 @@ class Producer:
             )
         if max_pending_messages < 1:
             raise ValueError("at least one message may be pending")
+        if batching is not None and chunking is not None:
+            raise ValueError("a producer batches or chunks its messages: not both")
         self._stub: Any = pb_grpc.LedgerServiceStub(channel)
         self._topic = topic
         self._name = name or ""
@@ -90,6 +102,7 @@ class Producer:
         self._instance = uuid.uuid4().bytes
         self._batching = batching
         self._batcher = Batcher(batching)
+        self._chunking = chunking
         self._compression = compression
         self._max_pending_messages = max_pending_messages
         self._send_timeout_s = send_timeout_s
@@ -100,7 +113,7 @@ class Producer:
         self._next_sequence_id = 0
         self._explicit_ids: bool | None = None
         self._last_sequence_id: int | None = None
-        self._max_message_bytes = 0
+        self._limits = pb.Opened()
 
         self._opened = asyncio.get_running_loop().create_future()
         self._wake = asyncio.Event()
@@ -133,7 +146,7 @@ class Producer:
 
     @property
     def pending_messages(self) -> int:
-        """How many messages wait for their receipt."""
+        """How many messages wait for their receipt; a large one counts once for each chunk."""
         return self._pending_messages
 
     async def send(
@@ -148,7 +161,8 @@ class Producer:
     ) -> Receipt:
         """Publish a message, and return when it is durable.
 
-        Waits for room when `max_pending_messages` are pending. Cancelling the call does not take
+        Waits for room when `max_pending_messages` are pending; a large message counts once for each
+        chunk, and one that needs more waits until it is alone. Cancelling the call does not take
         the message back.
 
         Raises:
@@ -157,18 +171,11 @@ class Producer:
             MixedSequenceIdsError, InvalidRequestError, MessageTooLargeError: nothing was sent.
             ProducerClosedError, and what ended the producer: see Producer.
         """
-        while self._pending_messages >= self._max_pending_messages and not self._failure:
+        message = self._prepare(payload, key, properties, ordering_key, event_time_ms)
+        while self._pending_messages and not self._has_room(message) and not self._failure:
             self._room.clear()
             await self._room.wait()
-        done = self.send_nowait(
-            payload,
-            key=key,
-            properties=properties,
-            sequence_id=sequence_id,
-            ordering_key=ordering_key,
-            event_time_ms=event_time_ms,
-        )
-        return await asyncio.shield(done)
+        return await asyncio.shield(self._accept(message, sequence_id))
 
     def send_nowait(
         self,
@@ -182,24 +189,63 @@ class Producer:
     ) -> "asyncio.Future[Receipt]":
         """Publish a message; the future is done when it is durable, or failed. Raises what `send`
         raises, before anything is sent also ProducerQueueFullError."""
+        message = self._prepare(payload, key, properties, ordering_key, event_time_ms)
+        if not self._has_room(message):
+            raise ProducerQueueFullError("as many messages are pending as may be")
+        return self._accept(message, sequence_id)
+
+    def _prepare(
+        self,
+        payload: bytes,
+        key: str | None,
+        properties: Mapping[str, str] | None,
+        ordering_key: bytes | None,
+        event_time_ms: int | None,
+    ) -> OutgoingMessage:
+        """A message that can be sent, but for its number."""
+        self._check_open()
+        properties = dict(properties or {})
+        _check(payload, key, properties, ordering_key, event_time_ms)
+        message = OutgoingMessage(0, bytes(payload), key, ordering_key, properties, event_time_ms)
+        if self._chunking is not None:
+            message.sealed = seal_message(
+                self._name,
+                message,
+                compression=self._compression,
+                publish_time_ms=_now_ms(),
+            )
+            message.chunks = self._chunks_of(message.sealed.body, self._chunking)
+        return message
+
+    def _check_open(self) -> None:
         if self._failure is not None:
             raise self._failure
         if self._closing or not self._tasks:
             raise ProducerClosedError("the producer is not open")
-        if self._pending_messages >= self._max_pending_messages:
-            raise ProducerQueueFullError("as many messages are pending as may be")
-        properties = dict(properties or {})
-        _check(payload, key, properties, ordering_key, event_time_ms)
-        message = OutgoingMessage(
-            self._number(sequence_id),
-            bytes(payload),
-            key,
-            ordering_key,
-            properties,
-            event_time_ms,
-            asyncio.get_running_loop().create_future(),
-        )
-        self._pending_messages += 1
+
+    def _chunks_of(self, body: bytes, chunking: Chunking) -> int:
+        limits = self._limits
+        count = chunks_of(len(body), chunking.size(limits.max_message_bytes))
+        if count > 1 and (len(body) > limits.max_large_message_bytes or count > limits.max_chunks):
+            raise MessageTooLargeError(
+                "a message is larger, or makes more chunks, than the service takes",
+                details={
+                    "max_large_message_bytes": str(limits.max_large_message_bytes),
+                    "max_chunks": str(limits.max_chunks),
+                },
+            )
+        return count
+
+    def _has_room(self, message: OutgoingMessage) -> bool:
+        return self._pending_messages + message.chunks <= self._max_pending_messages
+
+    def _accept(
+        self, message: OutgoingMessage, sequence_id: int | None
+    ) -> "asyncio.Future[Receipt]":
+        self._check_open()
+        message.sequence_id = self._number(sequence_id)
+        message.done = asyncio.get_running_loop().create_future()
+        self._pending_messages += message.chunks
         self._hand_over(self._batcher.add(message))
         if self._batcher.collecting and self._linger is None and self._batching is not None:
             loop = asyncio.get_running_loop()
@@ -283,7 +329,7 @@ class Producer:
         return sequence_id
 
     def _encode(self, messages: Sequence[OutgoingMessage]) -> list[pb.Entry]:
-        publish_time_ms = time.time_ns() // 1_000_000
+        publish_time_ms = _now_ms()
 
         def encode(some: Sequence[OutgoingMessage], key: str | None) -> pb.Entry:
             if len(some) == 1:
@@ -318,11 +364,15 @@ class Producer:
     def _hand_over(self, parcels: list[list[OutgoingMessage]]) -> None:
         now = asyncio.get_running_loop().time()
         for messages in parcels:
+            if messages[0].sealed is not None:
+                self._hand_over_sealed(messages[0], messages[0].sealed, now)
+                continue
             entries = self._encode(messages)
-            if any(len(entry.payload) > self._max_message_bytes for entry in entries):
+            max_message_bytes = self._limits.max_message_bytes
+            if any(len(entry.payload) > max_message_bytes for entry in entries):
                 error = MessageTooLargeError(
                     "a message is larger than the service takes",
-                    details={"max_message_bytes": str(self._max_message_bytes)},
+                    details={"max_message_bytes": str(max_message_bytes)},
                 )
                 self._resolve([Resolved(message, error) for message in messages])
             else:
@@ -332,9 +382,25 @@ class Producer:
             self._linger.cancel()
             self._linger = None
 
+    def _hand_over_sealed(self, message: OutgoingMessage, sealed: Sealed, now: float) -> None:
+        metadata, body = sealed
+        metadata.sequence_id = message.sequence_id
+        chunk_bytes = self._chunk_bytes
+        if len(body) > chunk_bytes:
+            self._outbox.add_large(LargeMessage(message, metadata, body, chunk_bytes), now)
+        else:
+            self._outbox.add([message], [to_entry(metadata, body)], now)
+        self._wake.set()
+
+    @property
+    def _chunk_bytes(self) -> int:
+        """How large a chunk is; 0: nothing is cut."""
+        chunking = self._chunking
+        return 0 if chunking is None else chunking.size(self._limits.max_message_bytes)
+
     def _resolve(self, resolved: Sequence[Resolved]) -> None:
         for message, outcome in ((each.message, each.outcome) for each in resolved):
-            self._pending_messages -= 1
+            self._pending_messages -= message.chunks
             if isinstance(outcome, Receipt):
                 if self._last_sequence_id is None or outcome.sequence_id > self._last_sequence_id:
                     self._last_sequence_id = outcome.sequence_id
@@ -409,14 +475,14 @@ class Producer:
         )
 
     def _note_opened(self, opened: pb.Opened) -> None:
-        self._max_message_bytes = opened.max_message_bytes
+        self._limits = opened
         if self._batching is not None:
             self._batcher.bytes_max = min(
                 self._batching.bytes_max, int(opened.max_message_bytes * BATCH_SHARE)
             )
         self._check_superseded(opened)
         self._connected = True
-        self._outbox.opened(opened.window_messages, opened.window_bytes)
+        self._outbox.opened(opened.window_messages, opened.window_bytes, self._chunk_bytes)
         self._wake.set()
         if not self._opened.done():
             self._name = opened.producer_name
@@ -551,6 +617,10 @@ def _check(
         wrong = f"properties are at most {PROPERTIES_MAX} texts by name"
     if wrong:
         raise InvalidRequestError(wrong, reason="INVALID_ENTRY")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _is_text(value: object) -> bool:

@@ -1,7 +1,9 @@
 """The reader: a topic's messages in order, from any place, across reconnections."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from typing import Any, Final, Literal
 
 from grpc import aio
@@ -9,11 +11,26 @@ from grpc import aio
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
+from seqgate.client._assembler import (
+    Assembled,
+    Assembler,
+    AssemblyLimits,
+    Dropped,
+    DropReason,
+    Headless,
+    Piece,
+)
 from seqgate.client._channel import CALL_TIMEOUT_S, Backoff, translated
-from seqgate.client._codec import Message, decode_entry
+from seqgate.client._codec import Message, check_payload, corrupt, decode_entry, decode_large
 from seqgate.client._status import error_of_call
-from seqgate.errors import CorruptMessageError, UnavailableError
-from seqgate.types import MessageId, Position, TopicName
+from seqgate.errors import (
+    CorruptMessageError,
+    MessageTooLargeError,
+    SeqgateError,
+    UnavailableError,
+)
+from seqgate.message_id import EARLIEST_ID, LATEST_ID, ChunkMessageId, MessageId
+from seqgate.types import Position, TopicName
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -28,26 +45,53 @@ class Reader:
 
     Made by Client.reader, and used as an async iterator. It keeps no position but in memory: store
     a message's id together with what came of the message, and start there again (PIP-6's reader).
+
+    A large message comes once, at the place of its last chunk, which is its id's. If the reader
+    does not have the chunks before, because it started after them or had no room to keep them, it
+    fetches them. Chunks that make no message are left out, counted, and told to `on_dropped`.
     """
 
     def __init__(
-        self, channel: aio.Channel, topic: TopicName, *, start: Start, inclusive: bool, follow: bool
+        self,
+        channel: aio.Channel,
+        topic: TopicName,
+        *,
+        start: Start,
+        inclusive: bool,
+        follow: bool,
+        assembly: AssemblyLimits,
+        on_dropped: Callable[[Dropped], None] | None,
     ) -> None:
         self._stub: Any = pb_grpc.LedgerServiceStub(channel)
         self._topic = topic
         self._follow = follow
         self._call: Any = None
         self._reading: asyncio.Task[Any] | None = None
+        self._arrived: deque[pb.StoredEntry] = deque()
         self._buffer: deque[Message] = deque()
         self._backoff = Backoff()
-        self._damage: CorruptMessageError | None = None
+        self._damage: SeqgateError | None = None
         self._closed = False
+        self._assembly = assembly
+        self._assembler = Assembler(assembly)
+        self._on_dropped = on_dropped
+        self._headless = 0
+        self._log_time_ms = 0
         self._set_start(start, inclusive=inclusive)
 
     @property
     def topic(self) -> str:
         """The topic's full name."""
         return str(self._topic)
+
+    @property
+    def dropped(self) -> Mapping[DropReason, int]:
+        """How many chunks were left out, by reason, since the reader was made. Those that were let
+        go for lack of room or time (EVICTED, EXPIRED), or whose message began before the reader
+        (HEADLESS), are fetched again if their message's last chunk comes."""
+        counts = Counter(self._assembler.counts)
+        counts[DropReason.HEADLESS] += self._headless
+        return +counts
 
     def __aiter__(self) -> "Reader":
         return self
@@ -59,11 +103,16 @@ class Reader:
         Raises:
             NotFoundError: there is no such topic.
             CorruptMessageError, DataLossError: a message is damaged. Seek past it to go on.
+            MessageTooLargeError: a large message exceeds the reader's own limits. Likewise.
         """
         while not self._buffer:
             if self._damage is not None:
                 raise self._damage
-            if self._closed or not await self._fill():
+            if self._closed:
+                raise StopAsyncIteration
+            if self._arrived:
+                await self._take_next()
+            elif not await self._fill():
                 raise StopAsyncIteration
         return self._buffer.popleft()
 
@@ -75,12 +124,16 @@ class Reader:
         """Go on from another place: at a message, or after it."""
         self._drop_call()
         self._damage = None
+        self._arrived.clear()
         self._buffer.clear()
+        self._assembler.clear()
         self._set_start(start, inclusive=inclusive)
 
     async def has_message_available(self) -> bool:
         """Whether the topic has a message that was not read yet."""
-        if self._buffer:
+        while self._arrived and not self._buffer and self._damage is None:
+            await self._take_next()
+        if self._buffer or self._damage is not None:
             return True
         request = pb.LastMessageIdRequest(topic=str(self._topic))
         reply = await translated(self._stub.LastMessageId(request, timeout=CALL_TIMEOUT_S))
@@ -89,9 +142,9 @@ class Reader:
         last = Position(reply.last.ledger_id, reply.last.entry_id)
         if self._after is None and self._at is None:
             return self._start == EARLIEST
-        return (self._at is not None and last >= self._at.position) or (
-            self._after is not None and last > self._after
-        )
+        if self._after is not None:
+            return last > self._after
+        return self._at is not None and last >= self._at
 
     async def close(self) -> None:
         """End the reading."""
@@ -107,13 +160,20 @@ class Reader:
     def _set_start(self, start: Start, *, inclusive: bool) -> None:
         self._start = start
         self._after: Position | None = None  # the last entry received
-        self._at: MessageId | None = None  # where to start inside the first entry
-        self._inclusive = inclusive
-        if isinstance(start, MessageId):
-            if start.batch_index < 0 and not inclusive:
+        self._at: Position | None = None  # the first entry to be received
+        self._floor: MessageId | None = None  # the first message to be given out
+        if start == EARLIEST_ID:
+            self._start = EARLIEST
+        elif start == LATEST_ID:
+            self._start = LATEST
+        elif isinstance(start, MessageId):
+            index = start.batch_index
+            if index < 0 and not inclusive:
                 self._after = start.position
-            else:
-                self._at = start
+                return
+            first = start.first_chunk if isinstance(start, ChunkMessageId) else start
+            self._at = first.position
+            self._floor = MessageId(*start.position, batch_index=index if inclusive else index + 1)
 
     async def _fill(self) -> bool:
         """Wait for what comes next, and put messages of it into the buffer; False where the topic
@@ -137,12 +197,8 @@ class Reader:
                 await asyncio.sleep(self._backoff.next_s())
             case "entries":
                 self._backoff.reset()
-                try:
-                    for stored in response.entries.entries:
-                        self._take(stored)
-                except CorruptMessageError as damage:  # once what comes before it is read
-                    self._damage = damage
-                    self._drop_call()
+                self._arrived.extend(response.entries.entries)
+                self._after = _position(self._arrived[-1])
         return True
 
     async def _next_response(self) -> Any:
@@ -174,7 +230,7 @@ class Reader:
         if self._after is not None:
             request.after.CopyFrom(_to_wire(self._after))
         elif self._at is not None:
-            request.at.CopyFrom(_to_wire(self._at.position))
+            request.at.CopyFrom(_to_wire(self._at))
         elif self._start == EARLIEST:
             request.earliest.SetInParent()
         else:
@@ -188,18 +244,103 @@ class Reader:
         elif self._start == LATEST and self._after is None:
             self._start = EARLIEST
 
-    def _take(self, stored: pb.StoredEntry) -> None:
-        position = Position(stored.position.ledger_id, stored.position.entry_id)
-        if stored.metadata.HasField("marker_type"):  # a system's own, not a message
-            self._after, self._at = position, None
+    async def _take_next(self) -> None:
+        """Work on the entry that arrived first. Cancelling this loses nothing: it is worked on
+        again."""
+        stored = self._arrived[0]
+        try:
+            messages = await self._messages(stored)
+        except UnavailableError as error:
+            await asyncio.sleep(self._backoff.next_s(error.retry_after_s))
             return
-        messages = list(decode_entry(str(self._topic), stored))
-        at = self._at
-        if at is not None and at.position == position:
-            first = at.batch_index if self._inclusive else at.batch_index + 1
-            messages = [each for each in messages if each.id.batch_index >= first]
+        except (CorruptMessageError, MessageTooLargeError) as damage:
+            if self._is_next(stored):
+                self._damage = damage
+                self._drop_call()
+            return
+        if not self._is_next(stored):
+            return  # meanwhile the reader was told to go on from elsewhere
+        self._arrived.popleft()
+        if self._floor is not None:
+            messages = [message for message in messages if message.id >= self._floor]
+            if _position(stored) > self._floor.position:
+                self._floor = None
         self._buffer.extend(messages)
-        self._after, self._at = position, None
+
+    def _is_next(self, stored: pb.StoredEntry) -> bool:
+        return bool(self._arrived) and self._arrived[0] is stored
+
+    async def _messages(self, stored: pb.StoredEntry) -> list[Message]:
+        """The messages that end with this entry."""
+        metadata = stored.metadata
+        if stored.aborts:
+            self._report(self._assembler.abort(metadata.producer_name, stored.aborts))
+        if metadata.HasField("marker_type"):  # a system's own, not a message
+            return []
+        if metadata.num_chunks_from_msg < 2:
+            return list(decode_entry(self.topic, stored))
+        self._log_time_ms = max(self._log_time_ms, stored.append_time)
+        added = self._assembler.add(_piece(stored), self._log_time_ms)
+        for dropped in added.dropped:
+            self._report(dropped)
+            _raise_damage(dropped, stored)
+        match added.outcome:
+            case Assembled(_, _, _, body, positions):
+                return [decode_large(self.topic, stored, body, positions[0])]
+            case Headless(piece):
+                return await self._fetch(stored, piece)
+        return []
+
+    async def _fetch(self, last: pb.StoredEntry, piece: Piece) -> list[Message]:
+        """Read again the chunks of a message of which only the last is here, if it is whole in the
+        log. It is not when it was trimmed, or never completed."""
+        request = pb.FindMessageRequest(
+            topic=self.topic, producer_name=piece.producer, sequence_id=piece.sequence_id
+        )
+        reply = await translated(self._stub.FindMessage(request, timeout=CALL_TIMEOUT_S))
+        fate = reply.fate
+        if fate.position == last.position and fate.HasField("first_chunk_position"):
+            async with aclosing(self._range(fate.first_chunk_position, last.position)) as entries:
+                assembled = await self._assemble(entries, piece)
+            if assembled is not None:
+                return [decode_large(self.topic, last, assembled.body, assembled.positions[0])]
+        self._headless += 1
+        lost = (piece.producer, piece.sequence_id, piece.uuid, (piece.position,))
+        self._report(Dropped(DropReason.HEADLESS, *lost))
+        return []
+
+    async def _assemble(
+        self, entries: AsyncIterator[pb.StoredEntry], piece: Piece
+    ) -> Assembled | None:
+        assembler = Assembler(self._assembly)
+        async for stored in entries:
+            if (stored.metadata.producer_name, stored.metadata.uuid) != piece.attempt:
+                continue
+            added = assembler.add(_piece(stored), now_ms=0)
+            for dropped in added.dropped:
+                _raise_damage(dropped, stored)
+            if isinstance(added.outcome, Assembled):
+                return added.outcome
+        return None
+
+    async def _range(
+        self, first: entry_pb2.Position, last: entry_pb2.Position
+    ) -> AsyncGenerator[pb.StoredEntry, None]:
+        call = self._stub.Read(pb.ReadRequest(topic=self.topic, at=first, through=last))
+        try:
+            async for response in call:
+                for stored in response.entries.entries:
+                    yield stored
+                if response.HasField("draining"):
+                    raise UnavailableError("the service moves away", reason="DRAINING")
+        except aio.AioRpcError as error:
+            raise error_of_call(error) from error
+        finally:
+            call.cancel()
+
+    def _report(self, dropped: Dropped | None) -> None:
+        if dropped is not None and self._on_dropped is not None:
+            self._on_dropped(dropped)
 
     def _drop_call(self) -> None:
         if self._reading is not None:
@@ -222,6 +363,50 @@ def _look(reading: asyncio.Task[Any]) -> None:
 
 async def _read(call: Any) -> Any:
     return await call.read()
+
+
+def _position(stored: pb.StoredEntry) -> Position:
+    return Position(stored.position.ledger_id, stored.position.entry_id)
+
+
+def _piece(stored: pb.StoredEntry) -> Piece:
+    """A chunk's entry, as the assembler takes it.
+
+    Raises:
+        CorruptMessageError: it is not what was published.
+    """
+    check_payload(stored)
+    metadata = stored.metadata
+    return Piece(
+        _position(stored),
+        metadata.producer_name,
+        metadata.sequence_id,
+        metadata.uuid,
+        metadata.chunk_id,
+        metadata.num_chunks_from_msg,
+        metadata.total_chunk_msg_size,
+        metadata.message_crc32c if metadata.HasField("message_crc32c") else None,
+        stored.payload,
+    )
+
+
+def _raise_damage(dropped: Dropped, stored: pb.StoredEntry) -> None:
+    """Refuse to pass over a message that is in the log and cannot be given out."""
+    metadata = stored.metadata
+    if dropped.uuid != metadata.uuid:
+        return
+    if dropped.reason is DropReason.CORRUPT:
+        raise corrupt(stored, "the chunks of a large message do not make what was published")
+    is_last = metadata.chunk_id == metadata.num_chunks_from_msg - 1
+    if dropped.reason is DropReason.TOO_LARGE and is_last:
+        raise MessageTooLargeError(
+            "a large message is larger than this reader takes",
+            details={
+                "ledger_id": str(stored.position.ledger_id),
+                "entry_id": str(stored.position.entry_id),
+                "total_chunk_msg_size": str(metadata.total_chunk_msg_size),
+            },
+        )
 
 
 def _to_wire(position: Position) -> entry_pb2.Position:

@@ -238,4 +238,6 @@ class Deduplication:
 
 def all_new(claims: Sequence[ProducerClaims]) -> Judged:
     """The answer where deduplication is off."""
-    return Judged(0, [ProducerVerdicts([Verdict.NEW] * len(each.claims), NEVER) for each in claims])
+    return Judged(
+        0, [ProducerVerdicts([Verdict.NEW] * len(each.claims), NEVER, {}) for each in claims]
+    )

@@ -1,6 +1,6 @@
 """The wire of the dedup service: check, translate, call, translate back."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -11,13 +11,16 @@ from seqgate.api.dedup.v1 import dedup_pb2_grpc as pb_grpc
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.types import (
     SEQUENCE_ID_MAX,
+    Chunk,
+    InvalidChunkError,
     InvalidNameError,
     Position,
     TopicName,
+    check_chunk,
     check_producer_name,
 )
 from services.dedup.core.policy import EffectivePolicy, OnFull, Source
-from services.dedup.core.sequence import NEVER, Claim, Verdict
+from services.dedup.core.sequence import NEVER, Claim, Marks, Verdict
 from services.dedup.core.topic import (
     Applied,
     Behind,
@@ -317,6 +320,7 @@ def _entries(entries: pb.ProducerEntries) -> ProducerEntries:
         _number(
             "confirmation.producers.last_append_time", entries.last_append_time, APPEND_TIME_MAX_MS
         ),
+        _chunks("confirmation.producers.chunks", entries.chunks, len(highest), InvalidWriter),
     )
 
 
@@ -337,7 +341,7 @@ def _producer_claims(claims: pb.Claims) -> ProducerClaims:
         )
     _sequence_id("claims.highest_sequence_ids", max(highest))
     ranges = tuple(map(Claim, lowest, highest))
-    for low, high in ranges:
+    for low, high, _ in ranges:
         if low > high:
             raise InvalidClaim(
                 "a range ends before it starts",
@@ -345,7 +349,31 @@ def _producer_claims(claims: pb.Claims) -> ProducerClaims:
                 sequence_id=low,
                 highest_sequence_id=high,
             )
+    if claims.chunks:
+        chunks = _chunks("claims.chunks", claims.chunks, len(ranges), InvalidClaim)
+        ranges = tuple(
+            claim._replace(chunk=chunks.get(index)) for index, claim in enumerate(ranges)
+        )
+        if any(claim.chunk and claim.lowest != claim.highest for claim in ranges):
+            raise InvalidClaim("a chunk claims one id", field="claims.highest_sequence_ids")
     return ProducerClaims(_producer(claims.producer_name), ranges)
+
+
+def _chunks(
+    field: str, given: Mapping[int, pb.Chunk], count: int, refusal: type[DomainError]
+) -> dict[int, Chunk]:
+    """Chunks by their place among `count` others."""
+    chunks: dict[int, Chunk] = {}
+    for place, chunk in given.items():
+        if place >= count:
+            raise refusal("a chunk has a place", field=field, given=place, count=count)
+        try:
+            chunks[place] = check_chunk(
+                Chunk(chunk.uuid, chunk.chunk_id, chunk.num_chunks, chunk.total_bytes)
+            )
+        except InvalidChunkError as error:
+            raise refusal(str(error), field=field) from error
+    return chunks
 
 
 def _withdrawals(request: pb.RollbackRequest) -> list[Withdrawal]:
@@ -373,6 +401,8 @@ _TO_VERDICT: Final = {
     Verdict.DUPLICATE: pb.VERDICT_DUPLICATE,
     Verdict.PARTIAL: pb.VERDICT_PARTIAL,
     Verdict.HELD: pb.VERDICT_HELD,
+    Verdict.CHUNK_GAP: pb.VERDICT_CHUNK_GAP,
+    Verdict.LAYOUT_CONFLICT: pb.VERDICT_LAYOUT_CONFLICT,
 }
 
 _TO_SOURCE: Final = {
@@ -396,7 +426,8 @@ def _to_verdicts(judged: Judged, *, deduplicated: bool) -> pb.Verdicts:
         producers=[
             pb.ProducerVerdicts(
                 verdicts=[_TO_VERDICT[verdict] for verdict in each.verdicts],
-                persisted_sequence_id=_to_mark(each.persisted),
+                persisted_sequence_id=_to_mark(each.decided),
+                aborts=each.aborts,
             )
             for each in judged.producers
         ],
@@ -422,12 +453,27 @@ def _to_behind(behind: Behind) -> pb.Behind:
 def _to_producer(name: str, tracked: Tracked) -> pb.Producer:
     last_active = Timestamp()
     last_active.FromMilliseconds(tracked.active_ms)
+    marks = tracked.marks
     return pb.Producer(
         name=name,
-        persisted_sequence_id=_to_mark(tracked.marks.persisted),
-        pushed_sequence_id=_to_mark(tracked.marks.pushed),
+        persisted_sequence_id=_to_mark(marks.decided),
+        pushed_sequence_id=_to_mark(marks.pushed if marks.in_flight else marks.decided),
         last_active=last_active,
+        unfinished=_to_unfinished(marks),
     )
+
+
+def _to_unfinished(marks: Marks) -> pb.UnfinishedMessage | None:
+    chunk = marks.persisted_chunk
+    if chunk is None:
+        return None
+    last_chunk = pb.Chunk(
+        uuid=chunk.uuid,
+        chunk_id=chunk.chunk_id,
+        num_chunks=chunk.num_chunks,
+        total_bytes=chunk.total_bytes,
+    )
+    return pb.UnfinishedMessage(sequence_id=marks.persisted, last_chunk=last_chunk)
 
 
 def _to_policy(policy: EffectivePolicy) -> pb.Policy:
@@ -471,4 +517,6 @@ def _to_status(status: Status) -> pb.GetTopicStatusResponse:
         response.counts.waiting_claims = counts.waiting
         response.counts.purged_producers = counts.purged
         response.counts.evicted_producers = counts.evicted
+        response.counts.misplaced_chunk_claims = counts.misplaced
+        response.counts.aborted_attempts = counts.aborted
     return response

@@ -10,7 +10,7 @@ from services.ledger.adapters.sqlite import open_sqlite_store
 from services.ledger.config import LedgerConfig
 from services.ledger.ports import Deduplicator, LedgerStore
 from services.ledger.service import Ledger
-from services.ledger.servicer import LedgerServicer
+from services.ledger.servicer import LedgerServicer, Limits
 from services.runtime.channels import peer_channel
 from services.runtime.drain import Drain
 from services.runtime.server import grpc_server, told_to_stop
@@ -43,7 +43,10 @@ async def serve(config: LedgerConfig, store: LedgerStore, dedup: Deduplicator) -
         ledger = Ledger(config, store, dedup, tasks)
 
         def register(server: aio.Server) -> None:
-            servicer = LedgerServicer(ledger, drain, max_message_bytes=config.max_message_bytes)
+            limits = Limits(
+                config.max_message_bytes, config.max_large_message_bytes, config.max_chunks
+            )
+            servicer = LedgerServicer(ledger, drain, limits)
             ledger_pb2_grpc.add_LedgerServiceServicer_to_server(servicer, server)
 
         watching = [

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from seqgate.types import LARGE_MESSAGE_BYTES_MAX
 from services.runtime.config import Port, Seconds, ServiceConfig, settings_for
 
 
@@ -37,6 +38,14 @@ class LedgerConfig(ServiceConfig):
 
     max_message_bytes: Annotated[int, Field(ge=1024, le=128 * 1024 * 1024)] = 5 * 1024 * 1024
     """The largest payload of an entry, in bytes (Pulsar's maxMessageSize)."""
+
+    max_large_message_bytes: Annotated[int, Field(ge=1024, le=LARGE_MESSAGE_BYTES_MAX)] = (
+        256 * 1024 * 1024
+    )
+    """The largest payload of a large message, all chunks together, as it is stored, in bytes."""
+
+    max_chunks: Annotated[int, Field(ge=2, le=1_000_000)] = 10_000
+    """How many chunks a large message may have."""
 
     window_messages: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
     """How many messages a producer may have unanswered."""

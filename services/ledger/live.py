@@ -17,7 +17,7 @@ import structlog
 from seqgate.types import Position
 from services.errors import DomainError, Fenced, Kind
 from services.ledger.core.entry import StoredEntry, Unit
-from services.ledger.core.receipt import Receipt, old_ids, settled
+from services.ledger.core.receipt import Receipt, Unsettled, old_ids, settled
 from services.ledger.core.writer import (
     Admit,
     Answer,
@@ -445,8 +445,8 @@ class LiveTopic:
         if self.stopped:
             return []
         match outcome:
-            case Judged(revision, verdicts, persisted):
-                return writer.judged(revision, verdicts, persisted)
+            case Judged(revision, verdicts, persisted, aborts):
+                return writer.judged(revision, verdicts, persisted, aborts)
             case Applied(revision):
                 return writer.confirmed() if isinstance(call, Confirm) else writer.aligned(revision)
             case Behind(confirmed):
@@ -480,24 +480,24 @@ class LiveTopic:
         self.grown.beat()
         return [] if self.stopped else writer.appended(self._last_append_ms)
 
-    async def _look_up(self, units: Sequence[tuple[Unit, int | None]]) -> list[Effect]:
+    async def _look_up(self, units: Sequence[Unsettled]) -> list[Effect]:
         """Units of one producer are looked up together: a resent stream has many."""
         effects: list[Effect] = []
-        by_producer: dict[str, list[tuple[Unit, list[int], int | None]]] = {}
-        for unit, first_new in units:
-            ids = old_ids(unit, first_new)
-            by_producer.setdefault(unit.producer, []).append((unit, ids, first_new))
+        by_producer: dict[str, list[tuple[Unsettled, list[int]]]] = {}
+        for unsettled in units:
+            asked = by_producer.setdefault(unsettled.unit.producer, [])
+            asked.append((unsettled, old_ids(unsettled)))
         for producer, asked in by_producer.items():
-            ids = [each for _, wanted, _ in asked for each in wanted]
+            ids = [each for _, wanted in asked for each in wanted]
             try:
                 fates = iter(await self._store.find(self.topic, producer, ids))
             except DomainError as error:
-                for unit, _, _ in asked:
-                    effects += self._writer.look_up_failed(unit, error)
+                for unsettled, _ in asked:
+                    effects += self._writer.look_up_failed(unsettled.unit, error)
                 continue
-            for unit, wanted, first_new in asked:
-                fate_of = list(itertools.islice(fates, len(wanted)))
-                effects.append(Answer(unit, settled(unit, first_new, fate_of)))
+            for unsettled, wanted in asked:
+                receipt = settled(unsettled, list(itertools.islice(fates, len(wanted))))
+                effects.append(Answer(unsettled.unit, receipt))
         return effects
 
     async def _read_log(self, read: ReadLog) -> list[Effect]:
@@ -593,4 +593,4 @@ _numbers = itertools.count(1)
 def _logged(stored: StoredEntry) -> Logged:
     entry = stored.entry
     producer = None if entry.marker else entry.producer
-    return Logged(stored.position, producer, entry.highest, stored.append_ms)
+    return Logged(stored.position, producer, entry.highest, stored.append_ms, entry.chunk)

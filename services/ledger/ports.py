@@ -156,7 +156,8 @@ class LedgerStore(Protocol):
         self, topic: TopicName, *, skip: int, limit: int
     ) -> list[tuple[str, int]]:
         """The highest id of each producer among the entries that were trimmed, in the order of the
-        producers' names, from the one after `skip` others on."""
+        producers' names, from the one after `skip` others on. The id of a large message counts if,
+        when it was trimmed, the message was complete or overtaken."""
         ...
 
     async def get(self, topic: TopicName) -> LogState:
@@ -169,6 +170,10 @@ class LedgerStore(Protocol):
 
     async def trim(self, topic: TopicName, before: Position) -> Trimmed:
         """Remove the entries before a position."""
+        ...
+
+    async def cuts_unfinished(self, topic: TopicName, before: Position) -> bool:
+        """Whether a large message that may still be completed has chunks before a position."""
         ...
 
     async def delete(self, topic: TopicName) -> None:
@@ -190,11 +195,13 @@ class WriterName(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """A verdict for each unit, and the last persisted id of its producer or -1."""
+    """A verdict for each unit, and the last persisted id of its producer or -1; by the place of a
+    unit, the attempt at a large message that it ends."""
 
     revision: int
     verdicts: list[Verdict]
     persisted: list[int]
+    aborts: dict[int, str]
 
 
 class Applied(NamedTuple):

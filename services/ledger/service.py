@@ -247,9 +247,25 @@ class Ledger:
         return fate
 
     async def trim(self, topic: TopicName, before: Position) -> Trimmed:
-        """Remove entries."""
-        live = self._live.get(topic)
-        trimmed = await (self._store.trim(topic, before) if live is None else live.trim(before))
+        """Remove entries.
+
+        A large message that loses its first chunks while it is incomplete must not be completed:
+        its producer starts it again, once deduplication has forgotten them.
+        """
+        async with self._taking:
+            state = await self._store.get(topic)
+            if state.tail is not None:  # what is appended from now on stays
+                before = min(before, state.tail._replace(entry_id=state.tail.entry_id + 1))
+            if await self._store.cuts_unfinished(topic, before):
+                live = self._live.pop(topic, None)
+                if live is not None:
+                    live.stop(Draining("the topic was let go", retry_after_s=0.1))
+                await self._dedup.forget_topic(topic, state.incarnation)
+                trimmed = await self._store.trim(topic, before)
+            else:
+                live = self._live.get(topic)
+                trim = self._store.trim(topic, before) if live is None else live.trim(before)
+                trimmed = await trim
         log.info("topic trimmed", topic=str(topic), removed_entries=trimmed.removed_entries)
         return trimmed
 

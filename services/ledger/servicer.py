@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import google_crc32c
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -14,9 +14,12 @@ from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.types import (
     SEQUENCE_ID_MAX,
+    Chunk,
+    InvalidChunkError,
     InvalidNameError,
     Position,
     TopicName,
+    check_chunk,
     check_producer_name,
 )
 from services.errors import (
@@ -29,7 +32,15 @@ from services.errors import (
     Kind,
 )
 from services.ledger.core.entry import Entry, StoredEntry, Unit, unit_of
-from services.ledger.core.receipt import Fate, Found, Missing, Receipt, Status, refused
+from services.ledger.core.receipt import (
+    Fate,
+    Found,
+    Missing,
+    Receipt,
+    Status,
+    Unfinished,
+    refused,
+)
 from services.ledger.live import News, Session
 from services.ledger.ports import LogState
 from services.ledger.service import Ledger, Opened, Opening, Range
@@ -103,13 +114,22 @@ class InvalidRange(DomainError):
     reason = "INVALID_RANGE"
 
 
+class Limits(NamedTuple):
+    """What the service takes: bytes of payload in an entry and in a large message, and chunks of a
+    large message."""
+
+    message_bytes: int
+    large_message_bytes: int
+    chunks: int
+
+
 class LedgerServicer(pb_grpc.LedgerServiceServicer):
     """See ledger.proto."""
 
-    def __init__(self, ledger: Ledger, drain: Drain, *, max_message_bytes: int) -> None:
+    def __init__(self, ledger: Ledger, drain: Drain, limits: Limits) -> None:
         self._ledger = ledger
         self._drain = drain
-        self._max_message_bytes = max_message_bytes
+        self._limits = limits
 
     # A coroutine that reads and writes on the context; grpc's stubs know only generators.
     async def Publish(  # type: ignore[override]
@@ -251,22 +271,27 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         entries = [self._entry(session.producer, entry) for entry in publication.entries]
         if count > 1:
             _check_together(entries)
+            if any(entry.chunk for entry in entries):
+                raise InvalidPublication(
+                    "a chunk is published alone", field="publications.entries", count=count
+                )
         return unit_of(session.number, publication.request_id, entries, resume=publication.resume)
 
     def _entry(self, producer: str, entry: pb.Entry) -> Entry:
         metadata, payload = entry.metadata, entry.payload
-        if len(payload) > self._max_message_bytes:
+        if len(payload) > self._limits.message_bytes:
             raise EntryTooLarge(
                 "the payload is larger than it may be",
                 field="entries.payload",
                 payload_bytes=len(payload),
-                max_message_bytes=self._max_message_bytes,
+                max_message_bytes=self._limits.message_bytes,
             )
         if metadata.producer_name != producer:
             raise InvalidEntry(
                 "an entry names the producer of its stream", field="entries.metadata.producer_name"
             )
         lowest, highest, messages = _ids(metadata)
+        chunk = _chunk(metadata, len(payload), self._limits)
         if len(metadata.properties) > PROPERTIES_MAX:
             raise InvalidEntry(
                 f"an entry has at most {PROPERTIES_MAX} properties",
@@ -302,6 +327,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             metadata.HasField("marker_type"),
             packed,
             payload,
+            chunk,
         )
 
     def _to_opened(self, opened: Opened) -> pb.Opened:
@@ -311,7 +337,9 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             ledger_id=opened.topic.ledger_id,
             window_messages=opened.window.messages,
             window_bytes=opened.window.size_bytes,
-            max_message_bytes=self._max_message_bytes,
+            max_message_bytes=self._limits.message_bytes,
+            max_large_message_bytes=self._limits.large_message_bytes,
+            max_chunks=self._limits.chunks,
         )
 
     def _to_topic(self, log: LogState) -> pb.Topic:
@@ -414,6 +442,51 @@ def _ids(metadata: entry_pb2.EntryMetadata) -> tuple[int, int, int | None]:
     return lowest, highest, messages
 
 
+_CHUNK_FIELDS: Final = ("uuid", "num_chunks_from_msg", "total_chunk_msg_size", "chunk_id")
+
+
+def _chunk(metadata: entry_pb2.EntryMetadata, payload_bytes: int, limits: Limits) -> Chunk | None:
+    """Which chunk of a large message an entry is; None: it is none. A message of one chunk is none
+    either."""
+    given = [metadata.HasField(name) for name in _CHUNK_FIELDS]
+    if not any(given):
+        return None
+    if not all(given):
+        raise InvalidEntry(
+            "a chunk has a uuid, a place, a number of chunks and a total size",
+            field="entries.metadata.chunk_id",
+        )
+    chunk_id, num_chunks = metadata.chunk_id, metadata.num_chunks_from_msg
+    total_bytes = metadata.total_chunk_msg_size
+    if metadata.HasField("num_messages_in_batch") or metadata.HasField("marker_type"):
+        raise InvalidEntry(
+            "a chunk is neither a batch nor a marker", field="entries.metadata.chunk_id"
+        )
+    if total_bytes > limits.large_message_bytes or num_chunks > limits.chunks:
+        raise EntryTooLarge(
+            "the message is larger, or has more chunks, than it may",
+            field="entries.metadata.total_chunk_msg_size",
+            total_chunk_msg_size=total_bytes,
+            max_large_message_bytes=limits.large_message_bytes,
+            num_chunks_from_msg=num_chunks,
+            max_chunks=limits.chunks,
+        )
+    others = num_chunks - 1
+    if num_chunks > 0 and not 0 < payload_bytes <= total_bytes - others:
+        raise InvalidEntry(
+            "a chunk, and what its size leaves for each of the others, is at least one byte long",
+            field="entries.payload",
+            payload_bytes=payload_bytes,
+            total_chunk_msg_size=total_bytes,
+        )
+    if num_chunks == 1 and chunk_id == 0 and payload_bytes == total_bytes:
+        return None
+    try:
+        return check_chunk(Chunk(metadata.uuid, chunk_id, num_chunks, total_bytes))
+    except InvalidChunkError as error:
+        raise InvalidEntry(str(error), field="entries.metadata.chunk_id") from error
+
+
 def _check_together(entries: list[Entry]) -> None:
     """Entries that are published together are messages with different ids, in order."""
     if any(earlier.highest >= later.highest for earlier, later in pairwise(entries)):
@@ -472,6 +545,8 @@ _TO_STATUS: Final = {
     Status.REFUSED: pb.RECEIPT_STATUS_REFUSED,
     Status.FAILED: pb.RECEIPT_STATUS_FAILED,
     Status.SKIPPED: pb.RECEIPT_STATUS_SKIPPED,
+    Status.CHUNK_GAP: pb.RECEIPT_STATUS_CHUNK_GAP,
+    Status.LAYOUT_CONFLICT: pb.RECEIPT_STATUS_LAYOUT_CONFLICT,
 }
 
 _TO_MISSING: Final = {Missing.STALE: pb.FATE_STALE, Missing.TRIMMED: pb.FATE_TRIMMED}
@@ -513,7 +588,10 @@ def _to_fate(fate: Fate) -> pb.MessageFate:
             fate=pb.FATE_STORED,
             position=_to_position(fate.position),
             batch_index=fate.batch_index,
+            first_chunk_position=_to_position(fate.chunks[0]) if fate.chunks else None,
         )
+    if isinstance(fate, Unfinished):
+        return pb.MessageFate(fate=pb.FATE_STALE)
     return pb.MessageFate(fate=_TO_MISSING[fate])
 
 
@@ -530,4 +608,5 @@ def _to_stored(stored: StoredEntry, *, payloads: bool) -> pb.StoredEntry:
         payload=stored.entry.payload if payloads else b"",
         append_time=stored.append_ms,
         payload_bytes=stored.payload_bytes,
+        aborts=stored.entry.aborts,
     )

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
+from redis.exceptions import ResponseError
 
 from services.dedup.adapters import redis as adapter
 from services.dedup.adapters.memory import MemoryStateStore
@@ -11,8 +12,10 @@ from services.dedup.adapters.redis import RedisStateStore, connect_redis, script
 from tests.support.histories import Call, history_of, play
 from tests.support.redis_server import RedisServer
 
-HISTORIES = 6_000
+HISTORIES = 4_000
 MUTANT_HISTORIES = 20_000
+
+IN_FLIGHT = 'if pushed ~= persisted then return "I" end\n  '
 
 
 class Judge:
@@ -26,7 +29,10 @@ class Judge:
         return self._runner.run(self._answers(history))
 
     def agrees(self, history: list[Call]) -> bool:
-        lua, python = self.answers(history)
+        try:
+            lua, python = self.answers(history)
+        except (AssertionError, ResponseError):  # an answer of which nothing can be made
+            return False
         return lua == python
 
     def shrink(self, history: list[Call]) -> list[Call]:
@@ -65,13 +71,7 @@ def test_lua_and_python_agree_on_every_history(judge: Callable[[], Judge], seed:
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("highest <= persisted", "highest < persisted"),
-        ("lowest > pushed", "lowest >= pushed"),
-        ("lowest > pushed", "highest > pushed"),
-        ("pushed > persisted then", "pushed >= persisted then"),
-        ("highest <= persisted", "tonumber(highest) <= (tonumber(persisted) or -1)"),
-        ("lowest > pushed", "tonumber(lowest) > (tonumber(pushed) or -1)"),
-        ("elseif held then", "elseif false then"),
+        # topic.lua, the gate
         ("topic.confirmed < after", "topic.confirmed <= after"),
         ("topic.confirmed < through", "topic.confirmed <= through"),
         ("topic.confirmed < call.position", "false"),
@@ -80,12 +80,80 @@ def test_lua_and_python_agree_on_every_history(judge: Callable[[], Judge], seed:
         ("topic.incarnation > call.incarnation", "false"),
         ("topic.epoch > call.epoch", "topic.epoch >= call.epoch"),
         ("topic.epoch < call.epoch", "false"),
-        ("call.revision ~= topic.revision", "call.revision > topic.revision"),
-        ("tracked + unknown > call.max_producers", "tracked + unknown >= call.max_producers"),
         ("tonumber(term) ~= topic.term", "false"),
-        ("p.pushed < highest then p.pushed", "p.pushed > highest then p.pushed"),
-        ("keep < p.pushed", "keep <= p.persisted"),
+        # topic.lua, the fold
+        ("chunk + 1 == tonumber", "chunk + 2 == tonumber"),
+        ("layout == before_layout and", ""),
+        ("chunk == before_chunk + 1", "chunk > before_chunk"),
+        ("chunk > 0 then", "chunk > 1 then"),
+        ("id_of(stored) ~= id_of(entry) or", ""),
+        ("if is_last(chunk, layout) then", "if false then"),
+        ("in_flight and ahead(p.pushed, entry)", "ahead(p.pushed, entry)"),
+        ("in_flight and ahead(p.pushed, entry)", "in_flight"),
+        ("entries[2] > p.active", "entries[2] < p.active"),
+        ("pushed_id ~= persisted_id then", "false then"),
+        ("return pushed_id > persisted_id", "return pushed_id < persisted_id"),
+        (
+            "return pushed_id > persisted_id",
+            "return (tonumber(pushed_id) or -1) > (tonumber(persisted_id) or -1)",
+        ),
+        ("#persisted <= ID then return false", "#persisted <= ID then return true"),
+        ("#pushed <= ID then return true", "#pushed <= ID then return false"),
+        ("layout ~= persisted_layout or", ""),
+        ("chunk > persisted_chunk", "chunk < persisted_chunk"),
+        ("chunk > persisted_chunk", "tostring(chunk) > tostring(persisted_chunk)"),
+        # admit.lua, messages
+        ("call.revision ~= topic.revision", "call.revision > topic.revision"),
+        ("if unknown > 0 then", "if unknown >= 0 then"),
+        ("tracked + unknown > call.max_producers", "tracked + unknown >= call.max_producers"),
+        ("highest <= persisted", "highest < persisted"),
+        ("highest <= persisted", "tonumber(highest) <= (tonumber(persisted) or -1)"),
+        ("highest < id_of(persisted)", "highest <= id_of(persisted)"),
+        ("highest < id_of(persisted)", "tonumber(highest) < tonumber(id_of(persisted))"),
+        ("lowest > pushed_id", "lowest >= pushed_id"),
+        ("lowest > pushed_id", "highest > pushed_id"),
+        ("lowest > pushed_id", "tonumber(lowest) > (tonumber(pushed_id) or -1)"),
+        (IN_FLIGHT + "return #pushed", "return #pushed"),
+        ("#pushed > ID and lowest == pushed_id", "lowest == pushed_id"),
+        ("#pushed > ID and lowest == pushed_id", "#pushed > ID"),
+        # admit.lua, chunks
+        ("id < persisted_id", "id <= persisted_id"),
+        ("id < persisted_id", "tonumber(id) < (tonumber(persisted_id) or -1)"),
+        ("(id == persisted_id and #persisted <= ID)", "false"),
+        ("layout == stored_layout and", ""),
+        ("chunk <= stored_chunk", "chunk < stored_chunk"),
+        ("chunk <= stored_chunk", "tostring(chunk) <= tostring(stored_chunk)"),
+        ("if id > pushed_id", "if id >= pushed_id"),
+        ("if id > pushed_id", "if tonumber(id) > (tonumber(pushed_id) or -1)"),
+        ('chunk == 0 and "N" or "G"', '"N"'),
+        ('chunk == 0 and "N" or "G"', '"G"'),
+        ("id < pushed_id or", ""),
+        ("if layout == reached_layout", "if true"),
+        ("chunk <= reached_chunk", "chunk < reached_chunk"),
+        ("chunk <= reached_chunk", "tostring(chunk) <= tostring(reached_chunk)"),
+        ("chunk == reached_chunk + 1", "true"),
+        (IN_FLIGHT + "return chunk", "return chunk"),
+        ('chunk == 0 and "N" or "C"', '"N"'),
+        ('chunk == 0 and "N" or "C"', '"C"'),
+        # admit.lua, what a verdict does
+        ('held and verdict ~= "D"', "false"),
+        ('held and verdict ~= "D"', "held"),
+        ('elseif verdict ~= "D"', "elseif true"),
+        ("#p.pushed > ID and not", "not"),
+        ("chunk and continues(p.pushed, highest)", "chunk"),
+        ("chunk and continues(p.pushed, highest)", "false"),
+        ("chunk and is_last(chunk_of(highest)) and lowest", "chunk and lowest"),
+        ("chunk and is_last(chunk_of(highest)) and lowest", "false"),
+        ("call.now_ms > p.active", "call.now_ms < p.active"),
+        # the other scripts
+        ("id_of(p.pushed) > keep", "p.pushed > keep"),
+        ("id_of(p.pushed) > keep", "id_of(p.pushed) >= keep"),
+        ("id_of(p.pushed) > keep", "tonumber(id_of(p.pushed)) > (tonumber(keep) or -1)"),
+        ("ahead(keep, p.persisted)", "keep > id_of(p.persisted)"),
+        ("ahead(keep, p.persisted)", "true"),
+        ("if not p.known then producers[name]", "if false then producers[name]"),
         ("tonumber(active) == each[2]", "tonumber(active) <= each[2]"),
+        ("tonumber(term) == topic.term and", ""),
         ("and not in_flight", ""),
         ("now_ms > tonumber(active)", "now_ms >= 0"),
         ("incarnation > ARGV[1]", "incarnation >= ARGV[1]"),

@@ -22,7 +22,7 @@ from grpc import StatusCode, aio
 from seqgate.api.entry.v1.entry_pb2 import Position
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import connect
-from seqgate.types import MessageId
+from seqgate.message_id import MessageId
 from tests.integration.refusals import check
 from tests.integration.services import Services, connected, paused, running
 from tests.support.checkers import (

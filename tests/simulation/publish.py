@@ -15,7 +15,12 @@ What must hold, after every step:
     P3  a message is called stored only if it is
         and per producer the log is in order
 
-and at the end, when nothing fails any more, every message of every application is stored.
+and at the end, when nothing fails any more, every message of every application is stored, and a
+reader of the log gets each of them once, byte for byte.
+
+Some applications cut their messages into chunks, and into others after a restart. Of these holds
+that a chunk follows the one before it and nothing else of its producer, that no chunk is stored
+twice, and that whatever ends an attempt says so.
 """
 
 import copy
@@ -27,6 +32,8 @@ from typing import Any
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.client._assembler import Assembler, AssemblyLimits, Headless
+from seqgate.client._chunking import LargeMessage
 from seqgate.client._codec import (
     Compression,
     OutgoingMessage,
@@ -35,13 +42,16 @@ from seqgate.client._codec import (
     encode_single,
 )
 from seqgate.client._outbox import Outbox, Receipt
+from seqgate.client._reader import _piece, _position
 from seqgate.errors import StaleSequenceIdError
+from seqgate.message_id import ChunkMessageId
 from seqgate.types import Position
 from services.dedup.core import topic as dedup
 from services.dedup.core.sequence import Claim
 from services.errors import Fenced
-from services.ledger.core.entry import Entry, Unit, places, unit_of
-from services.ledger.core.receipt import Fate, Found, Missing, old_ids, settled
+from services.ledger.core.entry import Entry, StoredEntry, Unit, places, unit_of
+from services.ledger.core.find import Finder
+from services.ledger.core.receipt import Fate, Missing, old_ids, settled
 from services.ledger.core.writer import (
     Admit,
     Answer,
@@ -62,6 +72,7 @@ from services.ledger.core.writer import (
 )
 from services.ledger.ports import DedupUnavailable, StoreFull, StoreUnavailable
 from services.ledger.servicer import LedgerServicer, _to_receipt
+from services.ledger.servicer import Limits as ServicerLimits
 
 INCARNATION = 1
 PAGE = 3
@@ -93,17 +104,15 @@ class Log:
             self.entries.append((self.tail, entry))
             entry_id += 1
 
-    def highest(self, producer: str) -> int:
-        ids = [entry.highest for _, entry in self.entries if entry.producer == producer]
-        return max(ids, default=-1)
+    def decided(self, producer: str) -> int:
+        mine = [entry for _, entry in self.entries if entry.producer == producer]
+        return mine[-1].highest - mine[-1].unfinished if mine else -1
 
     def find(self, producer: str, ids: list[int]) -> list[Fate]:
-        where: dict[int, Found] = {}
+        finder = Finder(producer, ids)
         for position, entry in self.entries:
-            if entry.producer == producer:
-                for sequence_id, index in places(entry):
-                    where.setdefault(sequence_id, Found(position, index))
-        return [where.get(each, Missing.STALE) for each in ids]
+            finder.show(StoredEntry(position, 0, entry, len(entry.payload)))
+        return [finder.place(each) or Missing.STALE for each in ids]
 
 
 class State:
@@ -125,19 +134,24 @@ class State:
             case Admit():
                 columns: dict[str, list[Claim]] = {}
                 for unit in call.claims:
-                    columns.setdefault(unit.producer, []).append(Claim(unit.lowest, unit.highest))
+                    claim = Claim(unit.lowest, unit.highest, unit.chunk)
+                    columns.setdefault(unit.producer, []).append(claim)
                 claims = [dedup.ProducerClaims(name, tuple(each)) for name, each in columns.items()]
                 outcome: Any = state.admit(
                     writer, confirmation, claims, now_ms=0, max_producers=100
                 )
                 if isinstance(outcome, dedup.Judged):
                     answers = dict(zip(columns, outcome.producers, strict=True))
-                    left = {name: iter(each.verdicts) for name, each in answers.items()}
-                    return (
-                        outcome.revision,
-                        [Verdict[next(left[unit.producer]).name] for unit in call.claims],
-                        [answers[unit.producer].persisted for unit in call.claims],
-                    )
+                    left = {name: enumerate(each.verdicts) for name, each in answers.items()}
+                    aborts: dict[int, str] = {}
+                    verdicts = []
+                    for index, unit in enumerate(call.claims):
+                        place, verdict = next(left[unit.producer])
+                        verdicts.append(Verdict[verdict.name])
+                        if uuid := answers[unit.producer].aborts.get(place):
+                            aborts[index] = uuid
+                    decided = [answers[unit.producer].decided for unit in call.claims]
+                    return outcome.revision, verdicts, decided, aborts
                 return outcome
             case Confirm():
                 assert confirmation is not None
@@ -152,17 +166,22 @@ class State:
 def _confirmation(given: Any) -> dedup.Confirmation | None:
     if given is None:
         return None
-    columns: dict[str, list[int]] = {}
+    columns: dict[str, list[Logged]] = {}
     for logged in given.entries:
         if logged.producer is not None:
-            columns.setdefault(logged.producer, []).append(logged.highest)
+            columns.setdefault(logged.producer, []).append(logged)
     return dedup.Confirmation(
         given.after,
         given.through,
-        tuple(dedup.ProducerEntries(name, tuple(ids), 0) for name, ids in columns.items()),
+        tuple(_entries(name, entries) for name, entries in columns.items()),
         given.entry_count,
         given.remaining,
     )
+
+
+def _entries(name: str, entries: list[Logged]) -> dedup.ProducerEntries:
+    chunks = {i: each.chunk for i, each in enumerate(entries) if each.chunk is not None}
+    return dedup.ProducerEntries(name, tuple(each.highest for each in entries), 0, chunks)
 
 
 class Process:
@@ -205,19 +224,23 @@ class Process:
             case Append():
                 self.perform(self._append(effect, failing=failing))
             case LookUp(units):
-                for unit, first_new in units:
+                for unsettled in units:
+                    unit = unsettled.unit
                     if failing and random.random() < 0.2:
                         error = StoreUnavailable("lost")
                         self.perform(writer.look_up_failed(unit, error))
                         continue
-                    fates = self.world.log.find(unit.producer, old_ids(unit, first_new))
-                    self.perform([Answer(unit, settled(unit, first_new, fates))])
+                    fates = self.world.log.find(unit.producer, old_ids(unsettled))
+                    self.perform([Answer(unit, settled(unsettled, fates))])
             case ReadLog(after, _):
                 if failing and random.random() < 0.2:
                     self.perform(writer.log_failed(StoreUnavailable("lost")))
                     return
                 rest = [each for each in self.world.log.entries if not after or each[0] > after]
-                page = [Logged(at, each.producer, each.highest, 0) for at, each in rest[:PAGE]]
+                page = [
+                    Logged(at, each.producer, each.highest, 0, each.chunk)
+                    for at, each in rest[:PAGE]
+                ]
                 self.perform(writer.log_read(page, len(rest) - len(page)))
             case Reopen():
                 if failing and random.random() < 0.3:
@@ -255,8 +278,8 @@ class Process:
             case dedup.Applied(revision):
                 confirmed_only = isinstance(call, Confirm)
                 return writer.confirmed() if confirmed_only else writer.aligned(revision)
-            case (revision, verdicts, persisted):
-                return writer.judged(revision, verdicts, persisted)
+            case (revision, verdicts, persisted, aborts):
+                return writer.judged(revision, verdicts, persisted, aborts)
         raise AssertionError(outcome)
 
     def _append(self, append: Append, *, failing: bool) -> list[Effect]:
@@ -290,8 +313,8 @@ class Application:
         for _ in range(world.random.randint(1, 14)):
             self.ids.append(next_id)
             next_id += world.random.choice((1, 1, 1, 2, 7))
-        self.batching = world.random.choice((1, 1, 2, 4))
-        self.by_key = world.random.random() < 0.3
+        self.cuts = world.random.random() < 0.4
+        self._choose()
         self.acknowledged: dict[int, Any] = {}
         self.next = 0
         self.next_id: int | None = None
@@ -325,9 +348,15 @@ class Application:
             known = self.acknowledged
             unsure = next((i for i, each in enumerate(self.ids) if each not in known), 0)
             self.next = self.world.random.randint(0, unsure)
-        self.batching = self.world.random.choice((1, 2, 3, 5))
-        self.by_key = self.world.random.random() < 0.3
+        self._choose()
         self.outbox = Outbox(self._encode, 0, 0)
+
+    def _choose(self) -> None:
+        """How to batch or to cut, this time."""
+        random = self.world.random
+        self.batching = 1 if self.cuts else random.choice((1, 1, 2, 3, 5))
+        self.by_key = random.random() < 0.3
+        self.chunk_bytes = random.choice((5, 8, 11, 30)) if self.cuts else 0
 
     def break_stream(self) -> None:
         self._close()
@@ -352,13 +381,7 @@ class Application:
         elif self.outbox.waits_to_resume is not None:
             self.outbox.resume()
         elif self.next < len(self.ids) and self.world.random.random() < 0.5:
-            ids = self._take_ids()
-            run = 0 if self.numbers_itself else self.run
-            messages = [
-                OutgoingMessage(each, f"{each} in run {run}".encode(), f"k{each % 2}")
-                for each in ids
-            ]
-            self.outbox.add(messages, self._encode(messages), 0.0)
+            self._hand_over([self._message(each) for each in self._take_ids()])
         else:
             publications = self.outbox.to_send(self.world.random.choice((1, 300, 10_000)))
             if publications is not None:
@@ -382,12 +405,28 @@ class Application:
             process.stop()
             return
         if self.next_id is None:
-            self.next_id = self.world.log.highest(self.name) + 1
+            self.next_id = self.world.log.decided(self.name) + 1
         self.world.sessions += 1
         self.process, self.session = process, self.world.sessions
         process.sessions[self.session] = self
         process.writer.open_session(self.session)
-        self.outbox.opened(self.world.random.choice((1, 3, 100)), 10_000)
+        smaller = self.world.random.choice((0, 0, 6))  # the service may take less than before
+        self.outbox.opened(self.world.random.choice((1, 3, 100)), 10_000, smaller)
+
+    def _message(self, sequence_id: int) -> OutgoingMessage:
+        run = 0 if self.numbers_itself else self.run
+        payload = f"{sequence_id} in run {run}".encode() * (1 + sequence_id % 3)
+        return OutgoingMessage(sequence_id, payload, f"k{sequence_id % 2}")
+
+    def _hand_over(self, messages: list[OutgoingMessage]) -> None:
+        payload = messages[0].payload
+        if self.cuts and len(payload) > self.chunk_bytes:
+            metadata = self._encode(messages)[0].metadata
+            metadata.ClearField("payload_crc32c")
+            large = LargeMessage(messages[0], metadata, payload, self.chunk_bytes)
+            self.outbox.add_large(large, 0.0)
+        else:
+            self.outbox.add(messages, self._encode(messages), 0.0)
 
     def _take_ids(self) -> list[int]:
         count = min(self.batching, len(self.ids) - self.next)
@@ -426,7 +465,7 @@ class Application:
         ]
 
 
-_PARSER = LedgerServicer(None, None, max_message_bytes=1_000_000)  # type: ignore[arg-type]
+_PARSER = LedgerServicer(None, None, ServicerLimits(1_000_000, 1_000_000, 100))  # type: ignore[arg-type]
 
 
 class World:
@@ -447,6 +486,8 @@ class World:
         self._checked = 0
         self._highest: dict[str, int] = {}
         self._seen: set[tuple[str, int]] = set()
+        self._open: dict[str, Entry] = {}
+        self._uuids: set[str] = set()
 
     def run(self) -> None:
         self.prepare()
@@ -460,10 +501,18 @@ class World:
                 break
         else:
             raise AssertionError("not everything was stored in the end")
+        read = self.read_back()
+        assert read.keys() == self._seen
         for application in self.applications:
             if application.numbers_itself:
-                ids = {sequence_id for name, sequence_id in self._seen if name == application.name}
-                assert ids == set(application.ids)
+                payloads = {
+                    sequence_id: payload
+                    for (name, sequence_id), payload in read.items()
+                    if name == application.name
+                }
+                assert payloads == {
+                    each: application._message(each).payload for each in application.ids
+                }
 
     def prepare(self) -> None:
         """Where deduplication is off at first, publish without failures, and switch it on under
@@ -533,26 +582,80 @@ class World:
 
     def check(self) -> None:
         for _, entry in self.log.entries[self._checked :]:
+            self._check_chunk(entry)
+            assert entry.highest > self._highest.get(entry.producer, -1), "out of order"
+            if entry.unfinished:
+                continue
+            self._highest[entry.producer] = entry.highest
             for sequence_id, _ in places(entry):
                 identity = (entry.producer, sequence_id)
                 assert identity not in self._seen, f"{identity} is stored twice"
                 self._seen.add(identity)
-            assert entry.highest > self._highest.get(entry.producer, -1), "out of order"
-            self._highest[entry.producer] = entry.highest
         self._checked = len(self.log.entries)
+
+    def _check_chunk(self, entry: Entry) -> None:
+        before, chunk = self._open.pop(entry.producer, None), entry.chunk
+        if chunk is not None and chunk.chunk_id > 0:
+            assert before is not None, "a chunk follows nothing"
+            assert before.chunk is not None
+            assert before.lowest == entry.lowest
+            assert before.chunk._replace(chunk_id=chunk.chunk_id - 1) == before.chunk
+            assert before.chunk.layout == chunk.layout
+            assert not entry.aborts
+        else:
+            assert entry.aborts == (before.chunk.uuid if before and before.chunk else "")
+            if chunk is not None:
+                assert chunk.uuid not in self._uuids, "a chunk is stored twice"
+                self._uuids.add(chunk.uuid)
+        if entry.unfinished:
+            self._open[entry.producer] = entry
+
+    def read_back(self) -> dict[tuple[str, int], bytes]:
+        """What a reader gets."""
+        read: dict[tuple[str, int], bytes] = {}
+        assembler = Assembler(AssemblyLimits())
+        for at, entry in self.log.entries:
+            stored = _stored(at, entry)
+            if entry.aborts:
+                assert assembler.abort(entry.producer, entry.aborts) is not None
+            if entry.chunk is None:
+                found = [(each.sequence_id, each.payload) for each in decode_entry("t", stored)]
+            else:
+                added = assembler.add(_piece(stored), 0)
+                assert not added.dropped
+                assert not isinstance(added.outcome, Headless)
+                found = [(entry.lowest, added.outcome.body)] if added.outcome else []
+            for sequence_id, payload in found:
+                assert (entry.producer, sequence_id) not in read, "delivered twice"
+                read[entry.producer, sequence_id] = payload
+        return read
 
     def check_stored(self, producer: str, message: OutgoingMessage, receipt: Receipt) -> None:
         said = receipt.message_id
-        for at, entry in self.log.entries:
-            if at == said.position:
-                stored = ledger_pb2.StoredEntry(
-                    position=entry_pb2.Position(ledger_id=at.ledger_id, entry_id=at.entry_id),
-                    metadata=entry_pb2.EntryMetadata.FromString(entry.metadata),
-                    payload=entry.payload,
-                )
-                found = {each.id: each for each in decode_entry("t", stored)}[said]
-                assert found.producer_name == producer
-                assert found.sequence_id == message.sequence_id
-                assert found.payload == message.payload
-                return
-        raise AssertionError(f"{producer} was told that {message.sequence_id} is at {said}")
+        first = said.first_chunk if isinstance(said, ChunkMessageId) else said
+        pieces: list[ledger_pb2.StoredEntry] = [
+            _stored(at, entry)
+            for at, entry in self.log.entries
+            if first.position <= at <= said.position and entry.producer == producer
+        ]
+        assert pieces, f"{producer} was told that {message.sequence_id} is at {said}"
+        assert _position(pieces[0]) == first.position
+        assert _position(pieces[-1]) == said.position
+        if isinstance(said, ChunkMessageId):
+            (uuid,) = {piece.metadata.uuid for piece in pieces}
+            assert {piece.metadata.sequence_id for piece in pieces} == {message.sequence_id}
+            assert b"".join(piece.payload for piece in pieces) == message.payload
+            assert uuid
+            return
+        found = {each.id: each for each in decode_entry("t", pieces[0])}[said]
+        assert found.producer_name == producer
+        assert found.sequence_id == message.sequence_id
+        assert found.payload == message.payload
+
+
+def _stored(at: Position, entry: Entry) -> ledger_pb2.StoredEntry:
+    return ledger_pb2.StoredEntry(
+        position=entry_pb2.Position(ledger_id=at.ledger_id, entry_id=at.entry_id),
+        metadata=entry_pb2.EntryMetadata.FromString(entry.metadata),
+        payload=entry.payload,
+    )

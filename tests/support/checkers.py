@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import NamedTuple
 
-from seqgate.types import MessageId, Position
+from seqgate.message_id import MessageId
+from seqgate.types import Position
 
 SHOWN_MAX = 10
 """How many anomalies a report shows."""

@@ -4,12 +4,12 @@ A history is what writers, an operator and a careless Redis might do to one topi
 producers and few ids, so that calls meet each other often.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
+from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position, TopicName
 from services.dedup.core.sequence import NEVER, Claim
 from services.dedup.core.topic import (
     Confirmation,
@@ -30,6 +30,8 @@ SPAN = 10
 BASES = (0, 2**53 - SPAN // 2, SEQUENCE_ID_MAX - SPAN)
 """Where its ids start: at nothing, around the last number that a double holds exactly, and so that
 the last is the highest there is."""
+
+UUIDS = ("one", "zwei/2 %20 ünd")
 
 VERBS = ("admit",) * 5 + ("confirm", "confirm", "rollback", "keep", "forget_producers")
 
@@ -66,11 +68,16 @@ async def play(store: StateStore, history: list[Call]) -> list[object]:
 
 
 class _Author:
-    """Mostly one writer in good order; now and then a zombie, a successor, another incarnation."""
+    """Mostly one writer in good order; now and then a zombie, a successor, another incarnation.
+    Mostly producers that go on with what they began; now and then one that does not."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
         self._base = random.choice(BASES)
+        self._incarnation, self._epoch = 1, 1
+        self._tail: Position | None = None
+        self._claimed: dict[str, tuple[int, Chunk]] = {}
+        self._stored: dict[str, tuple[int, Chunk]] = {}
 
     def call(self) -> Call:
         random = self.random
@@ -80,12 +87,13 @@ class _Author:
             case "admit":
                 keywords = (
                     ("now_ms", random.randint(0, 6)),
-                    ("max_producers", random.choice((1, 2, 3, 3, 3))),
+                    ("max_producers", random.choice((1, 2, 3, 3, 3, 3, 3, 3))),
                 )
                 confirmation = self._confirmation() if random.random() < 0.4 else None
                 return Call("admit", (self._writer(), confirmation, self._claims()), keywords)
             case "confirm":
-                return Call("confirm", (self._writer(), self._confirmation()))
+                confirmation = self._confirmation()
+                return Call("confirm", (self._writer(), confirmation))
             case "rollback":
                 confirmation = self._confirmation() if random.random() < 0.3 else None
                 return Call("rollback", (self._writer(), confirmation, self._withdrawals()))
@@ -98,7 +106,10 @@ class _Author:
     def _names(self) -> list[str]:
         return self.random.sample(PRODUCERS, self.random.randint(0, len(PRODUCERS)))
 
-    def _id(self) -> int:
+    def _id(self, name: str) -> int:
+        """Any, or that of the large message that the producer is at."""
+        if name in self._claimed and self.random.random() < 0.3:
+            return self._claimed[name][0]
         return self._base + self.random.randint(0, SPAN)
 
     def _position(self) -> Position | None:
@@ -106,43 +117,96 @@ class _Author:
         place = self.random.randint(-1, 4)
         return None if place < 0 else Position(1 + place // 3, place % 3)
 
+    def _end(self) -> Position | None:
+        """Where the log ends, mostly."""
+        return self._tail if self.random.random() < 0.8 else self._position()
+
     def _writer(self) -> Writer:
         random = self.random
+        if random.random() < 0.02:
+            self._incarnation, self._epoch = 3 - self._incarnation, 1
+        if random.random() < 0.05:
+            self._epoch = random.choice((1, 2, 2, SEQUENCE_ID_MAX))
         return Writer(
-            incarnation=random.choice((1,) * 12 + (2,)),
-            epoch=random.choice((1,) * 8 + (2, SEQUENCE_ID_MAX)),
-            position=self._position(),
-            revision=random.choice((None, None, random.randint(0, 6))),
+            self._incarnation,
+            self._epoch,
+            position=self._end(),
+            revision=random.choice((None, None, None, random.randint(0, 6))),
         )
 
     def _confirmation(self) -> Confirmation:
         random = self.random
+        after, through = self._end(), self._position() or Position(1, 0)
+        self._tail = max(self._tail or through, through)
         return Confirmation(
-            after=self._position() if random.random() < 0.5 else None,
-            through=self._position() or Position(1, 0),
-            producers=tuple(
-                ProducerEntries(
-                    name,
-                    tuple(self._id() for _ in range(random.randint(1, 3))),
-                    random.randint(0, 5),
-                )
-                for name in self._names()
-            ),
+            after=after,
+            through=through,
+            producers=tuple(self._entries(name) for name in self._names()),
             entry_count=random.randint(1, 5),
             remaining=random.randint(0, 2),
         )
 
+    def _entries(self, name: str) -> ProducerEntries:
+        ids: list[int] = []
+        chunks: dict[int, Chunk] = {}
+        for _ in range(self.random.randint(1, 3)):
+            if self.random.random() < 0.4:
+                ids.append(self._id(name))
+                continue
+            for sequence_id, chunk in self._chunks(name, self._stored, self._claimed):
+                chunks[len(ids)] = chunk
+                ids.append(sequence_id)
+        return ProducerEntries(name, tuple(ids), self.random.randint(0, 5), chunks)
+
     def _claims(self) -> list[ProducerClaims]:
-        return [
-            ProducerClaims(
-                name,
-                tuple(
-                    Claim(*sorted((self._id(), self._id())))
-                    for _ in range(self.random.randint(1, 4))
-                ),
-            )
-            for name in self._names()
-        ]
+        return [ProducerClaims(name, tuple(self._claims_of(name))) for name in self._names()]
+
+    def _claims_of(self, name: str) -> Iterator[Claim]:
+        for _ in range(self.random.choice((1, 1, 2, 3))):
+            if self.random.random() < 0.4:
+                yield Claim(*sorted((self._id(name), self._id(name))))
+            else:
+                chunks = self._chunks(name, self._claimed, self._stored)
+                yield from (Claim(each, each, chunk) for each, chunk in chunks)
+
+    def _chunks(
+        self, name: str, mine: dict[str, tuple[int, Chunk]], others: dict[str, tuple[int, Chunk]]
+    ) -> list[tuple[int, Chunk]]:
+        """Some chunks of a large message, in order: those that follow `mine`, or others."""
+        random = self.random
+        sequence_id, chunk = mine.get(name, (self._base, None))
+        step = random.choice(("next",) * 7 + ("follow", "follow", "anew", "again", "skip", "other"))
+        if step == "follow" and name in others:
+            other_id, other = others[name]
+            if chunk is None or (sequence_id, chunk.layout) != (other_id, other.layout):
+                sequence_id, chunk = other_id, _after(other, -1 - other.chunk_id)
+            chunk = _after(chunk, 1)
+        elif chunk is None or random.random() < 0.2:
+            sequence_id, chunk = self._id(name), self._attempt()
+        elif step in ("anew", "other"):
+            attempt = self._attempt()
+            chunk = attempt if step == "anew" else _after(attempt, chunk.chunk_id)
+        else:
+            chunk = _after(chunk, {"again": random.choice((0, -1)), "skip": 2}.get(step, 1))
+        few_or_all = (1, 1, 2, random.randint(1, chunk.num_chunks), chunk.num_chunks)
+        last = min(chunk.chunk_id + random.choice(few_or_all), chunk.num_chunks) - 1
+        run = [chunk._replace(chunk_id=each) for each in range(chunk.chunk_id, last + 1)]
+        mine[name] = sequence_id, run[-1]
+        return [(sequence_id, each) for each in run]
+
+    def _attempt(self) -> Chunk:
+        """The first chunk of an attempt, or now and then another one."""
+        random = self.random
+        num_chunks = random.choice((2, 3, 12))
+        chunk_id = random.choice((0, 0, 0, 0, 0, random.randrange(num_chunks)))
+        return Chunk(random.choice(UUIDS), chunk_id, num_chunks, random.choice((100, 200)))
 
     def _withdrawals(self) -> list[Withdrawal]:
-        return [Withdrawal(name, self.random.choice((NEVER, self._id()))) for name in self._names()]
+        return [
+            Withdrawal(name, self.random.choice((NEVER, self._id(name)))) for name in self._names()
+        ]
+
+
+def _after(chunk: Chunk, steps: int) -> Chunk:
+    """The chunk so many steps further; after the last comes the first."""
+    return chunk._replace(chunk_id=(chunk.chunk_id + steps) % chunk.num_chunks)

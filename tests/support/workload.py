@@ -32,7 +32,7 @@ from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import Batching, connect
 from seqgate.client import _producer as producer_module
 from seqgate.client._outbox import Outbox, Resolved
-from seqgate.types import MessageId
+from seqgate.message_id import MessageId
 from tests.support.checkers import (
     Acknowledgement,
     Content,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from seqgate.types import MessageId
+from seqgate.message_id import MessageId
 from tests.support.checkers import (
     Acknowledgement,
     Anomaly,

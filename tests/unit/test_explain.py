@@ -39,5 +39,5 @@ def test_a_verdict_is_explained(
 @given(st.integers(-1, 9), st.integers(0, 5), st.integers(0, 20))
 def test_an_explanation_judges_as_admit_does(persisted: int, ahead: int, asked: int) -> None:
     marks = Marks(persisted, persisted + ahead)
-    _, (verdict,) = admit(marks, [Claim(asked, asked)])
+    _, (verdict,), _ = admit(marks, [Claim(asked, asked)])
     assert explain(ON, marks, asked, known_topic=True).verdict is verdict

@@ -6,9 +6,14 @@ import seqgate.errors
 
 def test_the_client_library_exports_these_names() -> None:
     assert sorted(seqgate.client.__all__) == [
+        "AssemblyLimits",
         "Batching",
+        "ChunkMessageId",
+        "Chunking",
         "Client",
         "Compression",
+        "DropReason",
+        "Dropped",
         "EARLIEST",
         "LATEST",
         "Message",

@@ -26,7 +26,7 @@ from seqgate.errors import (
     SequenceIdTrimmedError,
     StaleSequenceIdError,
 )
-from seqgate.types import MessageId
+from seqgate.message_id import MessageId
 
 PLENTY = 1_000_000
 STORED, DUPLICATE = pb.RECEIPT_STATUS_STORED, pb.RECEIPT_STATUS_DUPLICATE

@@ -4,7 +4,15 @@ import pytest
 
 from seqgate.types import Position
 from services.ledger.core.entry import Entry, unit_of
-from services.ledger.core.receipt import Fate, Found, Missing, Status, old_ids, settled
+from services.ledger.core.receipt import (
+    Fate,
+    Found,
+    Missing,
+    Status,
+    Unsettled,
+    old_ids,
+    settled,
+)
 from tests.support.entries import batch, single
 
 HERE, THERE = Position(1, 1), Position(1, 2)
@@ -22,7 +30,7 @@ HERE, THERE = Position(1, 1), Position(1, 2)
 def test_fates_are_told_of_these_ids(
     entries: list[Entry], first_new: int | None, ids: list[int]
 ) -> None:
-    assert old_ids(unit_of(1, 1, entries), first_new) == ids
+    assert old_ids(Unsettled(unit_of(1, 1, entries), first_new, 99)) == ids
 
 
 @pytest.mark.parametrize(
@@ -43,13 +51,15 @@ def test_fates_are_told_of_these_ids(
 def test_success_is_said_only_of_what_is_in_the_log(
     entries: list[Entry], fates: list[Fate], status: Status, compact: bool
 ) -> None:
-    receipt = settled(unit_of(1, 1, entries), None, fates)
+    receipt = settled(Unsettled(unit_of(1, 1, entries), None, 99), fates)
     assert receipt.status is status
     assert receipt.position == (HERE if compact else None)
     assert list(receipt.fates) == ([] if compact else fates)
 
 
 def test_a_batch_that_is_partly_new_names_where_to_go_on() -> None:
-    receipt = settled(unit_of(1, 1, [batch([4, 5, 6])]), 6, [Found(HERE, 0), Missing.STALE])
+    receipt = settled(
+        Unsettled(unit_of(1, 1, [batch([4, 5, 6])]), 6, 5), [Found(HERE, 0), Missing.STALE]
+    )
     assert receipt.status is Status.PARTIAL
     assert receipt.first_new == 6

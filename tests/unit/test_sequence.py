@@ -24,7 +24,7 @@ PARTIAL, HELD = Verdict.PARTIAL, Verdict.HELD
     ],
 )
 def test_zones(sequence_id: int, verdict: Verdict) -> None:
-    _, verdicts = admit(Marks(persisted=4, pushed=7), [Claim(sequence_id, sequence_id)])
+    _, verdicts, _ = admit(Marks(persisted=4, pushed=7), [Claim(sequence_id, sequence_id)])
     assert verdicts == [verdict]
 
 
@@ -50,7 +50,7 @@ def test_zones(sequence_id: int, verdict: Verdict) -> None:
 def test_batches(
     pushed: int, persisted: int, batch: tuple[int, int], verdict: Verdict, pushed_after: int
 ) -> None:
-    marks, verdicts = admit(Marks(persisted, pushed), [Claim(*batch)])
+    marks, verdicts, _ = admit(Marks(persisted, pushed), [Claim(*batch)])
     assert verdicts == [verdict]
     assert marks == Marks(persisted, pushed_after)
 
@@ -70,13 +70,13 @@ def test_claims_of_one_call_see_each_other(
 
 
 def test_nothing_overtakes_what_must_wait_or_be_cut() -> None:
-    marks, verdicts = admit(Marks(5, 5), [Claim(4, 8), Claim(9, 9), Claim(3, 3), Claim(10, 10)])
+    marks, verdicts, _ = admit(Marks(5, 5), [Claim(4, 8), Claim(9, 9), Claim(3, 3), Claim(10, 10)])
     assert verdicts == [PARTIAL, HELD, DUPLICATE, HELD]
     assert marks == Marks(5, 5)
 
 
 def test_a_withdrawn_id_is_new_again() -> None:
-    marks, _ = admit(Marks(6, 6), [Claim(7, 7)])
+    marks, *_ = admit(Marks(6, 6), [Claim(7, 7)])
     assert admit(marks, [Claim(7, 7)])[1] == [IN_FLIGHT]
     marks = withdraw(marks)
     assert admit(marks, [Claim(6, 6), Claim(7, 7)])[1] == [DUPLICATE, NEW]
@@ -119,7 +119,7 @@ def test_no_id_is_let_through_twice_unless_its_first_copy_failed(
         match call:
             case "admit":
                 claim = Claim(lowest, lowest + span)
-                marks, (verdict,) = admit(marks, [claim])
+                marks, (verdict,), _ = admit(marks, [claim])
                 if verdict is NEW:
                     open_claims.append(claim)
             case "store" if open_claims:

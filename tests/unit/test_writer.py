@@ -203,7 +203,7 @@ class Teller:
             persisted.append(int(last or -1))
         # What is let through changes the state, and with it the revision.
         revision = self._new_revision() if Verdict.NEW in verdicts else self._revision
-        return self._writer.judged(revision, verdicts, persisted)
+        return self._writer.judged(revision, verdicts, persisted, {})
 
     def _append_failed(self, given: list[str], *, known: bool) -> list[Effect]:
         return self._writer.append_failed(_error(given[0]), outcome_known=known)
@@ -246,7 +246,7 @@ class Teller:
                 what += [] if receipt.error is None else [receipt.error.reason]
                 yield f"answer {self._names([unit])}: {' '.join(what)}"
             case LookUp(units):
-                for unit, first_new in units:
+                for unit, first_new, _ in units:
                     new = "" if first_new is None else f", new from {first_new}"
                     yield f"look up {self._names([unit])}{new}"
             case Admit(position, revision, confirmation, claims):

@@ -4,7 +4,7 @@ One hash holds all of a topic:
 
     seqgate:dedup:v1:{tenant/namespace/name}
         meta            MessagePack, see topic.lua
-        p:<producer>    "<persisted> <pushed> <term> <active_ms>"
+        p:<producer>    "<persisted> <pushed> <term> <active_ms>", the first two being marks
 
 One key, so that nothing a failover, an eviction or a careless DEL takes away can leave half a
 topic behind; the braces keep a topic in one slot of a Redis Cluster. The version in the name
@@ -14,11 +14,15 @@ Lua's numbers are doubles, exact up to 2^53 only, and sequence ids may be epoch 
 therefore travel and rest as text of fixed width, which compares as the numbers would. The mark of
 a producer that has stored nothing is "-": shorter than any id, and replaced by "" where the
 scripts compare, because "" sorts before everything in any locale that Redis may run under.
+
+A bare id as a mark means that its message is complete. Inside a large message the mark is
+"<id>/<chunk>/<number of chunks>/<bytes>/<uuid>", the uuid percent-encoded.
 """
 
 from typing import Final
+from urllib.parse import quote, unquote
 
-from seqgate.types import Position, TopicName
+from seqgate.types import Chunk, Position, TopicName
 from services.dedup.core.sequence import NEVER, Marks
 from services.dedup.core.topic import Tracked
 
@@ -48,6 +52,22 @@ def decode_id(text: str) -> int:
     return NEVER if text in ("", "-") else int(text)
 
 
+def encode_mark(sequence_id: int, chunk: Chunk | None) -> str:
+    """A mark at a message, or inside a large one."""
+    if chunk is None:
+        return encode_id(sequence_id)
+    uuid, chunk_id, num_chunks, total_bytes = chunk
+    return f"{sequence_id:019d}/{chunk_id}/{num_chunks}/{total_bytes}/{quote(uuid, safe='')}"
+
+
+def decode_mark(text: str) -> tuple[int, Chunk | None]:
+    """The mark that encode_mark, or a producer's value, wrote."""
+    if "/" not in text:
+        return decode_id(text), None
+    sequence_id, chunk_id, num_chunks, total_bytes, uuid = text.split("/")
+    return int(sequence_id), Chunk(unquote(uuid), int(chunk_id), int(num_chunks), int(total_bytes))
+
+
 def encode_position(position: Position | None) -> str:
     """38 digits, or nothing for the place before the first entry."""
     return "" if position is None else f"{position.ledger_id:019d}{position.entry_id:019d}"
@@ -62,6 +82,8 @@ def decode_producer(value: str, term: int) -> Tracked:
     """A producer's value; `term` is the topic's. What was let through in an earlier term is
     withdrawn."""
     persisted_text, pushed_text, pushed_term, active_ms = value.split(" ")
-    persisted = decode_id(persisted_text)
-    pushed = decode_id(pushed_text) if int(pushed_term) == term else persisted
-    return Tracked(Marks(persisted, max(persisted, pushed)), int(active_ms))
+    persisted, persisted_chunk = decode_mark(persisted_text)
+    pushed, pushed_chunk = persisted, persisted_chunk
+    if int(pushed_term) == term:
+        pushed, pushed_chunk = decode_mark(pushed_text)
+    return Tracked(Marks(persisted, pushed, persisted_chunk, pushed_chunk), int(active_ms))

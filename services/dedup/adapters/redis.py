@@ -7,7 +7,7 @@ run would judge the first run's claims as copies of themselves. The caller is to
 
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from importlib import resources
 from typing import Any, Final
@@ -19,21 +19,22 @@ from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError, ResponseError
 
-from seqgate.types import SEQUENCE_ID_MAX, TopicName
+from seqgate.types import SEQUENCE_ID_MAX, Chunk, TopicName
 from services.dedup.adapters.keys import (
     META,
     PREFIX,
     PRODUCER,
     SUFFIX,
-    decode_id,
+    decode_mark,
     decode_position,
     decode_producer,
     encode_id,
+    encode_mark,
     encode_position,
     topic_key,
     topic_of,
 )
-from services.dedup.core.sequence import Verdict
+from services.dedup.core.sequence import Claim, Verdict
 from services.dedup.core.topic import (
     Applied,
     Behind,
@@ -66,6 +67,8 @@ _VERDICTS: Final = {
     "D": Verdict.DUPLICATE,
     "P": Verdict.PARTIAL,
     "H": Verdict.HELD,
+    "G": Verdict.CHUNK_GAP,
+    "C": Verdict.LAYOUT_CONFLICT,
 }
 
 
@@ -127,7 +130,7 @@ class RedisStateStore:
         call = _call(writer, confirmation)
         call["revision"] = False if writer.revision is None else writer.revision
         call["claims"] = [
-            [producer, *(f"{each:019d}" for claim in ranges for each in claim)]
+            [producer, *(text for claim in ranges for text in _claim(claim))]
             for producer, ranges in claims
         ]
         call["now_ms"] = now_ms
@@ -272,15 +275,37 @@ def _confirmation(confirmation: Confirmation) -> list[Any]:
         entry_count,
         remaining,
         [
-            [producer, last_append_ms, *(f"{each:019d}" for each in highest)]
-            for producer, highest, last_append_ms in producers
+            [producer, last_append_ms, *_entries(highest, chunks)]
+            for producer, highest, last_append_ms, chunks in producers
         ],
     ]
 
 
-def _verdicts(reply: list[str]) -> ProducerVerdicts:
-    letters, persisted = reply
-    return ProducerVerdicts([_VERDICTS[letter] for letter in letters], decode_id(persisted))
+def _claim(claim: Claim) -> tuple[str, str]:
+    lowest, highest, chunk = claim
+    return f"{lowest:019d}", encode_mark(highest, chunk)
+
+
+def _entries(highest: Sequence[int], chunks: Mapping[int, Chunk]) -> list[str]:
+    entries = [f"{each:019d}" for each in highest]
+    for index, chunk in chunks.items():
+        entries[index] = encode_mark(highest[index], chunk)
+    return entries
+
+
+def _verdicts(reply: list[Any]) -> ProducerVerdicts:
+    letters, persisted, aborts = reply
+    sequence_id, unfinished = decode_mark(persisted)
+    ended = {
+        place - 1: chunk.uuid
+        for place, mark in zip(aborts[::2], aborts[1::2], strict=True)
+        if (chunk := decode_mark(mark)[1]) is not None
+    }
+    return ProducerVerdicts(
+        [_VERDICTS[letter] for letter in letters],
+        sequence_id if unfinished is None else sequence_id - 1,
+        ended,
+    )
 
 
 def _gate(reply: list[Any]) -> Behind:

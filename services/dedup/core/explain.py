@@ -41,9 +41,19 @@ def explain(
         )
         return Explanation(Verdict.NEW, why)
 
-    _, (verdict,) = admit(marks, [Claim(sequence_id, sequence_id)])
-    persisted, pushed = marks.persisted, marks.pushed
+    _, (verdict,), aborts = admit(marks, [Claim(sequence_id, sequence_id)])
+    persisted, pushed = marks.decided, marks.pushed
     match verdict:
+        case Verdict.NEW if sequence_id == pushed:
+            why = (
+                f"{_unfinished(marks)} Sent again, in one piece or from its first chunk, it takes "
+                "the place of that attempt."
+            )
+        case Verdict.NEW if aborts:
+            why = (
+                f"{sequence_id} is above everything that was let through so far ({pushed}). "
+                f"{_unfinished(marks)} That attempt ends, incomplete, when this is stored."
+            )
         case Verdict.NEW:
             why = (
                 f"{sequence_id} is above everything that was let through so far ({_mark(pushed)})."
@@ -63,6 +73,15 @@ def explain(
         case _:
             raise AssertionError(f"a single id cannot be {verdict}")
     return Explanation(verdict, why)
+
+
+def _unfinished(marks: Marks) -> str:
+    chunk = marks.pushed_chunk
+    assert chunk is not None
+    return (
+        f"{marks.pushed} is a large message of {chunk.num_chunks} chunks, let through up to chunk "
+        f"{chunk.chunk_id}."
+    )
 
 
 def _mark(sequence_id: int) -> str:

@@ -20,6 +20,14 @@ A claim is a range, because a batch carries the ids of all its messages. A claim
 below `persisted` and ends above it is PARTIAL: some of its messages are in the log, others are
 not, and only the producer can cut it.
 
+A large message is claimed chunk by chunk, all under its one sequence id, so a mark that stands at
+such an id says also which chunk it has reached, and of which attempt at the message: the same
+message may come again with other chunks, when its producer was restarted. The id counts as
+persisted once the last chunk is. (apache/pulsar#21027, completed.)
+
+      id 8 is done      chunk 2 of id 9         the whole of id 9
+    -----------------|------------------|----------------------------|------->
+
 adapters/lua/admit.lua and confirm.lua compute the same functions inside Redis, and
 tests/conformance holds the two to the same answers.
 """
@@ -29,7 +37,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-from seqgate.types import SEQUENCE_ID_MAX
+from seqgate.types import SEQUENCE_ID_MAX, Chunk
 
 NEVER: Final = -1
 """The mark of a producer that has stored nothing. Its first id may be 0."""
@@ -43,21 +51,36 @@ class Verdict(Enum):
     DUPLICATE = auto()
     PARTIAL = auto()
     HELD = auto()
+    CHUNK_GAP = auto()
+    LAYOUT_CONFLICT = auto()
 
 
 class Claim(NamedTuple):
-    """The ids of one message (lowest = highest) or of a batch."""
+    """The ids of one message (lowest = highest) or of a batch; or one chunk of a message."""
 
     lowest: int
     highest: int
+    chunk: Chunk | None = None
+
+
+class Admitted(NamedTuple):
+    """What was made of one producer's claims. `aborts` names, by the place of the claim, the
+    attempts at large messages that a NEW claim ends before they are complete."""
+
+    marks: "Marks"
+    verdicts: list[Verdict]
+    aborts: dict[int, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """How far one producer has come."""
+    """How far one producer has come. A mark with a chunk stands inside the large message of its id:
+    this chunk is the last one that it covers."""
 
     persisted: int = NEVER
     pushed: int = NEVER
+    persisted_chunk: Chunk | None = None
+    pushed_chunk: Chunk | None = None
 
     def __post_init__(self) -> None:
         assert NEVER <= self.persisted <= self.pushed <= SEQUENCE_ID_MAX
@@ -65,48 +88,119 @@ class Marks:
     @property
     def in_flight(self) -> bool:
         """Whether something was let through and not yet confirmed."""
-        return self.pushed > self.persisted
+        return self.pushed > self.persisted or self.pushed_chunk != self.persisted_chunk
+
+    @property
+    def decided(self) -> int:
+        """The highest id of which nothing more is stored: each up to it is durable or was
+        overtaken."""
+        return self.persisted - 1 if self.persisted_chunk else self.persisted
 
 
-def admit(marks: Marks, claims: Sequence[Claim]) -> tuple[Marks, list[Verdict]]:
+def admit(marks: Marks, claims: Sequence[Claim]) -> Admitted:
     """Judge one producer's claims in the order in which it sent them.
 
     The marks returned include what was let through. After the first claim that must wait, or be
-    cut, nothing of this producer is let through any more: it would overtake, and so lose, what is
-    still to come. (Rules N1 to N4 of Pulsar's MessageDeduplication, with PARTIAL for the batch that
-    Pulsar drops whole, apache/pulsar#6273.)
+    cut, or sent anew, nothing of this producer is let through any more: it would overtake, and so
+    lose, what is still to come. (Rules N1 to N4 of Pulsar's MessageDeduplication, with PARTIAL for
+    the batch that Pulsar drops whole, apache/pulsar#6273.)
     """
-    persisted, pushed = marks.persisted, marks.pushed
-    verdicts = []
+    verdicts: list[Verdict] = []
+    aborts: dict[int, str] = {}
     held = False
-    for lowest, highest in claims:
-        assert 0 <= lowest <= highest <= SEQUENCE_ID_MAX
-        if highest <= persisted:
-            verdicts.append(Verdict.DUPLICATE)
-        elif held:
-            verdicts.append(Verdict.HELD)
-        elif lowest > pushed:
-            verdicts.append(Verdict.NEW)
-            pushed = highest
-        else:
-            verdicts.append(Verdict.IN_FLIGHT if pushed > persisted else Verdict.PARTIAL)
+    for index, claim in enumerate(claims):
+        assert 0 <= claim.lowest <= claim.highest <= SEQUENCE_ID_MAX
+        verdict = _judge(marks, claim)
+        if held and verdict is not Verdict.DUPLICATE:
+            verdict = Verdict.HELD
+        elif verdict is Verdict.NEW:
+            open_attempt, chunk = marks.pushed_chunk, claim.chunk
+            if open_attempt and not (chunk and _continues(open_attempt, chunk)):
+                aborts[index] = open_attempt.uuid
+            unfinished = None if chunk is None or chunk.is_last else chunk
+            marks = replace(marks, pushed=claim.highest, pushed_chunk=unfinished)
+        elif verdict is not Verdict.DUPLICATE:
             held = True
-    return replace(marks, pushed=pushed), verdicts
+        verdicts.append(verdict)
+    return Admitted(marks, verdicts, aborts)
 
 
-def advance(marks: Marks, highest: int) -> Marks:
+def _judge(marks: Marks, claim: Claim) -> Verdict:
+    if claim.chunk is not None:
+        return _judge_chunk(marks, claim.lowest, claim.chunk)
+    if claim.highest <= marks.decided:
+        return Verdict.DUPLICATE
+    # The message whose first chunks are stored may come again in one piece.
+    anew = claim.lowest == marks.pushed and marks.pushed_chunk and not marks.in_flight
+    if claim.lowest > marks.pushed or anew:
+        return Verdict.NEW
+    return Verdict.IN_FLIGHT if marks.in_flight else Verdict.PARTIAL
+
+
+def _judge_chunk(marks: Marks, sequence_id: int, chunk: Chunk) -> Verdict:
+    stored, reached = marks.persisted_chunk, marks.pushed_chunk
+    if sequence_id <= marks.decided or (
+        sequence_id == marks.persisted
+        and stored
+        and stored.layout == chunk.layout
+        and stored.chunk_id >= chunk.chunk_id
+    ):
+        return Verdict.DUPLICATE
+    if sequence_id > marks.pushed:
+        return Verdict.CHUNK_GAP if chunk.chunk_id else Verdict.NEW
+    if sequence_id < marks.pushed or reached is None:
+        return Verdict.IN_FLIGHT
+    if reached.layout == chunk.layout:
+        if chunk.chunk_id <= reached.chunk_id:
+            return Verdict.IN_FLIGHT
+        return Verdict.NEW if _continues(reached, chunk) else Verdict.CHUNK_GAP
+    if marks.in_flight:
+        return Verdict.IN_FLIGHT
+    return Verdict.LAYOUT_CONFLICT if chunk.chunk_id else Verdict.NEW
+
+
+def _continues(before: Chunk, chunk: Chunk) -> bool:
+    return before.layout == chunk.layout and before.chunk_id + 1 == chunk.chunk_id
+
+
+def advance(marks: Marks, highest: int, chunk: Chunk | None = None) -> Marks:
     """Take note of one entry of the log. This is the fold: state(P) is `advance` over all entries
     up to P, live or replayed.
 
     The last entry decides, even when its id is lower than one before. That cannot happen while
     deduplication is on; in a stretch of the log that was written while it was off, it is the
-    producer starting over, and its next ids must not be taken for duplicates.
+    producer starting over, and its next ids must not be taken for duplicates. A chunk that
+    continues nothing is part of no message, and changes nothing.
     """
     assert 0 <= highest <= SEQUENCE_ID_MAX
-    pushed = max(marks.pushed, highest) if marks.in_flight else highest
-    return Marks(persisted=highest, pushed=pushed)
+    if chunk is not None and chunk.chunk_id > 0:
+        stored = marks.persisted_chunk
+        if highest != marks.persisted or stored is None or not _continues(stored, chunk):
+            return marks
+    after = Marks(highest, highest)
+    if chunk is not None and not chunk.is_last:
+        after = Marks(highest, highest, chunk, chunk)
+    if marks.in_flight and _ahead(marks, after):
+        return replace(after, pushed=marks.pushed, pushed_chunk=marks.pushed_chunk)
+    return after
+
+
+def _ahead(marks: Marks, after: Marks) -> bool:
+    """Whether what was let through is still ahead of what is persisted now."""
+    if marks.pushed != after.persisted:
+        return marks.pushed > after.persisted
+    reached, stored = marks.pushed_chunk, after.persisted_chunk
+    if stored is None:
+        return False
+    return reached is None or reached.layout != stored.layout or reached.chunk_id > stored.chunk_id
 
 
 def withdraw(marks: Marks, keep_through: int = NEVER) -> Marks:
-    """Forget what was let through above `keep_through`: those ids are NEW again."""
-    return replace(marks, pushed=max(marks.persisted, min(marks.pushed, keep_through)))
+    """Forget what was let through above `keep_through`: those ids are NEW again. The chunks of one
+    message are kept or withdrawn together."""
+    if marks.pushed <= keep_through:
+        return marks
+    kept = replace(marks, pushed=max(keep_through, marks.persisted), pushed_chunk=None)
+    if keep_through >= marks.persisted and _ahead(kept, marks):
+        return kept
+    return replace(marks, pushed=marks.persisted, pushed_chunk=marks.persisted_chunk)

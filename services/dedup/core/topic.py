@@ -19,11 +19,11 @@ each call that lets something through or withdraws it.
 adapters/lua/topic.lua is the same gate inside Redis.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from seqgate.types import Position
+from seqgate.types import Chunk, Position
 from services.dedup.core.sequence import Claim, Marks, Verdict, admit, advance, withdraw
 from services.errors import DomainError, Fenced, Kind
 
@@ -52,11 +52,12 @@ class ProducerClaims(NamedTuple):
 
 
 class ProducerEntries(NamedTuple):
-    """The highest ids of one producer's entries, in log order."""
+    """The highest ids of one producer's entries, in log order, and those that are chunks."""
 
     producer: str
     highest: tuple[int, ...]
     last_append_ms: int
+    chunks: Mapping[int, Chunk] = {}
 
 
 class Confirmation(NamedTuple):
@@ -77,10 +78,11 @@ class Withdrawal(NamedTuple):
 
 
 class ProducerVerdicts(NamedTuple):
-    """The answer to one producer's claims."""
+    """The answer to one producer's claims; `decided` and `aborts` are core.sequence's."""
 
     verdicts: list[Verdict]
-    persisted: int
+    decided: int
+    aborts: dict[int, str]
 
 
 class Judged(NamedTuple):
@@ -134,6 +136,8 @@ class Counts:
     waiting: int = 0
     purged: int = 0
     evicted: int = 0
+    misplaced: int = 0
+    aborted: int = 0
 
 
 @dataclass(slots=True)
@@ -242,11 +246,11 @@ class TopicState:
         if _ends_before(self.confirmed, after):
             return Behind(self.confirmed)
         if _ends_before(self.confirmed, through):
-            for producer, highest_ids, last_append_ms in producers:
+            for producer, highest_ids, last_append_ms, chunks in producers:
                 tracked = self.producers.get(producer, Tracked(Marks(), 0))
                 marks = tracked.marks
-                for highest in highest_ids:
-                    marks = advance(marks, highest)
+                for index, highest in enumerate(highest_ids):
+                    marks = advance(marks, highest, chunks.get(index))
                 active_ms = max(tracked.active_ms, last_append_ms)
                 self.producers[producer] = Tracked(marks, active_ms)
             self.confirmed = through
@@ -263,7 +267,7 @@ class TopicState:
 
     def _judge(self, claims: ProducerClaims, now_ms: int) -> ProducerVerdicts:
         tracked = self.producers.get(claims.producer, Tracked(Marks(), 0))
-        marks, verdicts = admit(tracked.marks, claims.claims)
+        marks, verdicts, aborts = admit(tracked.marks, claims.claims)
         self.producers[claims.producer] = Tracked(marks, max(tracked.active_ms, now_ms))
         for verdict in verdicts:
             match verdict:
@@ -275,7 +279,10 @@ class TopicState:
                     self.counts.partial += 1
                 case Verdict.IN_FLIGHT | Verdict.HELD:
                     self.counts.waiting += 1
-        return ProducerVerdicts(verdicts, marks.persisted)
+                case Verdict.CHUNK_GAP | Verdict.LAYOUT_CONFLICT:
+                    self.counts.misplaced += 1
+        self.counts.aborted += len(aborts)
+        return ProducerVerdicts(verdicts, marks.decided, aborts)
 
     def withdraw_all(self) -> None:
         """Withdraw everything that was let through and is not confirmed."""

@@ -1,6 +1,6 @@
 """How a group of entries is written: one row a block, two blobs a row.
 
-    entries    MessagePack: for each entry its producer, ids, metadata and payload size
+    entries    MessagePack: each entry's fields, its payload's size in place of its payload
     payloads   the payloads, end to end
 
 so that replay, look-ups and readers of metadata never touch a payload. Each blob has a CRC-32C.
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import google_crc32c
 import msgpack
 
-from seqgate.types import Position
+from seqgate.types import Chunk, Position
 from services.ledger.core.entry import Entry, StoredEntry
 from services.ledger.ports import EntryCorrupt
 
@@ -44,6 +44,8 @@ def encode_block(
                 entry.marker,
                 entry.metadata,
                 len(entry.payload),
+                entry.chunk,
+                entry.aborts,
             )
             for entry in entries
         ]
@@ -78,9 +80,11 @@ def decode_block(block: Block) -> list[StoredEntry]:
     stored = []
     offset = 0
     for index, row in enumerate(msgpack.unpackb(block.entries, use_list=False)):
-        *head, size = row
+        *head, size, chunk, aborts = row
         payload = b"" if payloads is None else payloads[offset : offset + size]
         offset += size
         position = Position(block.ledger_id, block.first_entry + index)
-        stored.append(StoredEntry(position, block.append_ms, Entry._make((*head, payload)), size))
+        place = None if chunk is None else Chunk._make(chunk)
+        entry = Entry._make((*head, payload, place, aborts))
+        stored.append(StoredEntry(position, block.append_ms, entry, size))
     return stored

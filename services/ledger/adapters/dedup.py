@@ -16,7 +16,7 @@ from grpc import aio
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.dedup.v1 import dedup_pb2_grpc as pb_grpc
 from seqgate.api.entry.v1 import entry_pb2
-from seqgate.types import Position, TopicName
+from seqgate.types import Chunk, Position, TopicName
 from services.errors import DomainError, Fenced
 from services.ledger.core.entry import Unit
 from services.ledger.core.writer import Confirmation, Verdict
@@ -46,6 +46,8 @@ _VERDICTS: Final = {
     pb.VERDICT_DUPLICATE: Verdict.DUPLICATE,
     pb.VERDICT_PARTIAL: Verdict.PARTIAL,
     pb.VERDICT_HELD: Verdict.HELD,
+    pb.VERDICT_CHUNK_GAP: Verdict.CHUNK_GAP,
+    pb.VERDICT_LAYOUT_CONFLICT: Verdict.LAYOUT_CONFLICT,
 }
 
 
@@ -78,6 +80,11 @@ class GrpcDeduplicator:
                     producer_name=producer,
                     sequence_ids=[units[index].lowest for index in indexes],
                     highest_sequence_ids=[units[index].highest for index in indexes],
+                    chunks={
+                        place: _chunk(chunk)
+                        for place, index in enumerate(indexes)
+                        if (chunk := units[index].chunk) is not None
+                    },
                 )
                 for producer, indexes in columns.items()
             ],
@@ -201,12 +208,15 @@ def _refuse(status: status_pb2.Status) -> NoReturn:
 def _judged(verdicts: pb.Verdicts, columns: list[list[int]], count: int) -> Judged:
     flat = [Verdict.HELD] * count
     persisted = [-1] * count
+    aborts: dict[int, str] = {}
     for indexes, each in zip(columns, verdicts.producers, strict=True):
         last = each.persisted_sequence_id if each.HasField("persisted_sequence_id") else -1
         for index, verdict in zip(indexes, each.verdicts, strict=True):
             flat[index] = _VERDICTS[verdict]
             persisted[index] = last
-    return Judged(verdicts.revision, flat, persisted)
+        for place, uuid in each.aborts.items():
+            aborts[indexes[place]] = uuid
+    return Judged(verdicts.revision, flat, persisted, aborts)
 
 
 def _behind(behind: pb.Behind) -> Behind:
@@ -222,6 +232,11 @@ def _writer(writer: WriterName) -> pb.Writer:
         position=_position(writer.position),
         revision=writer.revision,
     )
+
+
+def _chunk(chunk: Chunk) -> pb.Chunk:
+    uuid, chunk_id, num_chunks, total_bytes = chunk
+    return pb.Chunk(uuid=uuid, chunk_id=chunk_id, num_chunks=num_chunks, total_bytes=total_bytes)
 
 
 def _position(position: Position | None) -> entry_pb2.Position | None:
@@ -240,6 +255,9 @@ def _confirmation(confirmation: Confirmation | None) -> pb.Confirmation | None:
         entries = producers.get(logged.producer)
         if entries is None:
             entries = producers[logged.producer] = pb.ProducerEntries(producer_name=logged.producer)
+        if logged.chunk is not None:
+            place = len(entries.highest_sequence_ids)
+            entries.chunks[place].CopyFrom(_chunk(logged.chunk))
         entries.highest_sequence_ids.append(logged.highest)
         entries.last_append_time = logged.append_ms
     return pb.Confirmation(

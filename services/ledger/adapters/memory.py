@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from seqgate.types import Position, TopicName
 from services.errors import Fenced
-from services.ledger.core.entry import Entry, StoredEntry, places
-from services.ledger.core.receipt import Fate, Found, Missing
+from services.ledger.core.entry import Entry, StoredEntry
+from services.ledger.core.find import Finder
+from services.ledger.core.receipt import Fate, Missing
 from services.ledger.ports import LogState, TopicNotFound, Trimmed
 
 
@@ -30,6 +31,17 @@ class _Log:
             sum(each.entry.message_count for each in self.entries),
             sum(each.size_bytes for each in self.entries),
         )
+
+    def decided(self, producer: str) -> int:
+        """The highest id of a producer that is complete, or that a higher one has overtaken."""
+        mine = [
+            each.entry
+            for each in self.entries
+            if each.entry.producer == producer and not each.entry.marker
+        ]
+        highest = max((entry.highest for entry in mine), default=-1)
+        last = next((entry for entry in reversed(mine) if entry.highest == highest), None)
+        return highest - 1 if last and last.unfinished else highest
 
 
 class MemoryLedgerStore:
@@ -104,14 +116,12 @@ class MemoryLedgerStore:
         self, topic: TopicName, producer: str, sequence_ids: Sequence[int]
     ) -> list[Fate]:
         log = self._log(topic)
-        found: dict[int, Found] = {}
+        finder = Finder(producer, sequence_ids)
         for stored in log.entries:
-            if stored.entry.producer == producer and not stored.entry.marker:
-                for sequence_id, batch_index in places(stored.entry):
-                    found.setdefault(sequence_id, Found(stored.position, batch_index))
+            finder.show(stored)
         trimmed = log.trimmed.get(producer, -1)
         return [
-            found.get(each, Missing.TRIMMED if each <= trimmed else Missing.STALE)
+            finder.place(each) or (Missing.TRIMMED if each <= trimmed else Missing.STALE)
             for each in sequence_ids
         ]
 
@@ -119,14 +129,8 @@ class MemoryLedgerStore:
         log = self._log(topic)
         if ledger_id != log.ledger_id:
             raise Fenced("another writer has the topic", epoch=log.ledger_id)
-        ids = [
-            each.entry.highest
-            for each in log.entries
-            if each.entry.producer == producer and not each.entry.marker
-        ]
-        if producer in log.trimmed:
-            ids.append(log.trimmed[producer])
-        return max(ids, default=None)
+        decided = max(log.decided(producer), log.trimmed.get(producer, -1))
+        return None if decided < 0 else decided
 
     async def trimmed_producers(
         self, topic: TopicName, *, skip: int, limit: int
@@ -146,11 +150,21 @@ class MemoryLedgerStore:
         gone = [each for each in log.entries if each.position < before]
         for stored in gone:
             entry = stored.entry
-            if not entry.marker:
-                highest = max(log.trimmed.get(entry.producer, -1), entry.highest)
+            decided = min(entry.highest, log.decided(entry.producer))
+            if not entry.marker and decided >= 0:
+                highest = max(log.trimmed.get(entry.producer, -1), decided)
                 log.trimmed[entry.producer] = highest
         del log.entries[: len(gone)]
         return Trimmed(len(gone), log.state(topic).first)
+
+    async def cuts_unfinished(self, topic: TopicName, before: Position) -> bool:
+        log = self._log(topic)
+        return any(
+            each.position < before
+            and each.entry.chunk is not None
+            and each.entry.highest > log.decided(each.entry.producer)
+            for each in log.entries
+        )
 
     async def delete(self, topic: TopicName) -> None:
         self._tombstones[topic] = self._log(topic).ledger_id

@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import apsw
 
@@ -12,11 +12,12 @@ from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
 from services.errors import Fenced
 from services.ledger.adapters.block import Block, decode_block, encode_block
 from services.ledger.adapters.sqlite_threads import Connections, connections
-from services.ledger.core.entry import Entry, StoredEntry, places
-from services.ledger.core.receipt import Fate, Found, Missing
+from services.ledger.core.entry import Entry, StoredEntry
+from services.ledger.core.find import Finder
+from services.ledger.core.receipt import Fate, Missing
 from services.ledger.ports import EntryCorrupt, LogState, StoreUnavailable, TopicNotFound, Trimmed
 
-LAYOUT: Final = 1
+LAYOUT: Final = 2
 """The version of the tables below. A database with another one is not opened."""
 
 APPLICATION_ID: Final = 0x5E96A7E
@@ -62,10 +63,12 @@ CREATE TABLE producer_block (
     highest  INTEGER NOT NULL,
     block    INTEGER NOT NULL,
     lowest   INTEGER NOT NULL,
+    unfinished INTEGER NOT NULL,  -- 1: the highest is a large message, incomplete with this block
     PRIMARY KEY (topic, producer, highest, block)
 ) WITHOUT ROWID;
+CREATE INDEX producer_block_unfinished ON producer_block (topic) WHERE unfinished;
 CREATE INDEX producer_block_block ON producer_block (block);
--- The highest id of each producer in what was trimmed.
+-- The highest id of each producer in what was trimmed, unless its message was incomplete.
 CREATE TABLE producer_trimmed (
     topic    INTEGER NOT NULL,
     producer TEXT NOT NULL,
@@ -74,8 +77,10 @@ CREATE TABLE producer_trimmed (
 ) WITHOUT ROWID;
 """
 
-REMEMBER: Final = """INSERT INTO producer_trimmed {values}
+REMEMBER: Final = """INSERT INTO producer_trimmed VALUES (?, ?, ?)
     ON CONFLICT DO UPDATE SET highest = max(highest, excluded.highest)"""
+
+TRIMMED_OF: Final = "SELECT highest FROM producer_trimmed WHERE topic = ? AND producer = ?"
 
 _INSERT_BLOCK: Final = """INSERT INTO block (topic, ledger_id, first_entry, last_entry, append_ms,
     messages, size_bytes, entries_crc, payloads_crc, entries, payloads)
@@ -175,10 +180,10 @@ class SqliteLedgerStore:
             )
             block_id = db.last_insert_rowid()
             db.executemany(
-                "INSERT INTO producer_block VALUES (?, ?, ?, ?, ?)",
+                "INSERT INTO producer_block VALUES (?, ?, ?, ?, ?, ?)",
                 (
-                    (topic_id, producer, highest, block_id, lowest)
-                    for producer, (lowest, highest) in ranges.items()
+                    (topic_id, producer, each.highest, block_id, each.lowest, each.unfinished)
+                    for producer, each in ranges.items()
                 ),
             )
             tail, first = (ledger_id, last_entry), (ledger_id, first_entry)
@@ -237,25 +242,14 @@ class SqliteLedgerStore:
     ) -> list[Fate]:
         def work(db: apsw.Connection) -> list[Fate]:
             topic_id, state = _existing(db, topic)
-            found = _find(db, topic_id, producer, sequence_ids)
-            trimmed = _rows(
-                db,
-                "SELECT highest FROM producer_trimmed WHERE topic = ? AND producer = ?",
-                topic_id,
-                producer,
-            )
+            finder = _find(db, topic_id, producer, sequence_ids, state.first)
+            trimmed = _rows(db, TRIMMED_OF, topic_id, producer)
             trimmed_through = trimmed[0][0] if trimmed else -1
-            fates: list[Fate] = []
-            for sequence_id in sequence_ids:
-                place = found.get(sequence_id)
-                if place is None:
-                    gone = sequence_id <= trimmed_through
-                    fates.append(Missing.TRIMMED if gone else Missing.STALE)
-                elif state.first is None or place.position < state.first:
-                    fates.append(Missing.TRIMMED)
-                else:
-                    fates.append(place)
-            return fates
+            return [
+                finder.place(each)
+                or (Missing.TRIMMED if each <= trimmed_through else Missing.STALE)
+                for each in sequence_ids
+            ]
 
         return await self._connections.read(work)
 
@@ -264,17 +258,9 @@ class SqliteLedgerStore:
             topic_id, state = _existing(db, topic)
             if ledger_id != state.ledger_id:
                 raise Fenced("another writer has the topic", epoch=state.ledger_id)
-            ((highest,),) = _rows(
-                db,
-                """SELECT max(highest) FROM (
-                    SELECT max(highest) AS highest FROM producer_block
-                        WHERE topic = ?1 AND producer = ?2
-                    UNION ALL SELECT highest FROM producer_trimmed
-                        WHERE topic = ?1 AND producer = ?2)""",
-                topic_id,
-                producer,
-            )
-            return None if highest is None else int(highest)
+            trimmed = _rows(db, TRIMMED_OF, topic_id, producer)
+            decided = max(_decided(db, topic_id, producer), *(each for (each,) in trimmed), -1)
+            return None if decided < 0 else decided
 
         return await self._connections.read(work)
 
@@ -320,6 +306,21 @@ class SqliteLedgerStore:
             removed_entries += step.removed_entries
             if step.first is None or step.first >= before:
                 return Trimmed(removed_entries, step.first)
+
+    async def cuts_unfinished(self, topic: TopicName, before: Position) -> bool:
+        def work(db: apsw.Connection) -> bool:
+            topic_id, _ = _existing(db, topic)
+            rows = _rows(
+                db,
+                """SELECT producer, highest FROM producer_block JOIN block ON block.id = block
+                    WHERE producer_block.topic = ? AND unfinished
+                    AND (ledger_id, first_entry) < (?, ?)""",
+                topic_id,
+                *before,
+            )
+            return any(highest > _decided(db, topic_id, producer) for producer, highest in rows)
+
+        return await self._connections.read(work)
 
     async def delete(self, topic: TopicName) -> None:
         def work(db: apsw.Connection) -> None:
@@ -400,14 +401,43 @@ def _create(db: apsw.Connection, topic: TopicName) -> None:
     )
 
 
-def _producer_ranges(entries: Sequence[Entry]) -> dict[str, tuple[int, int]]:
-    """Of each producer the lowest and the highest id; markers are no messages."""
-    ranges: dict[str, tuple[int, int]] = {}
+class _Range(NamedTuple):
+    """One producer's lowest and highest id, and whether the highest is still incomplete."""
+
+    lowest: int = SEQUENCE_ID_MAX
+    highest: int = -1
+    unfinished: bool = False
+
+
+def _producer_ranges(entries: Sequence[Entry]) -> dict[str, _Range]:
+    """The ids of each producer; markers are no messages."""
+    ranges: dict[str, _Range] = {}
     for entry in entries:
         if not entry.marker:
-            lowest, highest = ranges.get(entry.producer, (SEQUENCE_ID_MAX, -1))
-            ranges[entry.producer] = (min(lowest, entry.lowest), max(highest, entry.highest))
+            lowest, highest, unfinished = ranges.get(entry.producer, _Range())
+            if entry.highest >= highest:
+                highest, unfinished = entry.highest, entry.unfinished
+            ranges[entry.producer] = _Range(min(lowest, entry.lowest), highest, unfinished)
     return ranges
+
+
+def _decided(db: apsw.Connection, topic_id: int, producer: str) -> int:
+    """The highest id of a producer that is complete, or that a higher one has overtaken; or -1."""
+    rows = _rows(
+        db,
+        """SELECT highest - unfinished FROM producer_block WHERE topic = ? AND producer = ?
+            ORDER BY highest DESC, block DESC LIMIT 1""",
+        topic_id,
+        producer,
+    )
+    return int(rows[0][0]) if rows else -1
+
+
+def _remember(db: apsw.Connection, topic_id: int, producer: str, highest: int) -> None:
+    """Note, while it is still there, what is about to be trimmed."""
+    decided = min(highest, _decided(db, topic_id, producer))
+    if decided >= 0:
+        db.execute(REMEMBER, (topic_id, producer, decided))
 
 
 def _entries(
@@ -433,29 +463,27 @@ def _entries(
 
 
 def _find(
-    db: apsw.Connection, topic_id: int, producer: str, sequence_ids: Sequence[int]
-) -> dict[int, Found]:
-    wanted = set(sequence_ids)
-    found: dict[int, Found] = {}
+    db: apsw.Connection,
+    topic_id: int,
+    producer: str,
+    sequence_ids: Sequence[int],
+    first: Position | None,
+) -> Finder:
+    finder = Finder(producer, sequence_ids)
     rows: Iterator[Any] = db.execute(
         f"""SELECT {_WITHOUT_PAYLOADS} FROM block WHERE id IN (
                 SELECT block FROM producer_block
                 WHERE topic = ? AND producer = ? AND highest >= ? AND lowest <= ?
             ) ORDER BY ledger_id, last_entry""",
-        (topic_id, producer, min(wanted), max(wanted)),
+        (topic_id, producer, min(sequence_ids), max(sequence_ids)),
     )
     for row in rows:
         for stored in decode_block(Block(*row)):
-            entry = stored.entry
-            if entry.producer != producer or entry.marker:
-                continue
-            for sequence_id, batch_index in places(entry):
-                if sequence_id in wanted:
-                    wanted.discard(sequence_id)
-                    found[sequence_id] = Found(stored.position, batch_index)
-        if not wanted:
+            if first is not None and stored.position >= first:
+                finder.show(stored)
+        if finder.done:
             break
-    return found
+    return finder
 
 
 def _trim_some(db: apsw.Connection, topic: TopicName, before: Position) -> Trimmed:
@@ -489,11 +517,8 @@ def _trim_some(db: apsw.Connection, topic: TopicName, before: Position) -> Trimm
         entries += len(trimmed)
         messages += sum(each.entry.message_count for each in trimmed)
         size_bytes += sum(each.size_bytes for each in trimmed)
-        ranges = _producer_ranges([each.entry for each in trimmed])
-        db.executemany(
-            REMEMBER.format(values="VALUES (?, ?, ?)"),
-            ((topic_id, producer, highest) for producer, (_, highest) in ranges.items()),
-        )
+        for producer, each in _producer_ranges([each.entry for each in trimmed]).items():
+            _remember(db, topic_id, producer, each.highest)
     _remove_blocks(db, gone)
     first = _first_from(db, topic_id, max(first, before) if len(gone) < len(rows) else first)
     db.execute(
@@ -534,12 +559,11 @@ def _remove_deleted(db: apsw.Connection) -> bool:
 def _remove_blocks(db: apsw.Connection, blocks: list[int], *, remember: bool = True) -> None:
     for block in blocks:
         if remember:
-            db.execute(
-                REMEMBER.format(
-                    values="SELECT topic, producer, highest FROM producer_block WHERE block = ?"
-                ),
-                (block,),
+            rows = _rows(
+                db, "SELECT topic, producer, highest FROM producer_block WHERE block = ?", block
             )
+            for topic_id, producer, highest in rows:
+                _remember(db, topic_id, producer, highest)
         db.execute("DELETE FROM producer_block WHERE block = ?", (block,))
         db.execute("DELETE FROM block WHERE id = ?", (block,))
     if blocks:

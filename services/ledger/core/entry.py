@@ -4,15 +4,18 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from seqgate.types import Position
+from seqgate.types import Chunk, Position
 
 
 class Entry(NamedTuple):
-    """One record: a message, or a batch of messages.
+    """One record: a message, a batch of messages, or a chunk of a large message.
 
     A batch names the ids of all its messages: from `lowest` on, each `steps` above the one before;
     no steps means that they are consecutive. `messages` is None for a message that is no batch,
     which is not the same as a batch of one.
+
+    `aborts` names an attempt at a large message of the same producer that this entry ends: the
+    chunks of it that lie before will never make a message.
     """
 
     producer: str
@@ -23,6 +26,8 @@ class Entry(NamedTuple):
     marker: bool
     metadata: bytes
     payload: bytes
+    chunk: Chunk | None = None
+    aborts: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -31,8 +36,15 @@ class Entry(NamedTuple):
 
     @property
     def message_count(self) -> int:
-        """How many messages it holds."""
+        """How many messages it makes complete: a large one is with its last chunk."""
+        if self.chunk is not None:
+            return 1 if self.chunk.is_last else 0
         return 1 if self.messages is None else self.messages
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether its message is still incomplete with it."""
+        return self.chunk is not None and not self.chunk.is_last
 
     @property
     def sequence_ids(self) -> Sequence[int]:
@@ -83,9 +95,14 @@ class Unit(NamedTuple):
         return self.entries[0].marker
 
     @property
+    def chunk(self) -> Chunk | None:
+        """Which chunk of a large message it is, if it is one."""
+        return self.entries[0].chunk
+
+    @property
     def message_count(self) -> int:
-        """How many messages it holds."""
-        return sum(entry.message_count for entry in self.entries)
+        """How many messages it counts for against windows; a chunk is one."""
+        return 1 if self.chunk else sum(entry.message_count for entry in self.entries)
 
     @property
     def size_bytes(self) -> int:

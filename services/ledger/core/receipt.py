@@ -7,22 +7,34 @@ every message is in the log:
     STORED    here it is
     STALE     a higher id of its producer was stored first; this one never was
     TRIMMED   the part of the log that would tell is gone
+
+A large message is in the log when all its chunks of one attempt are.
 """
 
 from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-from seqgate.types import Position
+from seqgate.types import Chunk, Position
 from services.errors import DomainError
 from services.ledger.core.entry import Unit
 
 
 class Found(NamedTuple):
-    """A message that is in the log."""
+    """A message that is in the log. Of a large one, `position` is its last chunk's, and `chunks`
+    are those of all chunks of the attempt `uuid`."""
 
     position: Position
     batch_index: int | None
+    chunks: tuple[Position, ...] = ()
+    uuid: str = ""
+
+
+class Unfinished(NamedTuple):
+    """A large message that is in the log up to a chunk; where its chunks are."""
+
+    chunk: Chunk
+    chunks: tuple[Position, ...]
 
 
 class Missing(Enum):
@@ -32,7 +44,7 @@ class Missing(Enum):
     TRIMMED = auto()
 
 
-Fate = Found | Missing
+Fate = Found | Unfinished | Missing
 
 
 class Status(Enum):
@@ -45,6 +57,8 @@ class Status(Enum):
     REFUSED = auto()
     FAILED = auto()
     SKIPPED = auto()
+    CHUNK_GAP = auto()
+    LAYOUT_CONFLICT = auto()
 
 
 class Receipt(NamedTuple):
@@ -58,6 +72,15 @@ class Receipt(NamedTuple):
 
 
 SKIPPED: Final = Receipt(Status.SKIPPED)
+
+
+class Unsettled(NamedTuple):
+    """A unit that was not stored because of its ids: from `first_new` on they are new, or none is;
+    of those up to `decided` nothing more will be stored."""
+
+    unit: Unit
+    first_new: int | None
+    decided: int
 
 
 def stored(position: Position) -> Receipt:
@@ -75,28 +98,52 @@ def failed(error: DomainError) -> Receipt:
     return Receipt(Status.FAILED, error=error)
 
 
-def old_ids(unit: Unit, first_new: int | None) -> list[int]:
+def old_ids(unsettled: Unsettled) -> list[int]:
     """The ids whose fate a receipt must tell: all of them, in the order of the entries; or, when
     the unit is partly new, those below the first new one, ascending."""
+    unit, first_new, _ = unsettled
     ids = [each for entry in unit.entries for each in entry.sequence_ids]
     return ids if first_new is None else sorted(each for each in ids if each < first_new)
 
 
-def settled(unit: Unit, first_new: int | None, fates: Sequence[Fate]) -> Receipt:
+def settled(unsettled: Unsettled, fates: Sequence[Fate]) -> Receipt:
     """The receipt of a unit that was not stored because of its ids; `fates` follow old_ids."""
+    unit, first_new, decided = unsettled
+    if unit.chunk is not None:
+        return _settled_chunk(unit.chunk, fates[0], finished=unit.lowest <= decided)
+    known = tuple(Missing.STALE if isinstance(fate, Unfinished) else fate for fate in fates)
     if first_new is not None:
-        return Receipt(Status.PARTIAL, fates=tuple(fates), first_new=first_new)
-    if any(isinstance(fate, Missing) for fate in fates):
-        return Receipt(Status.STALE, fates=tuple(fates))
-    position = _same_entry(unit, [fate for fate in fates if isinstance(fate, Found)])
+        return Receipt(Status.PARTIAL, fates=known, first_new=first_new)
+    places = [fate for fate in known if isinstance(fate, Found)]
+    if len(places) < len(known):
+        return Receipt(Status.STALE, fates=known)
+    position = _same_entry(unit, places)
     if position is not None:
         return Receipt(Status.DUPLICATE, position)
-    return Receipt(Status.DUPLICATE, fates=tuple(fates))
+    return Receipt(Status.DUPLICATE, fates=known)
+
+
+def _settled_chunk(chunk: Chunk, fate: Fate, *, finished: bool) -> Receipt:
+    """A chunk's receipt says where the same chunk of the same attempt is; or, when the message is
+    there as another attempt, where that is."""
+    match fate:
+        case Found(_, _, chunks, chunk.uuid) if len(chunks) == chunk.num_chunks:
+            return Receipt(Status.DUPLICATE, chunks[chunk.chunk_id])
+        case Found():
+            return Receipt(Status.DUPLICATE, fates=(fate,))
+        case Unfinished(reached, chunks) if (
+            not finished and reached.layout == chunk.layout and chunk.chunk_id < len(chunks)
+        ):
+            return Receipt(Status.DUPLICATE, chunks[chunk.chunk_id])
+        case Unfinished():
+            return Receipt(Status.STALE, fates=(Missing.STALE,))
+        case Missing():
+            return Receipt(Status.STALE, fates=(fate,))
 
 
 def _same_entry(unit: Unit, places: Sequence[Found]) -> Position | None:
     """Where a unit is that is one entry, and is in the log as one entry of the same shape."""
-    if len(unit.entries) > 1:
+    if len(unit.entries) > 1 or places[0].chunks:
         return None
     position = places[0].position
     count = unit.entries[0].messages

@@ -5,7 +5,8 @@ Units arrive from many streams and go through in the order of their arrival:
     waiting ──Admit──▶ asked ──NEW──▶ ready ──Append──▶ writing ──▶ STORED, unconfirmed
        ▲                 │                                    (confirmed with the next Admit)
        └── IN_FLIGHT ────┤
-                         └── DUPLICATE, PARTIAL ──LookUp──▶ a receipt
+                         ├── DUPLICATE, PARTIAL ──LookUp──▶ a receipt
+                         └── CHUNK_GAP, LAYOUT_CONFLICT ──▶ a receipt
 
 Admitting one group overlaps the commit of the group before it, and no more than that: `ready` holds
 one group at most. There is one call to deduplication and one append under way at a time.
@@ -26,15 +27,22 @@ STORED only after the append was durable.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NamedTuple, TypeVar
 
-from seqgate.types import Position
+from seqgate.types import Chunk, Position
 from services.errors import DomainError, Fenced, Kind
 from services.ledger.core.entry import Entry, Unit
-from services.ledger.core.receipt import SKIPPED, Receipt, failed, stored
+from services.ledger.core.receipt import (
+    SKIPPED,
+    Receipt,
+    Status,
+    Unsettled,
+    failed,
+    stored,
+)
 
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
@@ -55,6 +63,8 @@ class Verdict(Enum):
     DUPLICATE = auto()
     PARTIAL = auto()
     HELD = auto()
+    CHUNK_GAP = auto()
+    LAYOUT_CONFLICT = auto()
 
 
 class Limits(NamedTuple):
@@ -72,6 +82,7 @@ class Logged(NamedTuple):
     producer: str | None
     highest: int
     append_ms: int
+    chunk: Chunk | None = None
 
 
 class Confirmation(NamedTuple):
@@ -97,10 +108,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Find out what became of the messages of units that are not NEW, and answer each: with the
-    first new id where there is one. A failure ends in `look_up_failed`."""
+    """Find out what became of the messages of units that are not NEW, and answer each. A failure
+    ends in `look_up_failed`."""
 
-    units: tuple[tuple[Unit, int | None], ...]
+    units: tuple[Unsettled, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,9 +295,14 @@ class TopicWriter:
     # ---- answers from deduplication
 
     def judged(
-        self, revision: int, verdicts: Sequence[Verdict], persisted: Sequence[int]
+        self,
+        revision: int,
+        verdicts: Sequence[Verdict],
+        persisted: Sequence[int],
+        aborts: Mapping[int, str],
     ) -> list[Effect]:
-        """Each claim of the Admit got a verdict; `persisted` is its producer's last durable id."""
+        """Each claim of the Admit got a verdict; `persisted` is its producer's last durable id.
+        `aborts` names, by the place of the claim, the attempt that it ends."""
         call = self._answered(Admit)
         self._policy_known = self._policy_asked
         assert len(verdicts) == len(persisted) == len(call.claims)
@@ -298,7 +314,7 @@ class TopicWriter:
             self.deduplicating = True
             self.phase = Phase.ALIGNING
         self._failures = self._surprises = 0
-        return self._sort_out(list(verdicts), list(persisted))
+        return self._sort_out(list(verdicts), list(persisted), aborts)
 
     def disabled(self) -> list[Effect]:
         """Policy has switched deduplication off: everything is new, and nothing is remembered."""
@@ -316,7 +332,7 @@ class TopicWriter:
         self._policy_known = self._policy_asked
         self._failures = self._surprises = 0
         count = len(call.claims)
-        return self._sort_out([Verdict.NEW] * count, [-1] * count)
+        return self._sort_out([Verdict.NEW] * count, [-1] * count, {})
 
     def confirmed(self) -> list[Effect]:
         """A confirmation was applied."""
@@ -373,7 +389,8 @@ class TopicWriter:
             for entry in unit.entries:
                 position = Position(self.ledger_id, entry_id)
                 producer = None if entry.marker else entry.producer
-                self._unconfirmed.append(Logged(position, producer, entry.highest, append_ms))
+                logged = Logged(position, producer, entry.highest, append_ms, entry.chunk)
+                self._unconfirmed.append(logged)
                 entry_id += 1
         self.tail = Position(self.ledger_id, entry_id - 1)
         if not self.deduplicating:
@@ -547,27 +564,32 @@ class TopicWriter:
         self._confirmed = through
         self._unconfirmed = [each for each in self._unconfirmed if each.position > through]
 
-    def _sort_out(self, verdicts: list[Verdict], persisted: list[int]) -> list[Effect]:
+    def _sort_out(
+        self, verdicts: list[Verdict], persisted: list[int], aborts: Mapping[int, str]
+    ) -> list[Effect]:
         """Send each unit that was asked for on its way. While the machine aligns, what is let
         through here is asked for again afterwards."""
         asked, self._asked = self._asked, []
-        look_up: list[tuple[Unit, int | None]] = []
+        look_up: list[Unsettled] = []
         again: list[Unit] = []
-        judgements = iter(zip(verdicts, persisted, strict=True))
+        effects: list[Effect] = []
+        judgements = iter(zip(range(len(verdicts)), verdicts, persisted, strict=True))
         for unit in asked:
-            verdict, last = (Verdict.NEW, -1) if unit.marker else next(judgements)
+            place, verdict, last = (-1, Verdict.NEW, -1) if unit.marker else next(judgements)
             match verdict:
                 case Verdict.NEW:
-                    self._ready.append(unit)
+                    self._ready.append(_ending(unit, aborts[place]) if place in aborts else unit)
                 case Verdict.DUPLICATE:
-                    look_up.append((unit, None))
+                    look_up.append(Unsettled(unit, None, last))
                 case Verdict.PARTIAL:
-                    look_up.append((unit, last + 1))
-                    if unit.session in self._sessions:
-                        self._on_hold.add(unit.session)
+                    look_up.append(Unsettled(unit, last + 1, last))
+                    self._hold(unit)
+                case Verdict.CHUNK_GAP | Verdict.LAYOUT_CONFLICT:
+                    effects.append(Answer(unit, Receipt(Status[verdict.name])))
+                    self._hold(unit)
                 case Verdict.IN_FLIGHT | Verdict.HELD:
                     again.append(unit)
-        effects = self._skip_held_up() + self._requeue(again)
+        effects += self._skip_held_up() + self._requeue(again)
         if Verdict.IN_FLIGHT in verdicts and not (self._writing or self._ready):
             if not self._unconfirmed:
                 self.phase = Phase.ALIGNING  # let through once, and by nobody who is still here
@@ -600,9 +622,12 @@ class TopicWriter:
         effects: list[Effect] = []
         for unit in units:
             effects.append(Answer(unit, failed(error)))
-            if unit.session in self._sessions:
-                self._on_hold.add(unit.session)
+            self._hold(unit)
         return effects + self._skip_held_up()
+
+    def _hold(self, unit: Unit) -> None:
+        if unit.session in self._sessions:
+            self._on_hold.add(unit.session)
 
     def _skip_held_up(self) -> list[Effect]:
         if not self._on_hold:
@@ -648,3 +673,9 @@ class TopicWriter:
         self._waiting.clear()
         self._asked, self._ready, self._writing = [], [], []
         return [Stop(error if isinstance(error, Fenced) else Fenced(error.message))]
+
+
+def _ending(unit: Unit, uuid: str) -> Unit:
+    """The unit, whose first entry says that it ends an attempt at a large message."""
+    first, *rest = unit.entries
+    return unit._replace(entries=(first._replace(aborts=uuid), *rest))

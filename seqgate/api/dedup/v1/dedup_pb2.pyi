@@ -50,9 +50,9 @@ class _VerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verdict.Value
     then ask again.
     """
     VERDICT_DUPLICATE: _Verdict.ValueType  # 3
-    """At or below the last persisted id: do not append it. The log knows whether
-    it holds the message (a duplicate), or the id was overtaken and never
-    stored (stale).
+    """At or below the last persisted id, or a chunk that is persisted: do not
+    append it. The log knows whether it holds the message (a duplicate), or the
+    id was overtaken and never stored (stale).
     """
     VERDICT_PARTIAL: _Verdict.ValueType  # 4
     """A batch whose lower ids are at or below the last persisted id, and whose
@@ -61,6 +61,14 @@ class _VerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verdict.Value
     VERDICT_HELD: _Verdict.ValueType  # 5
     """An earlier claim of this producer in the same call was not let through, and
     letting this one through would overtake it: ask again after it.
+    """
+    VERDICT_CHUNK_GAP: _Verdict.ValueType  # 6
+    """A chunk that follows nothing: the one before it is missing. Do not append
+    it; the producer sends the whole message again, as a new attempt.
+    """
+    VERDICT_LAYOUT_CONFLICT: _Verdict.ValueType  # 7
+    """A chunk, not the first, of another attempt than the one that is stored in
+    part. Do not append it; the producer sends the whole message again.
     """
 
 class Verdict(_Verdict, metaclass=_VerdictEnumTypeWrapper):
@@ -75,9 +83,9 @@ VERDICT_IN_FLIGHT: Verdict.ValueType  # 2
 then ask again.
 """
 VERDICT_DUPLICATE: Verdict.ValueType  # 3
-"""At or below the last persisted id: do not append it. The log knows whether
-it holds the message (a duplicate), or the id was overtaken and never
-stored (stale).
+"""At or below the last persisted id, or a chunk that is persisted: do not
+append it. The log knows whether it holds the message (a duplicate), or the
+id was overtaken and never stored (stale).
 """
 VERDICT_PARTIAL: Verdict.ValueType  # 4
 """A batch whose lower ids are at or below the last persisted id, and whose
@@ -86,6 +94,14 @@ upper ids are new: do not append it. The producer sends the new tail.
 VERDICT_HELD: Verdict.ValueType  # 5
 """An earlier claim of this producer in the same call was not let through, and
 letting this one through would overtake it: ask again after it.
+"""
+VERDICT_CHUNK_GAP: Verdict.ValueType  # 6
+"""A chunk that follows nothing: the one before it is missing. Do not append
+it; the producer sends the whole message again, as a new attempt.
+"""
+VERDICT_LAYOUT_CONFLICT: Verdict.ValueType  # 7
+"""A chunk, not the first, of another attempt than the one that is stored in
+part. Do not append it; the producer sends the whole message again.
 """
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 
@@ -241,14 +257,76 @@ class Writer(_message.Message):
 Global___Writer: _TypeAlias = Writer  # noqa: Y015
 
 @_typing.final
+class Chunk(_message.Message):
+    """Chunk is the place of one chunk in a large message. Two chunks belong together
+    when all but chunk_id is the same.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UUID_FIELD_NUMBER: _builtins.int
+    CHUNK_ID_FIELD_NUMBER: _builtins.int
+    NUM_CHUNKS_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    uuid: _builtins.str
+    """The attempt to publish the message: 1 to 320 bytes of UTF-8, no control
+    characters.
+    """
+    chunk_id: _builtins.int
+    """Which chunk, from 0."""
+    num_chunks: _builtins.int
+    """How many chunks the message has: 2 to 2^31 - 1. (A message of one chunk is
+    claimed as any other.)
+    """
+    total_bytes: _builtins.int
+    """How many bytes they have together: at most 2^31 - 1."""
+    def __init__(
+        self,
+        *,
+        uuid: _builtins.str = ...,
+        chunk_id: _builtins.int = ...,
+        num_chunks: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_id", b"chunk_id", "num_chunks", b"num_chunks", "total_bytes", b"total_bytes", "uuid", b"uuid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Chunk: _TypeAlias = Chunk  # noqa: Y015
+
+@_typing.final
 class Claims(_message.Message):
     """Claims are one producer's, in the order in which it sent them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ChunksEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        @_builtins.property
+        def value(self) -> Global___Chunk: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: Global___Chunk | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PRODUCER_NAME_FIELD_NUMBER: _builtins.int
     SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
     HIGHEST_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
     producer_name: _builtins.str
     """1 to 255 bytes of UTF-8, no control characters."""
     @_builtins.property
@@ -261,16 +339,23 @@ class Claims(_message.Message):
         single messages.
         """
 
+    @_builtins.property
+    def chunks(self) -> _containers.MessageMap[_builtins.int, Global___Chunk]:
+        """The claims that are for one chunk, by their place in sequence_ids: the ids
+        of such a claim are the same. A large message has a claim for each chunk.
+        """
+
     def __init__(
         self,
         *,
         producer_name: _builtins.str = ...,
         sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
         highest_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
+        chunks: _abc.Mapping[_builtins.int, Global___Chunk] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["highest_sequence_ids", b"highest_sequence_ids", "producer_name", b"producer_name", "sequence_ids", b"sequence_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "highest_sequence_ids", b"highest_sequence_ids", "producer_name", b"producer_name", "sequence_ids", b"sequence_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -282,9 +367,31 @@ class ProducerEntries(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ChunksEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        @_builtins.property
+        def value(self) -> Global___Chunk: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: Global___Chunk | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PRODUCER_NAME_FIELD_NUMBER: _builtins.int
     HIGHEST_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
     LAST_APPEND_TIME_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
     producer_name: _builtins.str
     """1 to 255 bytes of UTF-8, no control characters."""
     last_append_time: _builtins.int
@@ -295,16 +402,21 @@ class ProducerEntries(_message.Message):
     def highest_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of each entry, in log order, the highest sequence id. At most 2^63 - 1."""
 
+    @_builtins.property
+    def chunks(self) -> _containers.MessageMap[_builtins.int, Global___Chunk]:
+        """The entries that are chunks, by their place in highest_sequence_ids."""
+
     def __init__(
         self,
         *,
         producer_name: _builtins.str = ...,
         highest_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
         last_append_time: _builtins.int = ...,
+        chunks: _abc.Mapping[_builtins.int, Global___Chunk] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["highest_sequence_ids", b"highest_sequence_ids", "last_append_time", b"last_append_time", "producer_name", b"producer_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "highest_sequence_ids", b"highest_sequence_ids", "last_append_time", b"last_append_time", "producer_name", b"producer_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -423,23 +535,54 @@ class ProducerVerdicts(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class AbortsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     VERDICTS_FIELD_NUMBER: _builtins.int
     PERSISTED_SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    ABORTS_FIELD_NUMBER: _builtins.int
     persisted_sequence_id: _builtins.int
-    """The producer's last persisted id after this call; absent: none."""
+    """The producer's last persisted id after this call; absent: none. The id of a
+    large message counts once all its chunks are persisted.
+    """
     @_builtins.property
     def verdicts(self) -> _containers.RepeatedScalarFieldContainer[Global___Verdict.ValueType]:
         """One verdict for each claim, in the same order."""
+
+    @_builtins.property
+    def aborts(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
+        """The NEW claims that end an attempt at a large message that is incomplete, by
+        their place, with that attempt's uuid. Its chunks will never make a message:
+        whoever reads the log is to be told.
+        """
 
     def __init__(
         self,
         *,
         verdicts: _abc.Iterable[Global___Verdict.ValueType] | None = ...,
         persisted_sequence_id: _builtins.int | None = ...,
+        aborts: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_persisted_sequence_id", b"_persisted_sequence_id", "persisted_sequence_id", b"persisted_sequence_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_persisted_sequence_id", b"_persisted_sequence_id", "persisted_sequence_id", b"persisted_sequence_id", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_persisted_sequence_id", b"_persisted_sequence_id", "aborts", b"aborts", "persisted_sequence_id", b"persisted_sequence_id", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__persisted_sequence_id: _TypeAlias = _typing.Literal["persisted_sequence_id"]  # noqa: Y015
     _WhichOneofArgType__persisted_sequence_id: _TypeAlias = _typing.Literal["_persisted_sequence_id", b"_persisted_sequence_id"]  # noqa: Y015
@@ -707,7 +850,8 @@ class Withdrawal(_message.Message):
     """1 to 255 bytes of UTF-8, no control characters."""
     keep_through_sequence_id: _builtins.int
     """The highest sequence id of this producer that was let through and is still
-    being appended; absent: none is. Everything above it is withdrawn.
+    being appended; absent: none is. Everything above it is withdrawn. The chunks
+    of a large message that are not durable are kept or withdrawn together.
     """
     def __init__(
         self,
@@ -1005,10 +1149,13 @@ class Producer(_message.Message):
     PERSISTED_SEQUENCE_ID_FIELD_NUMBER: _builtins.int
     PUSHED_SEQUENCE_ID_FIELD_NUMBER: _builtins.int
     LAST_ACTIVE_FIELD_NUMBER: _builtins.int
+    UNFINISHED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     persisted_sequence_id: _builtins.int
-    """Every id up to here is durable or was overtaken; absent: none."""
+    """Every id up to here is durable or was overtaken; absent: none. The id of a
+    large message counts once all its chunks are durable.
+    """
     pushed_sequence_id: _builtins.int
     """Every id up to here was let through; absent: none. Above
     persisted_sequence_id exactly while something is in flight.
@@ -1017,6 +1164,12 @@ class Producer(_message.Message):
     def last_active(self) -> _timestamp_pb2.Timestamp:
         """When it last claimed, stored or was kept."""
 
+    @_builtins.property
+    def unfinished(self) -> Global___UnfinishedMessage:
+        """The large message after persisted_sequence_id whose chunks are durable in
+        part; absent: there is none.
+        """
+
     def __init__(
         self,
         *,
@@ -1024,21 +1177,54 @@ class Producer(_message.Message):
         persisted_sequence_id: _builtins.int | None = ...,
         pushed_sequence_id: _builtins.int | None = ...,
         last_active: _timestamp_pb2.Timestamp | None = ...,
+        unfinished: Global___UnfinishedMessage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_persisted_sequence_id", b"_persisted_sequence_id", "_pushed_sequence_id", b"_pushed_sequence_id", "last_active", b"last_active", "persisted_sequence_id", b"persisted_sequence_id", "pushed_sequence_id", b"pushed_sequence_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_persisted_sequence_id", b"_persisted_sequence_id", "_pushed_sequence_id", b"_pushed_sequence_id", "_unfinished", b"_unfinished", "last_active", b"last_active", "persisted_sequence_id", b"persisted_sequence_id", "pushed_sequence_id", b"pushed_sequence_id", "unfinished", b"unfinished"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_persisted_sequence_id", b"_persisted_sequence_id", "_pushed_sequence_id", b"_pushed_sequence_id", "last_active", b"last_active", "name", b"name", "persisted_sequence_id", b"persisted_sequence_id", "pushed_sequence_id", b"pushed_sequence_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_persisted_sequence_id", b"_persisted_sequence_id", "_pushed_sequence_id", b"_pushed_sequence_id", "_unfinished", b"_unfinished", "last_active", b"last_active", "name", b"name", "persisted_sequence_id", b"persisted_sequence_id", "pushed_sequence_id", b"pushed_sequence_id", "unfinished", b"unfinished"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__persisted_sequence_id: _TypeAlias = _typing.Literal["persisted_sequence_id"]  # noqa: Y015
     _WhichOneofArgType__persisted_sequence_id: _TypeAlias = _typing.Literal["_persisted_sequence_id", b"_persisted_sequence_id"]  # noqa: Y015
     _WhichOneofReturnType__pushed_sequence_id: _TypeAlias = _typing.Literal["pushed_sequence_id"]  # noqa: Y015
     _WhichOneofArgType__pushed_sequence_id: _TypeAlias = _typing.Literal["_pushed_sequence_id", b"_pushed_sequence_id"]  # noqa: Y015
+    _WhichOneofReturnType__unfinished: _TypeAlias = _typing.Literal["unfinished"]  # noqa: Y015
+    _WhichOneofArgType__unfinished: _TypeAlias = _typing.Literal["_unfinished", b"_unfinished"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__persisted_sequence_id) -> _WhichOneofReturnType__persisted_sequence_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pushed_sequence_id) -> _WhichOneofReturnType__pushed_sequence_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__unfinished) -> _WhichOneofReturnType__unfinished | None: ...
 
 Global___Producer: _TypeAlias = Producer  # noqa: Y015
+
+@_typing.final
+class UnfinishedMessage(_message.Message):
+    """UnfinishedMessage is a large message whose first chunks are durable."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    LAST_CHUNK_FIELD_NUMBER: _builtins.int
+    sequence_id: _builtins.int
+    """Its sequence id."""
+    @_builtins.property
+    def last_chunk(self) -> Global___Chunk:
+        """The last of its chunks that is durable."""
+
+    def __init__(
+        self,
+        *,
+        sequence_id: _builtins.int = ...,
+        last_chunk: Global___Chunk | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_chunk", b"last_chunk"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_chunk", b"last_chunk", "sequence_id", b"sequence_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnfinishedMessage: _TypeAlias = UnfinishedMessage  # noqa: Y015
 
 @_typing.final
 class ListProducersRequest(_message.Message):
@@ -1243,6 +1429,8 @@ class Counts(_message.Message):
     WAITING_CLAIMS_FIELD_NUMBER: _builtins.int
     PURGED_PRODUCERS_FIELD_NUMBER: _builtins.int
     EVICTED_PRODUCERS_FIELD_NUMBER: _builtins.int
+    MISPLACED_CHUNK_CLAIMS_FIELD_NUMBER: _builtins.int
+    ABORTED_ATTEMPTS_FIELD_NUMBER: _builtins.int
     confirmed_entries: _builtins.int
     """Entries confirmed, replayed ones included."""
     new_claims: _builtins.int
@@ -1257,6 +1445,10 @@ class Counts(_message.Message):
     """Producers forgotten for lack of activity."""
     evicted_producers: _builtins.int
     """Producers forgotten because the topic was full."""
+    misplaced_chunk_claims: _builtins.int
+    """Claims of chunks judged CHUNK_GAP or LAYOUT_CONFLICT."""
+    aborted_attempts: _builtins.int
+    """Attempts at a large message that a NEW claim ended."""
     def __init__(
         self,
         *,
@@ -1267,10 +1459,12 @@ class Counts(_message.Message):
         waiting_claims: _builtins.int = ...,
         purged_producers: _builtins.int = ...,
         evicted_producers: _builtins.int = ...,
+        misplaced_chunk_claims: _builtins.int = ...,
+        aborted_attempts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed_entries", b"confirmed_entries", "duplicate_claims", b"duplicate_claims", "evicted_producers", b"evicted_producers", "new_claims", b"new_claims", "partial_claims", b"partial_claims", "purged_producers", b"purged_producers", "waiting_claims", b"waiting_claims"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted_attempts", b"aborted_attempts", "confirmed_entries", b"confirmed_entries", "duplicate_claims", b"duplicate_claims", "evicted_producers", b"evicted_producers", "misplaced_chunk_claims", b"misplaced_chunk_claims", "new_claims", b"new_claims", "partial_claims", b"partial_claims", "purged_producers", b"purged_producers", "waiting_claims", b"waiting_claims"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

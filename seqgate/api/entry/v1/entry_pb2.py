@@ -24,31 +24,35 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n seqgate/api/entry/v1/entry.proto\x12\x14seqgate.api.entry.v1\"/\n\x08Position\x12\x11\n\tledger_id\x18\x01 \x01(\x04\x12\x10\n\x08\x65ntry_id\x18\x02 \x01(\x04\"\x9c\x06\n\rEntryMetadata\x12\x1a\n\rproducer_name\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x0bsequence_id\x18\x02 \x01(\x04H\x01\x88\x01\x01\x12\x19\n\x0cpublish_time\x18\x03 \x01(\x04H\x02\x88\x01\x01\x12G\n\nproperties\x18\x04 \x03(\x0b\x32\x33.seqgate.api.entry.v1.EntryMetadata.PropertiesEntry\x12\x1a\n\rpartition_key\x18\x06 \x01(\tH\x03\x88\x01\x01\x12:\n\x0b\x63ompression\x18\x08 \x01(\x0e\x32%.seqgate.api.entry.v1.CompressionType\x12\x1e\n\x11uncompressed_size\x18\t \x01(\rH\x04\x88\x01\x01\x12\"\n\x15num_messages_in_batch\x18\x0b \x01(\x05H\x05\x88\x01\x01\x12\x17\n\nevent_time\x18\x0c \x01(\x04H\x06\x88\x01\x01\x12\x19\n\x0cordering_key\x18\x12 \x01(\x0cH\x07\x88\x01\x01\x12\x18\n\x0bmarker_type\x18\x14 \x01(\x05H\x08\x88\x01\x01\x12 \n\x13highest_sequence_id\x18\x18 \x01(\x04H\t\x88\x01\x01\x12\x1a\n\x11sequence_id_steps\x18\xe8\x07 \x03(\x04\x12\x1c\n\x0epayload_crc32c\x18\xe9\x07 \x01(\x07H\n\x88\x01\x01\x1a\x31\n\x0fPropertiesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x10\n\x0e_producer_nameB\x0e\n\x0c_sequence_idB\x0f\n\r_publish_timeB\x10\n\x0e_partition_keyB\x14\n\x12_uncompressed_sizeB\x18\n\x16_num_messages_in_batchB\r\n\x0b_event_timeB\x0f\n\r_ordering_keyB\x0e\n\x0c_marker_typeB\x16\n\x14_highest_sequence_idB\x11\n\x0f_payload_crc32cJ\x04\x08\x05\x10\x06J\x04\x08\x07\x10\x08J\x04\x08\n\x10\x0bJ\x04\x08\r\x10\x12J\x04\x08\x13\x10\x14J\x04\x08\x15\x10\x18J\x04\x08\x19\x10\x1f\"\xb5\x02\n\x15SingleMessageMetadata\x12O\n\nproperties\x18\x01 \x03(\x0b\x32;.seqgate.api.entry.v1.SingleMessageMetadata.PropertiesEntry\x12\x1a\n\rpartition_key\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x17\n\nevent_time\x18\x05 \x01(\x04H\x01\x88\x01\x01\x12\x19\n\x0cordering_key\x18\x07 \x01(\x0cH\x02\x88\x01\x01\x1a\x31\n\x0fPropertiesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x10\n\x0e_partition_keyB\r\n\x0b_event_timeB\x0f\n\r_ordering_keyJ\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05J\x04\x08\x06\x10\x07J\x04\x08\x08\x10\x0b\"_\n\rSingleMessage\x12=\n\x08metadata\x18\x01 \x01(\x0b\x32+.seqgate.api.entry.v1.SingleMessageMetadata\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"E\n\x0c\x42\x61tchPayload\x12\x35\n\x08messages\x18\x01 \x03(\x0b\x32#.seqgate.api.entry.v1.SingleMessage*\x83\x01\n\x0f\x43ompressionType\x12 \n\x1c\x43OMPRESSION_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43OMPRESSION_TYPE_LZ4\x10\x01\x12\x19\n\x15\x43OMPRESSION_TYPE_ZLIB\x10\x02\x12\x19\n\x15\x43OMPRESSION_TYPE_ZSTD\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n seqgate/api/entry/v1/entry.proto\x12\x14seqgate.api.entry.v1\"/\n\x08Position\x12\x11\n\tledger_id\x18\x01 \x01(\x04\x12\x10\n\x08\x65ntry_id\x18\x02 \x01(\x04\"\xcb\x02\n\rMessageIdData\x12\x16\n\tledger_id\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x15\n\x08\x65ntry_id\x18\x02 \x01(\x04H\x01\x88\x01\x01\x12\x16\n\tpartition\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x18\n\x0b\x62\x61tch_index\x18\x04 \x01(\x05H\x03\x88\x01\x01\x12\x13\n\x07\x61\x63k_set\x18\x05 \x03(\x03\x42\x02\x10\x00\x12\x17\n\nbatch_size\x18\x06 \x01(\x05H\x04\x88\x01\x01\x12H\n\x16\x66irst_chunk_message_id\x18\x07 \x01(\x0b\x32#.seqgate.api.entry.v1.MessageIdDataH\x05\x88\x01\x01\x42\x0c\n\n_ledger_idB\x0b\n\t_entry_idB\x0c\n\n_partitionB\x0e\n\x0c_batch_indexB\r\n\x0b_batch_sizeB\x19\n\x17_first_chunk_message_id\"\x89\x08\n\rEntryMetadata\x12\x1a\n\rproducer_name\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x0bsequence_id\x18\x02 \x01(\x04H\x01\x88\x01\x01\x12\x19\n\x0cpublish_time\x18\x03 \x01(\x04H\x02\x88\x01\x01\x12G\n\nproperties\x18\x04 \x03(\x0b\x32\x33.seqgate.api.entry.v1.EntryMetadata.PropertiesEntry\x12\x1a\n\rpartition_key\x18\x06 \x01(\tH\x03\x88\x01\x01\x12:\n\x0b\x63ompression\x18\x08 \x01(\x0e\x32%.seqgate.api.entry.v1.CompressionType\x12\x1e\n\x11uncompressed_size\x18\t \x01(\rH\x04\x88\x01\x01\x12\"\n\x15num_messages_in_batch\x18\x0b \x01(\x05H\x05\x88\x01\x01\x12\x17\n\nevent_time\x18\x0c \x01(\x04H\x06\x88\x01\x01\x12\x19\n\x0cordering_key\x18\x12 \x01(\x0cH\x07\x88\x01\x01\x12\x18\n\x0bmarker_type\x18\x14 \x01(\x05H\x08\x88\x01\x01\x12 \n\x13highest_sequence_id\x18\x18 \x01(\x04H\t\x88\x01\x01\x12\x11\n\x04uuid\x18\x1a \x01(\tH\n\x88\x01\x01\x12 \n\x13num_chunks_from_msg\x18\x1b \x01(\x05H\x0b\x88\x01\x01\x12!\n\x14total_chunk_msg_size\x18\x1c \x01(\x05H\x0c\x88\x01\x01\x12\x15\n\x08\x63hunk_id\x18\x1d \x01(\x05H\r\x88\x01\x01\x12\x1a\n\x11sequence_id_steps\x18\xe8\x07 \x03(\x04\x12\x1c\n\x0epayload_crc32c\x18\xe9\x07 \x01(\x07H\x0e\x88\x01\x01\x12\x1c\n\x0emessage_crc32c\x18\xea\x07 \x01(\x07H\x0f\x88\x01\x01\x1a\x31\n\x0fPropertiesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x10\n\x0e_producer_nameB\x0e\n\x0c_sequence_idB\x0f\n\r_publish_timeB\x10\n\x0e_partition_keyB\x14\n\x12_uncompressed_sizeB\x18\n\x16_num_messages_in_batchB\r\n\x0b_event_timeB\x0f\n\r_ordering_keyB\x0e\n\x0c_marker_typeB\x16\n\x14_highest_sequence_idB\x07\n\x05_uuidB\x16\n\x14_num_chunks_from_msgB\x17\n\x15_total_chunk_msg_sizeB\x0b\n\t_chunk_idB\x11\n\x0f_payload_crc32cB\x11\n\x0f_message_crc32cJ\x04\x08\x05\x10\x06J\x04\x08\x07\x10\x08J\x04\x08\n\x10\x0bJ\x04\x08\r\x10\x12J\x04\x08\x13\x10\x14J\x04\x08\x15\x10\x18J\x04\x08\x19\x10\x1aJ\x04\x08\x1e\x10\x1f\"\xb5\x02\n\x15SingleMessageMetadata\x12O\n\nproperties\x18\x01 \x03(\x0b\x32;.seqgate.api.entry.v1.SingleMessageMetadata.PropertiesEntry\x12\x1a\n\rpartition_key\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x17\n\nevent_time\x18\x05 \x01(\x04H\x01\x88\x01\x01\x12\x19\n\x0cordering_key\x18\x07 \x01(\x0cH\x02\x88\x01\x01\x1a\x31\n\x0fPropertiesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x10\n\x0e_partition_keyB\r\n\x0b_event_timeB\x0f\n\r_ordering_keyJ\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05J\x04\x08\x06\x10\x07J\x04\x08\x08\x10\x0b\"_\n\rSingleMessage\x12=\n\x08metadata\x18\x01 \x01(\x0b\x32+.seqgate.api.entry.v1.SingleMessageMetadata\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"E\n\x0c\x42\x61tchPayload\x12\x35\n\x08messages\x18\x01 \x03(\x0b\x32#.seqgate.api.entry.v1.SingleMessage*\x83\x01\n\x0f\x43ompressionType\x12 \n\x1c\x43OMPRESSION_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43OMPRESSION_TYPE_LZ4\x10\x01\x12\x19\n\x15\x43OMPRESSION_TYPE_ZLIB\x10\x02\x12\x19\n\x15\x43OMPRESSION_TYPE_ZSTD\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'seqgate.api.entry.v1.entry_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_MESSAGEIDDATA'].fields_by_name['ack_set']._loaded_options = None
+  _globals['_MESSAGEIDDATA'].fields_by_name['ack_set']._serialized_options = b'\020\000'
   _globals['_ENTRYMETADATA_PROPERTIESENTRY']._loaded_options = None
   _globals['_ENTRYMETADATA_PROPERTIESENTRY']._serialized_options = b'8\001'
   _globals['_SINGLEMESSAGEMETADATA_PROPERTIESENTRY']._loaded_options = None
   _globals['_SINGLEMESSAGEMETADATA_PROPERTIESENTRY']._serialized_options = b'8\001'
-  _globals['_COMPRESSIONTYPE']._serialized_start=1387
-  _globals['_COMPRESSIONTYPE']._serialized_end=1518
+  _globals['_COMPRESSIONTYPE']._serialized_start=1958
+  _globals['_COMPRESSIONTYPE']._serialized_end=2089
   _globals['_POSITION']._serialized_start=58
   _globals['_POSITION']._serialized_end=105
-  _globals['_ENTRYMETADATA']._serialized_start=108
-  _globals['_ENTRYMETADATA']._serialized_end=904
-  _globals['_ENTRYMETADATA_PROPERTIESENTRY']._serialized_start=605
-  _globals['_ENTRYMETADATA_PROPERTIESENTRY']._serialized_end=654
-  _globals['_SINGLEMESSAGEMETADATA']._serialized_start=907
-  _globals['_SINGLEMESSAGEMETADATA']._serialized_end=1216
-  _globals['_SINGLEMESSAGEMETADATA_PROPERTIESENTRY']._serialized_start=605
-  _globals['_SINGLEMESSAGEMETADATA_PROPERTIESENTRY']._serialized_end=654
-  _globals['_SINGLEMESSAGE']._serialized_start=1218
-  _globals['_SINGLEMESSAGE']._serialized_end=1313
-  _globals['_BATCHPAYLOAD']._serialized_start=1315
-  _globals['_BATCHPAYLOAD']._serialized_end=1384
+  _globals['_MESSAGEIDDATA']._serialized_start=108
+  _globals['_MESSAGEIDDATA']._serialized_end=439
+  _globals['_ENTRYMETADATA']._serialized_start=442
+  _globals['_ENTRYMETADATA']._serialized_end=1475
+  _globals['_ENTRYMETADATA_PROPERTIESENTRY']._serialized_start=1080
+  _globals['_ENTRYMETADATA_PROPERTIESENTRY']._serialized_end=1129
+  _globals['_SINGLEMESSAGEMETADATA']._serialized_start=1478
+  _globals['_SINGLEMESSAGEMETADATA']._serialized_end=1787
+  _globals['_SINGLEMESSAGEMETADATA_PROPERTIESENTRY']._serialized_start=1080
+  _globals['_SINGLEMESSAGEMETADATA_PROPERTIESENTRY']._serialized_end=1129
+  _globals['_SINGLEMESSAGE']._serialized_start=1789
+  _globals['_SINGLEMESSAGE']._serialized_end=1884
+  _globals['_BATCHPAYLOAD']._serialized_start=1886
+  _globals['_BATCHPAYLOAD']._serialized_end=1955
 # @@protoc_insertion_point(module_scope)

@@ -83,6 +83,81 @@ class Position(_message.Message):
 Global___Position: _TypeAlias = Position  # noqa: Y015
 
 @_typing.final
+class MessageIdData(_message.Message):
+    """MessageIdData is a message id in the form in which applications keep it:
+    Pulsar's, field by field. Negative ids are written as 2^64 less.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
+    ENTRY_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    BATCH_INDEX_FIELD_NUMBER: _builtins.int
+    ACK_SET_FIELD_NUMBER: _builtins.int
+    BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    FIRST_CHUNK_MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    ledger_id: _builtins.int
+    """Required."""
+    entry_id: _builtins.int
+    """Required. Of a large message, its last chunk's."""
+    partition: _builtins.int
+    """Absent: not partitioned."""
+    batch_index: _builtins.int
+    """The message's place in its batch; absent: the entry is no batch."""
+    batch_size: _builtins.int
+    """How many messages the batch has."""
+    @_builtins.property
+    def ack_set(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Not written, and ignored when read."""
+
+    @_builtins.property
+    def first_chunk_message_id(self) -> Global___MessageIdData:
+        """Of a large message, where its first chunk is (PIP-107)."""
+
+    def __init__(
+        self,
+        *,
+        ledger_id: _builtins.int | None = ...,
+        entry_id: _builtins.int | None = ...,
+        partition: _builtins.int | None = ...,
+        batch_index: _builtins.int | None = ...,
+        ack_set: _abc.Iterable[_builtins.int] | None = ...,
+        batch_size: _builtins.int | None = ...,
+        first_chunk_message_id: Global___MessageIdData | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_index", b"_batch_index", "_batch_size", b"_batch_size", "_entry_id", b"_entry_id", "_first_chunk_message_id", b"_first_chunk_message_id", "_ledger_id", b"_ledger_id", "_partition", b"_partition", "batch_index", b"batch_index", "batch_size", b"batch_size", "entry_id", b"entry_id", "first_chunk_message_id", b"first_chunk_message_id", "ledger_id", b"ledger_id", "partition", b"partition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_index", b"_batch_index", "_batch_size", b"_batch_size", "_entry_id", b"_entry_id", "_first_chunk_message_id", b"_first_chunk_message_id", "_ledger_id", b"_ledger_id", "_partition", b"_partition", "ack_set", b"ack_set", "batch_index", b"batch_index", "batch_size", b"batch_size", "entry_id", b"entry_id", "first_chunk_message_id", b"first_chunk_message_id", "ledger_id", b"ledger_id", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__batch_index: _TypeAlias = _typing.Literal["batch_index"]  # noqa: Y015
+    _WhichOneofArgType__batch_index: _TypeAlias = _typing.Literal["_batch_index", b"_batch_index"]  # noqa: Y015
+    _WhichOneofReturnType__batch_size: _TypeAlias = _typing.Literal["batch_size"]  # noqa: Y015
+    _WhichOneofArgType__batch_size: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size"]  # noqa: Y015
+    _WhichOneofReturnType__entry_id: _TypeAlias = _typing.Literal["entry_id"]  # noqa: Y015
+    _WhichOneofArgType__entry_id: _TypeAlias = _typing.Literal["_entry_id", b"_entry_id"]  # noqa: Y015
+    _WhichOneofReturnType__first_chunk_message_id: _TypeAlias = _typing.Literal["first_chunk_message_id"]  # noqa: Y015
+    _WhichOneofArgType__first_chunk_message_id: _TypeAlias = _typing.Literal["_first_chunk_message_id", b"_first_chunk_message_id"]  # noqa: Y015
+    _WhichOneofReturnType__ledger_id: _TypeAlias = _typing.Literal["ledger_id"]  # noqa: Y015
+    _WhichOneofArgType__ledger_id: _TypeAlias = _typing.Literal["_ledger_id", b"_ledger_id"]  # noqa: Y015
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_index) -> _WhichOneofReturnType__batch_index | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_size) -> _WhichOneofReturnType__batch_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__entry_id) -> _WhichOneofReturnType__entry_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_chunk_message_id) -> _WhichOneofReturnType__first_chunk_message_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ledger_id) -> _WhichOneofReturnType__ledger_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
+
+Global___MessageIdData: _TypeAlias = MessageIdData  # noqa: Y015
+
+@_typing.final
 class EntryMetadata(_message.Message):
     """EntryMetadata describes an entry without opening its payload. At most
     128 KiB when serialized.
@@ -122,8 +197,13 @@ class EntryMetadata(_message.Message):
     ORDERING_KEY_FIELD_NUMBER: _builtins.int
     MARKER_TYPE_FIELD_NUMBER: _builtins.int
     HIGHEST_SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    UUID_FIELD_NUMBER: _builtins.int
+    NUM_CHUNKS_FROM_MSG_FIELD_NUMBER: _builtins.int
+    TOTAL_CHUNK_MSG_SIZE_FIELD_NUMBER: _builtins.int
+    CHUNK_ID_FIELD_NUMBER: _builtins.int
     SEQUENCE_ID_STEPS_FIELD_NUMBER: _builtins.int
     PAYLOAD_CRC32C_FIELD_NUMBER: _builtins.int
+    MESSAGE_CRC32C_FIELD_NUMBER: _builtins.int
     producer_name: _builtins.str
     """The producer's name; must be the name of the stream that publishes the
     entry.
@@ -137,7 +217,9 @@ class EntryMetadata(_message.Message):
     partition_key: _builtins.str
     """The key that decides order and ownership."""
     compression: Global___CompressionType.ValueType
-    """How the payload is compressed."""
+    """How the payload is compressed. A large message is compressed as a whole, and
+    then cut into chunks.
+    """
     uncompressed_size: _builtins.int
     """The payload's size before compression, in bytes; required when the payload
     is compressed.
@@ -156,9 +238,28 @@ class EntryMetadata(_message.Message):
     """
     highest_sequence_id: _builtins.int
     """Of a batch, the highest sequence id; absent for a single message."""
+    uuid: _builtins.str
+    """Of a chunk of a large message: names the attempt to publish the message, so
+    that chunks of two attempts are never mixed. Random, or otherwise never
+    used again by this producer: 1 to 320 bytes of UTF-8, no control characters.
+    The four fields from here on are all present or all absent. All chunks of an
+    attempt share the message's sequence id and, but for chunk_id, the metadata.
+    """
+    num_chunks_from_msg: _builtins.int
+    """How many chunks the message has. With 1 it is no large message."""
+    total_chunk_msg_size: _builtins.int
+    """The size of the message's payload as it is stored, in bytes: of all chunks
+    end to end.
+    """
+    chunk_id: _builtins.int
+    """Which chunk this is, from 0. None is empty."""
     payload_crc32c: _builtins.int
     """CRC-32C (Castagnoli) of the payload as it is sent and stored. Checked when
     present: a damaged entry is refused before any state changes.
+    """
+    message_crc32c: _builtins.int
+    """Of a chunk: CRC-32C of all chunks end to end. Checked by whoever puts the
+    message together.
     """
     @_builtins.property
     def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -189,19 +290,30 @@ class EntryMetadata(_message.Message):
         ordering_key: _builtins.bytes | None = ...,
         marker_type: _builtins.int | None = ...,
         highest_sequence_id: _builtins.int | None = ...,
+        uuid: _builtins.str | None = ...,
+        num_chunks_from_msg: _builtins.int | None = ...,
+        total_chunk_msg_size: _builtins.int | None = ...,
+        chunk_id: _builtins.int | None = ...,
         sequence_id_steps: _abc.Iterable[_builtins.int] | None = ...,
         payload_crc32c: _builtins.int | None = ...,
+        message_crc32c: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_event_time", b"_event_time", "_highest_sequence_id", b"_highest_sequence_id", "_marker_type", b"_marker_type", "_num_messages_in_batch", b"_num_messages_in_batch", "_ordering_key", b"_ordering_key", "_partition_key", b"_partition_key", "_payload_crc32c", b"_payload_crc32c", "_producer_name", b"_producer_name", "_publish_time", b"_publish_time", "_sequence_id", b"_sequence_id", "_uncompressed_size", b"_uncompressed_size", "event_time", b"event_time", "highest_sequence_id", b"highest_sequence_id", "marker_type", b"marker_type", "num_messages_in_batch", b"num_messages_in_batch", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "payload_crc32c", b"payload_crc32c", "producer_name", b"producer_name", "publish_time", b"publish_time", "sequence_id", b"sequence_id", "uncompressed_size", b"uncompressed_size"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "_event_time", b"_event_time", "_highest_sequence_id", b"_highest_sequence_id", "_marker_type", b"_marker_type", "_message_crc32c", b"_message_crc32c", "_num_chunks_from_msg", b"_num_chunks_from_msg", "_num_messages_in_batch", b"_num_messages_in_batch", "_ordering_key", b"_ordering_key", "_partition_key", b"_partition_key", "_payload_crc32c", b"_payload_crc32c", "_producer_name", b"_producer_name", "_publish_time", b"_publish_time", "_sequence_id", b"_sequence_id", "_total_chunk_msg_size", b"_total_chunk_msg_size", "_uncompressed_size", b"_uncompressed_size", "_uuid", b"_uuid", "chunk_id", b"chunk_id", "event_time", b"event_time", "highest_sequence_id", b"highest_sequence_id", "marker_type", b"marker_type", "message_crc32c", b"message_crc32c", "num_chunks_from_msg", b"num_chunks_from_msg", "num_messages_in_batch", b"num_messages_in_batch", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "payload_crc32c", b"payload_crc32c", "producer_name", b"producer_name", "publish_time", b"publish_time", "sequence_id", b"sequence_id", "total_chunk_msg_size", b"total_chunk_msg_size", "uncompressed_size", b"uncompressed_size", "uuid", b"uuid"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_event_time", b"_event_time", "_highest_sequence_id", b"_highest_sequence_id", "_marker_type", b"_marker_type", "_num_messages_in_batch", b"_num_messages_in_batch", "_ordering_key", b"_ordering_key", "_partition_key", b"_partition_key", "_payload_crc32c", b"_payload_crc32c", "_producer_name", b"_producer_name", "_publish_time", b"_publish_time", "_sequence_id", b"_sequence_id", "_uncompressed_size", b"_uncompressed_size", "compression", b"compression", "event_time", b"event_time", "highest_sequence_id", b"highest_sequence_id", "marker_type", b"marker_type", "num_messages_in_batch", b"num_messages_in_batch", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "payload_crc32c", b"payload_crc32c", "producer_name", b"producer_name", "properties", b"properties", "publish_time", b"publish_time", "sequence_id", b"sequence_id", "sequence_id_steps", b"sequence_id_steps", "uncompressed_size", b"uncompressed_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "_event_time", b"_event_time", "_highest_sequence_id", b"_highest_sequence_id", "_marker_type", b"_marker_type", "_message_crc32c", b"_message_crc32c", "_num_chunks_from_msg", b"_num_chunks_from_msg", "_num_messages_in_batch", b"_num_messages_in_batch", "_ordering_key", b"_ordering_key", "_partition_key", b"_partition_key", "_payload_crc32c", b"_payload_crc32c", "_producer_name", b"_producer_name", "_publish_time", b"_publish_time", "_sequence_id", b"_sequence_id", "_total_chunk_msg_size", b"_total_chunk_msg_size", "_uncompressed_size", b"_uncompressed_size", "_uuid", b"_uuid", "chunk_id", b"chunk_id", "compression", b"compression", "event_time", b"event_time", "highest_sequence_id", b"highest_sequence_id", "marker_type", b"marker_type", "message_crc32c", b"message_crc32c", "num_chunks_from_msg", b"num_chunks_from_msg", "num_messages_in_batch", b"num_messages_in_batch", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "payload_crc32c", b"payload_crc32c", "producer_name", b"producer_name", "properties", b"properties", "publish_time", b"publish_time", "sequence_id", b"sequence_id", "sequence_id_steps", b"sequence_id_steps", "total_chunk_msg_size", b"total_chunk_msg_size", "uncompressed_size", b"uncompressed_size", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__chunk_id: _TypeAlias = _typing.Literal["chunk_id"]  # noqa: Y015
+    _WhichOneofArgType__chunk_id: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id"]  # noqa: Y015
     _WhichOneofReturnType__event_time: _TypeAlias = _typing.Literal["event_time"]  # noqa: Y015
     _WhichOneofArgType__event_time: _TypeAlias = _typing.Literal["_event_time", b"_event_time"]  # noqa: Y015
     _WhichOneofReturnType__highest_sequence_id: _TypeAlias = _typing.Literal["highest_sequence_id"]  # noqa: Y015
     _WhichOneofArgType__highest_sequence_id: _TypeAlias = _typing.Literal["_highest_sequence_id", b"_highest_sequence_id"]  # noqa: Y015
     _WhichOneofReturnType__marker_type: _TypeAlias = _typing.Literal["marker_type"]  # noqa: Y015
     _WhichOneofArgType__marker_type: _TypeAlias = _typing.Literal["_marker_type", b"_marker_type"]  # noqa: Y015
+    _WhichOneofReturnType__message_crc32c: _TypeAlias = _typing.Literal["message_crc32c"]  # noqa: Y015
+    _WhichOneofArgType__message_crc32c: _TypeAlias = _typing.Literal["_message_crc32c", b"_message_crc32c"]  # noqa: Y015
+    _WhichOneofReturnType__num_chunks_from_msg: _TypeAlias = _typing.Literal["num_chunks_from_msg"]  # noqa: Y015
+    _WhichOneofArgType__num_chunks_from_msg: _TypeAlias = _typing.Literal["_num_chunks_from_msg", b"_num_chunks_from_msg"]  # noqa: Y015
     _WhichOneofReturnType__num_messages_in_batch: _TypeAlias = _typing.Literal["num_messages_in_batch"]  # noqa: Y015
     _WhichOneofArgType__num_messages_in_batch: _TypeAlias = _typing.Literal["_num_messages_in_batch", b"_num_messages_in_batch"]  # noqa: Y015
     _WhichOneofReturnType__ordering_key: _TypeAlias = _typing.Literal["ordering_key"]  # noqa: Y015
@@ -216,14 +328,24 @@ class EntryMetadata(_message.Message):
     _WhichOneofArgType__publish_time: _TypeAlias = _typing.Literal["_publish_time", b"_publish_time"]  # noqa: Y015
     _WhichOneofReturnType__sequence_id: _TypeAlias = _typing.Literal["sequence_id"]  # noqa: Y015
     _WhichOneofArgType__sequence_id: _TypeAlias = _typing.Literal["_sequence_id", b"_sequence_id"]  # noqa: Y015
+    _WhichOneofReturnType__total_chunk_msg_size: _TypeAlias = _typing.Literal["total_chunk_msg_size"]  # noqa: Y015
+    _WhichOneofArgType__total_chunk_msg_size: _TypeAlias = _typing.Literal["_total_chunk_msg_size", b"_total_chunk_msg_size"]  # noqa: Y015
     _WhichOneofReturnType__uncompressed_size: _TypeAlias = _typing.Literal["uncompressed_size"]  # noqa: Y015
     _WhichOneofArgType__uncompressed_size: _TypeAlias = _typing.Literal["_uncompressed_size", b"_uncompressed_size"]  # noqa: Y015
+    _WhichOneofReturnType__uuid: _TypeAlias = _typing.Literal["uuid"]  # noqa: Y015
+    _WhichOneofArgType__uuid: _TypeAlias = _typing.Literal["_uuid", b"_uuid"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__chunk_id) -> _WhichOneofReturnType__chunk_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__event_time) -> _WhichOneofReturnType__event_time | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__highest_sequence_id) -> _WhichOneofReturnType__highest_sequence_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__marker_type) -> _WhichOneofReturnType__marker_type | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__message_crc32c) -> _WhichOneofReturnType__message_crc32c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_chunks_from_msg) -> _WhichOneofReturnType__num_chunks_from_msg | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_messages_in_batch) -> _WhichOneofReturnType__num_messages_in_batch | None: ...
     @_typing.overload
@@ -239,7 +361,11 @@ class EntryMetadata(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sequence_id) -> _WhichOneofReturnType__sequence_id | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__total_chunk_msg_size) -> _WhichOneofReturnType__total_chunk_msg_size | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__uncompressed_size) -> _WhichOneofReturnType__uncompressed_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__uuid) -> _WhichOneofReturnType__uuid | None: ...
 
 Global___EntryMetadata: _TypeAlias = EntryMetadata  # noqa: Y015
 

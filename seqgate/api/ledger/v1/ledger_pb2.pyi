@@ -54,6 +54,15 @@ class _ReceiptStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Receipt
     """
     RECEIPT_STATUS_SKIPPED: _ReceiptStatus.ValueType  # 7
     """Not looked at, because the stream is on hold."""
+    RECEIPT_STATUS_CHUNK_GAP: _ReceiptStatus.ValueType  # 8
+    """A chunk that follows nothing: the one before it is not in the log. Send the
+    whole message again, as a new attempt. The stream is on hold.
+    """
+    RECEIPT_STATUS_LAYOUT_CONFLICT: _ReceiptStatus.ValueType  # 9
+    """A chunk, not the first, of another attempt than the one that is in the log in
+    part: another uuid, number of chunks or total size. Send the whole message
+    again, as a new attempt. The stream is on hold.
+    """
 
 class ReceiptStatus(_ReceiptStatus, metaclass=_ReceiptStatusEnumTypeWrapper):
     """ReceiptStatus says what became of a publication."""
@@ -84,6 +93,15 @@ delay of RetryInfo. The stream is on hold.
 """
 RECEIPT_STATUS_SKIPPED: ReceiptStatus.ValueType  # 7
 """Not looked at, because the stream is on hold."""
+RECEIPT_STATUS_CHUNK_GAP: ReceiptStatus.ValueType  # 8
+"""A chunk that follows nothing: the one before it is not in the log. Send the
+whole message again, as a new attempt. The stream is on hold.
+"""
+RECEIPT_STATUS_LAYOUT_CONFLICT: ReceiptStatus.ValueType  # 9
+"""A chunk, not the first, of another attempt than the one that is in the log in
+part: another uuid, number of chunks or total size. Send the whole message
+again, as a new attempt. The stream is on hold.
+"""
 Global___ReceiptStatus: _TypeAlias = ReceiptStatus  # noqa: Y015
 
 class _Fate:
@@ -240,10 +258,10 @@ class Publication(_message.Message):
     request_id: _builtins.int
     """Chosen by the producer and given back with the receipt."""
     resume: _builtins.bool
-    """Ends the hold after a PARTIAL or FAILED receipt."""
+    """Ends the hold after a receipt that put the stream on hold."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Entry]:
-        """One entry as a rule. More, up to 1,000, when one flush of a producer that
+        """One entry as a rule, and always with a chunk. More, up to 1,000, when one flush of a producer that
         batches by key makes an entry for each key: they are stored side by side,
         and their ids from the lowest to the highest are claimed as one range.
         In the order of their highest sequence ids.
@@ -352,6 +370,8 @@ class Opened(_message.Message):
     WINDOW_MESSAGES_FIELD_NUMBER: _builtins.int
     WINDOW_BYTES_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_LARGE_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_CHUNKS_FIELD_NUMBER: _builtins.int
     producer_name: _builtins.str
     """The producer's name, assigned or as asked."""
     last_sequence_id: _builtins.int
@@ -366,6 +386,10 @@ class Opened(_message.Message):
     """How many bytes of payload and metadata may be unanswered at a time."""
     max_message_bytes: _builtins.int
     """The largest payload of an entry, in bytes."""
+    max_large_message_bytes: _builtins.int
+    """The largest payload of a large message, as it is stored, in bytes."""
+    max_chunks: _builtins.int
+    """How many chunks a large message may have."""
     def __init__(
         self,
         *,
@@ -375,10 +399,12 @@ class Opened(_message.Message):
         window_messages: _builtins.int = ...,
         window_bytes: _builtins.int = ...,
         max_message_bytes: _builtins.int = ...,
+        max_large_message_bytes: _builtins.int = ...,
+        max_chunks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_last_sequence_id", b"_last_sequence_id", "last_sequence_id", b"last_sequence_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_sequence_id", b"_last_sequence_id", "last_sequence_id", b"last_sequence_id", "ledger_id", b"ledger_id", "max_message_bytes", b"max_message_bytes", "producer_name", b"producer_name", "window_bytes", b"window_bytes", "window_messages", b"window_messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_sequence_id", b"_last_sequence_id", "last_sequence_id", b"last_sequence_id", "ledger_id", b"ledger_id", "max_chunks", b"max_chunks", "max_large_message_bytes", b"max_large_message_bytes", "max_message_bytes", b"max_message_bytes", "producer_name", b"producer_name", "window_bytes", b"window_bytes", "window_messages", b"window_messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_sequence_id: _TypeAlias = _typing.Literal["last_sequence_id"]  # noqa: Y015
     _WhichOneofArgType__last_sequence_id: _TypeAlias = _typing.Literal["_last_sequence_id", b"_last_sequence_id"]  # noqa: Y015
@@ -466,7 +492,8 @@ class Receipt(_message.Message):
     def position(self) -> _entry_pb2.Position:
         """STORED: the first entry's position; further entries follow it one by one.
         DUPLICATE: the same entry's position, when the publication is one entry and
-        was stored as one; absent when its messages were stored otherwise.
+        was stored as one; absent when its messages were stored otherwise. Of a
+        chunk: the same chunk's of the same attempt.
         """
 
     @_builtins.property
@@ -516,13 +543,18 @@ class MessageFate(_message.Message):
     FATE_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     BATCH_INDEX_FIELD_NUMBER: _builtins.int
+    FIRST_CHUNK_POSITION_FIELD_NUMBER: _builtins.int
     fate: Global___Fate.ValueType
     """What became of it."""
     batch_index: _builtins.int
     """Its place in the batch, from 0; absent: the entry is no batch."""
     @_builtins.property
     def position(self) -> _entry_pb2.Position:
-        """Where it is, when it is STORED."""
+        """Where it is, when it is STORED; of a large message, its last chunk."""
+
+    @_builtins.property
+    def first_chunk_position(self) -> _entry_pb2.Position:
+        """Of a large message that is STORED: its first chunk."""
 
     def __init__(
         self,
@@ -530,17 +562,22 @@ class MessageFate(_message.Message):
         fate: Global___Fate.ValueType = ...,
         position: _entry_pb2.Position | None = ...,
         batch_index: _builtins.int | None = ...,
+        first_chunk_position: _entry_pb2.Position | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_index", b"_batch_index", "_position", b"_position", "batch_index", b"batch_index", "position", b"position"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_index", b"_batch_index", "_first_chunk_position", b"_first_chunk_position", "_position", b"_position", "batch_index", b"batch_index", "first_chunk_position", b"first_chunk_position", "position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_index", b"_batch_index", "_position", b"_position", "batch_index", b"batch_index", "fate", b"fate", "position", b"position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_index", b"_batch_index", "_first_chunk_position", b"_first_chunk_position", "_position", b"_position", "batch_index", b"batch_index", "fate", b"fate", "first_chunk_position", b"first_chunk_position", "position", b"position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch_index: _TypeAlias = _typing.Literal["batch_index"]  # noqa: Y015
     _WhichOneofArgType__batch_index: _TypeAlias = _typing.Literal["_batch_index", b"_batch_index"]  # noqa: Y015
+    _WhichOneofReturnType__first_chunk_position: _TypeAlias = _typing.Literal["first_chunk_position"]  # noqa: Y015
+    _WhichOneofArgType__first_chunk_position: _TypeAlias = _typing.Literal["_first_chunk_position", b"_first_chunk_position"]  # noqa: Y015
     _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
     _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_index) -> _WhichOneofReturnType__batch_index | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_chunk_position) -> _WhichOneofReturnType__first_chunk_position | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__position) -> _WhichOneofReturnType__position | None: ...
 
@@ -765,6 +802,7 @@ class StoredEntry(_message.Message):
     PAYLOAD_FIELD_NUMBER: _builtins.int
     APPEND_TIME_FIELD_NUMBER: _builtins.int
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    ABORTS_FIELD_NUMBER: _builtins.int
     payload: _builtins.bytes
     """As it was published; absent with metadata_only."""
     append_time: _builtins.int
@@ -773,6 +811,11 @@ class StoredEntry(_message.Message):
     """
     payload_bytes: _builtins.int
     """The payload's size in bytes, also when it is left out."""
+    aborts: _builtins.str
+    """The uuid of an attempt at a large message of the same producer that this
+    entry ends: the chunks of it that lie before will never make a message.
+    Empty: it ends none.
+    """
     @_builtins.property
     def position(self) -> _entry_pb2.Position:
         """Where it is."""
@@ -789,10 +832,11 @@ class StoredEntry(_message.Message):
         payload: _builtins.bytes = ...,
         append_time: _builtins.int = ...,
         payload_bytes: _builtins.int = ...,
+        aborts: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["metadata", b"metadata", "position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_time", b"append_time", "metadata", b"metadata", "payload", b"payload", "payload_bytes", b"payload_bytes", "position", b"position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborts", b"aborts", "append_time", b"append_time", "metadata", b"metadata", "payload", b"payload", "payload_bytes", b"payload_bytes", "position", b"position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

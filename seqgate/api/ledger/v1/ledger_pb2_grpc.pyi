@@ -49,8 +49,11 @@ class LedgerServiceStub:
     publication gets one receipt; receipts may overtake each other. To end, the
     producer closes its side and reads what is still to come.
 
-    Two receipts put the stream on hold, PARTIAL and FAILED: what follows would
-    overtake what was not stored, so it is answered SKIPPED, until a
+    A large message is published as chunks, each a publication of its own, in
+    order and with nothing between them. It is in the log once its last chunk is.
+
+    Four receipts put the stream on hold, PARTIAL, FAILED, CHUNK_GAP and
+    LAYOUT_CONFLICT: what follows would overtake what was not stored, so it is answered SKIPPED, until a
     publication arrives that says `resume`. The producer waits until everything
     that it has sent is answered, and then sends again, in order, what was not
     stored, the first publication with `resume`.
@@ -128,8 +131,11 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     publication gets one receipt; receipts may overtake each other. To end, the
     producer closes its side and reads what is still to come.
 
-    Two receipts put the stream on hold, PARTIAL and FAILED: what follows would
-    overtake what was not stored, so it is answered SKIPPED, until a
+    A large message is published as chunks, each a publication of its own, in
+    order and with nothing between them. It is in the log once its last chunk is.
+
+    Four receipts put the stream on hold, PARTIAL, FAILED, CHUNK_GAP and
+    LAYOUT_CONFLICT: what follows would overtake what was not stored, so it is answered SKIPPED, until a
     publication arrives that says `resume`. The producer waits until everything
     that it has sent is answered, and then sends again, in order, what was not
     stored, the first publication with `resume`.
@@ -210,8 +216,11 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         publication gets one receipt; receipts may overtake each other. To end, the
         producer closes its side and reads what is still to come.
 
-        Two receipts put the stream on hold, PARTIAL and FAILED: what follows would
-        overtake what was not stored, so it is answered SKIPPED, until a
+        A large message is published as chunks, each a publication of its own, in
+        order and with nothing between them. It is in the log once its last chunk is.
+
+        Four receipts put the stream on hold, PARTIAL, FAILED, CHUNK_GAP and
+        LAYOUT_CONFLICT: what follows would overtake what was not stored, so it is answered SKIPPED, until a
         publication arrives that says `resume`. The producer waits until everything
         that it has sent is answered, and then sends again, in order, what was not
         stored, the first publication with `resume`.

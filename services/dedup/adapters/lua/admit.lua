@@ -3,15 +3,19 @@
 -- call, beside what topic.lua names:
 --     revision       a number, or false: not compared
 --     claims         {{producer, lowest, highest, lowest, highest, ...}, ...}, each producer once
+--                    highest: an id, or for a chunk the mark that ends with it
 --     now_ms         a number
 --     max_producers  a number
 --
 -- Answers, beside what topic.lua names:
 --     {"changed", revision}
 --     {"full", tracked, wanted}
---     {"judged", revision, {{verdicts, persisted}, ...}}
---         verdicts: one letter a claim: New, In flight, Duplicate, Partial, Held
---         persisted: 19 digits or ""
+--     {"judged", revision, {{verdicts, persisted, aborts}, ...}}
+--         verdicts: one letter a claim: New, In flight, Duplicate, Partial, Held, chunk Gap, layout
+--                   Conflict
+--         persisted: a mark or ""
+--         aborts: {claim, mark, claim, mark, ...}: the place of a claim from 1, and the mark inside
+--                 the large message that it ends
 --
 -- Same function as core/topic.py:TopicState.admit and core/sequence.py:admit.
 
@@ -38,41 +42,74 @@ if unknown > 0 then
   end
 end
 
+-- core/sequence.py:_judge_chunk.
+local function judge_chunk(p, id, mark)
+  local persisted, pushed = p.persisted, p.pushed
+  local persisted_id, pushed_id = id_of(persisted), id_of(pushed)
+  local chunk, layout = chunk_of(mark)
+  if id < persisted_id or (id == persisted_id and #persisted <= ID) then return "D" end
+  if id == persisted_id then
+    local stored_chunk, stored_layout = chunk_of(persisted)
+    if layout == stored_layout and chunk <= stored_chunk then return "D" end
+  end
+  if id > pushed_id then return chunk == 0 and "N" or "G" end
+  if id < pushed_id or #pushed <= ID then return "I" end
+  local reached_chunk, reached_layout = chunk_of(pushed)
+  if layout == reached_layout then
+    if chunk <= reached_chunk then return "I" end
+    return chunk == reached_chunk + 1 and "N" or "G"
+  end
+  if pushed ~= persisted then return "I" end
+  return chunk == 0 and "N" or "C"
+end
+
+-- core/sequence.py:_judge.
+local function judge(p, lowest, highest)
+  if #highest > ID then return judge_chunk(p, lowest, highest) end
+  local persisted, pushed = p.persisted, p.pushed
+  if #persisted <= ID then
+    if highest <= persisted then return "D" end
+  elseif highest < id_of(persisted) then
+    return "D"
+  end
+  local pushed_id = id_of(pushed)
+  if lowest > pushed_id then return "N" end
+  if pushed ~= persisted then return "I" end
+  return #pushed > ID and lowest == pushed_id and "N" or "P"
+end
+
+local COUNTED = {
+  N = "new", D = "duplicate", P = "partial", I = "waiting", H = "waiting", G = "misplaced", C = "misplaced",
+}
+
 local let_through = false
 local judged = {}
 for i, claims in ipairs(call.claims) do
   local p = producers[claims[1]]
-  local persisted, pushed = p.persisted, p.pushed
-  local verdicts = {}
+  local verdicts, aborts = {}, {}
   local held = false
   for j = 2, #claims, 2 do
     local lowest, highest = claims[j], claims[j + 1]
-    local verdict
-    if highest <= persisted then
-      verdict = "D"
-      topic.duplicate = topic.duplicate + 1
-    elseif held then
+    local verdict = judge(p, lowest, highest)
+    if held and verdict ~= "D" then
       verdict = "H"
-      topic.waiting = topic.waiting + 1
-    elseif lowest > pushed then
-      verdict = "N"
-      topic.new = topic.new + 1
-      pushed = highest
+    elseif verdict == "N" then
+      local chunk = #highest > ID
+      if #p.pushed > ID and not (chunk and continues(p.pushed, highest)) then
+        aborts[#aborts + 1] = j / 2
+        aborts[#aborts + 1] = p.pushed
+      end
+      p.pushed = chunk and is_last(chunk_of(highest)) and lowest or highest
       let_through = true
-    elseif pushed > persisted then
-      verdict = "I"
-      topic.waiting = topic.waiting + 1
-      held = true
-    else
-      verdict = "P"
-      topic.partial = topic.partial + 1
+    elseif verdict ~= "D" then
       held = true
     end
-    verdicts[#verdicts + 1] = verdict
+    topic[COUNTED[verdict]] = topic[COUNTED[verdict]] + 1
+    verdicts[j / 2] = verdict
   end
-  p.pushed = pushed
   if call.now_ms > p.active then p.active = call.now_ms end
-  judged[i] = { table.concat(verdicts), persisted }
+  topic.aborted = topic.aborted + #aborts / 2
+  judged[i] = { table.concat(verdicts), p.persisted, aborts }
 end
 
 write_producers(producers)

@@ -18,9 +18,7 @@ local function forget(listed)
     local value = redis.call("HGET", KEYS[1], field)
     if value then
       local persisted, pushed, term, active = string.match(value, "^(%S+) (%S+) (%d+) (%d+)$")
-      if persisted == "-" then persisted = "" end
-      if pushed == "-" then pushed = "" end
-      local in_flight = tonumber(term) == topic.term and pushed > persisted
+      local in_flight = tonumber(term) == topic.term and pushed ~= persisted
       if tonumber(active) == each[2] and not in_flight then
         dropped = dropped + redis.call("HDEL", KEYS[1], field)
       end

@@ -23,8 +23,9 @@ else
     local name, keep = withdrawal[1], withdrawal[2]
     local p = producers[name]
     if p.known then
-      if keep < p.pushed then p.pushed = keep end
-      if p.pushed < p.persisted then p.pushed = p.persisted end
+      if id_of(p.pushed) > keep then
+        p.pushed = ahead(keep, p.persisted) and keep or p.persisted
+      end
     end
   end
   for name, p in pairs(producers) do

@@ -3,18 +3,22 @@
 -- KEYS[1]  hash  seqgate:dedup:v1:{<topic>}
 --     meta          MessagePack of the table `topic` below
 --     p:<producer>  "<persisted> <pushed> <term> <active_ms>"
---                   persisted and pushed: 19 digits, or "-" for never
+--                   persisted and pushed: marks, or "-" for never
 --                   pushed counts only while <term> is the topic's: withdrawing everything is one
 --                   step of the topic's term, however many producers there are
 --
 -- Ids and positions are text of fixed width (19 and 38 digits) or "" for none, because numbers here
 -- are doubles. Text compares as the numbers would.
 --
+-- A mark is an id; inside a large message "<id>/<chunk>/<layout>", the last chunk that it covers.
+-- The layout is "<number of chunks>/<bytes>/<uuid>", without white space.
+--
 -- ARGV[1]  MessagePack of the table `call`:
 --     incarnation, epoch   19 digits
 --     position             38 digits or ""
 --     confirmation         false, or {after, through, entry_count, remaining,
---                          {{producer, last_append_ms, highest, highest, ...}, ...}}
+--                          {{producer, last_append_ms, entry, entry, ...}, ...}}
+--                          entry: the highest id, or for a chunk the mark that ends with it
 --     and what the script adds
 --
 -- Answers MessagePack of {kind, ...}:
@@ -23,17 +27,46 @@
 -- Same functions as core/topic.py and core/sequence.py: change both or neither.
 
 local KEY = KEYS[1]
-local CHUNK = 1000 -- fields a HMGET or HSET: Lua's stack bounds unpack()
+local FIELDS = 1000 -- a HMGET or HSET: Lua's stack bounds unpack()
+local ID = 19 -- digits: what is longer stands inside a large message
 
 local call = cmsgpack.unpack(ARGV[1])
 local topic
 local changed = false
 
+local function id_of(mark) return string.sub(mark, 1, ID) end
+
+-- The chunk and the layout of a mark inside a large message.
+local function chunk_of(mark)
+  local chunk, layout = string.match(mark, "^%d+/(%d+)/(.+)$")
+  return tonumber(chunk), layout
+end
+
+local function is_last(chunk, layout) return chunk + 1 == tonumber(string.match(layout, "^%d+")) end
+
+-- core/sequence.py:_continues, for two marks inside large messages.
+local function continues(before, mark)
+  local chunk, layout = chunk_of(mark)
+  local before_chunk, before_layout = chunk_of(before)
+  return layout == before_layout and chunk == before_chunk + 1
+end
+
+-- core/sequence.py:_ahead. Marks of messages compare as text.
+local function ahead(pushed, persisted)
+  local pushed_id, persisted_id = id_of(pushed), id_of(persisted)
+  if pushed_id ~= persisted_id then return pushed_id > persisted_id end
+  if #persisted <= ID then return false end
+  if #pushed <= ID then return true end
+  local chunk, layout = chunk_of(pushed)
+  local persisted_chunk, persisted_layout = chunk_of(persisted)
+  return layout ~= persisted_layout or chunk > persisted_chunk
+end
+
 local function read_producers(names)
   local producers = {}
-  for first = 1, #names, CHUNK do
+  for first = 1, #names, FIELDS do
     local fields = {}
-    for i = first, math.min(first + CHUNK - 1, #names) do
+    for i = first, math.min(first + FIELDS - 1, #names) do
       fields[#fields + 1] = "p:" .. names[i]
     end
     local values = redis.call("HMGET", KEY, unpack(fields))
@@ -43,7 +76,6 @@ local function read_producers(names)
         local persisted, pushed, term, active = string.match(value, "^(%S+) (%S+) (%d+) (%d+)$")
         if persisted == "-" then persisted = "" end
         if pushed == "-" or tonumber(term) ~= topic.term then pushed = persisted end
-        if pushed < persisted then pushed = persisted end
         producers[name] = { persisted = persisted, pushed = pushed, active = tonumber(active), known = true }
       else
         producers[name] = { persisted = "", pushed = "", active = 0, known = false }
@@ -59,7 +91,7 @@ local function write_producers(producers)
     fields[#fields + 1] = "p:" .. name
     fields[#fields + 1] = string.format("%s %s %.0f %.0f",
       p.persisted == "" and "-" or p.persisted, p.pushed == "" and "-" or p.pushed, topic.term, p.active)
-    if #fields >= CHUNK then
+    if #fields >= FIELDS then
       redis.call("HSET", KEY, unpack(fields))
       fields = {}
     end
@@ -82,6 +114,7 @@ local function enter()
     topic = {
       incarnation = call.incarnation, epoch = call.epoch, confirmed = "", revision = 0, term = 0, remaining = 0,
       confirmed_entries = 0, new = 0, duplicate = 0, partial = 0, waiting = 0, purged = 0, evicted = 0,
+      misplaced = 0, aborted = 0,
     }
     changed = true
     return nil
@@ -96,14 +129,23 @@ local function enter()
   return nil
 end
 
--- core/sequence.py:advance, over one producer's entries.
-local function advance(p, entries)
-  for i = 3, #entries do
-    local highest = entries[i]
-    local in_flight = p.pushed > p.persisted
-    p.persisted = highest
-    if not in_flight or p.pushed < highest then p.pushed = highest end
+-- core/sequence.py:advance.
+local function advance_over(p, entry)
+  if #entry > ID then
+    local chunk, layout = chunk_of(entry)
+    if chunk > 0 then
+      local stored = p.persisted
+      if #stored <= ID or id_of(stored) ~= id_of(entry) or not continues(stored, entry) then return end
+    end
+    if is_last(chunk, layout) then entry = id_of(entry) end
   end
+  local in_flight = p.pushed ~= p.persisted
+  p.persisted = entry
+  if not (in_flight and ahead(p.pushed, entry)) then p.pushed = entry end
+end
+
+local function advance(p, entries)
+  for i = 3, #entries do advance_over(p, entries[i]) end
   if entries[2] > p.active then p.active = entries[2] end
 end
 

@@ -1,0 +1,369 @@
+"""Which chunks make a message?
+
+A producer cuts a large message into chunks and publishes each as an entry of its own (PIP-37). A
+uuid names the attempt to publish the message. Between two chunks of an attempt the log may hold
+anything: plain messages, chunks of other attempts, chunks of the same attempt once more.
+
+    log    A0  B0  A1  plain  B1  A2        A has three chunks, B has two
+    out                       B   A
+
+The assembler is fed a topic's chunks in log order, holds what an attempt has so far (its context),
+and gives out each message with its last chunk.
+
+No chunk is lost sight of. Each comes out once: in a message, in a Dropped, or as a Headless; and
+what was held together comes out together, so that the owner can acknowledge or return it as one set
+(Pulsar's consumer leaves holes here: apache/pulsar#21070, apache/pulsar#21101). Only a redelivery,
+the entry at a position that is held, is not told again.
+"""
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final, NamedTuple
+
+import google_crc32c
+
+from seqgate.types import Position
+
+
+@dataclass(frozen=True, slots=True)
+class AssemblyLimits:
+    """How much an assembler holds.
+
+    The body of a message that is complete is not held, and not counted.
+
+    Attributes:
+        messages_max: how many incomplete messages, 1 to 1,000: each chunk is weighed against all of
+            them. (Pulsar's maxPendingChunkedMessage: 10.)
+        bytes_max: how many bytes of payload they have together, 1 or more.
+        chunks_max: how many chunks a message may have, by its own word: 1 to 2^31 - 1.
+        message_bytes_max: how many bytes it may have, by its own word: 1 to bytes_max.
+        expiry_ms: how long a message may be incomplete after its chunk 0 arrived, in milliseconds;
+            0: for ever. (Pulsar's expireTimeOfIncompleteChunkedMessage: one minute.)
+
+    Raises:
+        ValueError: one is out of its bounds.
+    """
+
+    messages_max: int = 100
+    bytes_max: int = 512 * 1024 * 1024
+    chunks_max: int = 10_000
+    message_bytes_max: int = 512 * 1024 * 1024
+    expiry_ms: int = 3_600_000
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.messages_max <= 1_000:
+            raise ValueError("messages_max is 1 to 1,000")
+        if self.bytes_max < 1:
+            raise ValueError("bytes_max is at least 1")
+        if not 1 <= self.chunks_max < 2**31:
+            raise ValueError("chunks_max is 1 to 2^31 - 1")
+        if not 1 <= self.message_bytes_max <= self.bytes_max:
+            raise ValueError("message_bytes_max is 1 to bytes_max")
+        if self.expiry_ms < 0:
+            raise ValueError("expiry_ms is not negative")
+
+
+class Piece(NamedTuple):
+    """One chunk, as it is in the log.
+
+    Attributes:
+        position: where it is.
+        producer, sequence_id: whose message it is of, and under which id.
+        uuid: of which attempt to publish the message.
+        chunk_id: which chunk, 0 to num_chunks - 1.
+        num_chunks: how many the message has, 1 or more.
+        total_bytes: how many bytes all of them have.
+        crc32c: CRC-32C of all of them end to end; None: not known.
+        payload: its bytes.
+    """
+
+    position: Position
+    producer: str
+    sequence_id: int
+    uuid: str
+    chunk_id: int
+    num_chunks: int
+    total_bytes: int
+    crc32c: int | None
+    payload: bytes
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the message ends with it."""
+        return self.chunk_id == self.num_chunks - 1
+
+    @property
+    def attempt(self) -> tuple[str, str]:
+        """Names the attempt within the topic."""
+        return self.producer, self.uuid
+
+    @property
+    def message(self) -> tuple[str, int]:
+        """Names the message within the topic."""
+        return self.producer, self.sequence_id
+
+    @property
+    def layout(self) -> tuple[int, int, int, int | None]:
+        """What all chunks of an attempt share; a re-chunked message differs here."""
+        return self.sequence_id, self.num_chunks, self.total_bytes, self.crc32c
+
+
+class DropReason(Enum):
+    """Why chunks make no message.
+
+    Four are final in a log with deduplication: ABORTED, RESTARTED, DUPLICATE and CORRUPT chunks
+    never make a message, whoever reads them; acknowledge them (and report what is CORRUPT). The
+    others mean only "not kept here": EVICTED, EXPIRED, TOO_LARGE, HEADLESS and GAP chunks may be
+    of a message that is whole in the log, and whoever wants it reads them again.
+    """
+
+    ABORTED = auto()  # the log says so, or the message was started again as another attempt
+    RESTARTED = auto()  # the same attempt was started again (apache/pulsar#21070)
+    DUPLICATE = auto()  # the same chunk is held, from another position (apache/pulsar#20948)
+    CORRUPT = auto()  # together they have not the size or the checksum that they claim
+    EVICTED = auto()  # newer messages needed the room
+    EXPIRED = auto()  # the rest did not come in time (apache/pulsar#17110)
+    TOO_LARGE = auto()  # the message claims more bytes or chunks than are allowed
+    HEADLESS = auto()  # the chunks before it are not held
+    GAP = auto()  # one in between is missing, or the last one has another layout
+
+
+class Dropped(NamedTuple):
+    """Chunks of one attempt that are let go together, in the order in which they were added."""
+
+    reason: DropReason
+    producer: str
+    sequence_id: int
+    uuid: str
+    positions: tuple[Position, ...]
+
+
+class Assembled(NamedTuple):
+    """A complete message: its chunks end to end, and where they are, from the first to the last."""
+
+    producer: str
+    sequence_id: int
+    uuid: str
+    body: bytes
+    positions: tuple[Position, ...]
+
+
+class Headless(NamedTuple):
+    """The last chunk of a message whose other chunks are not held: reading began after them, or
+    they were let go. It is the owner's, who may fetch the whole message by other means, and is in
+    no count."""
+
+    piece: Piece
+
+
+class Added(NamedTuple):
+    """What a chunk brought about: what was let go, and what it completed or failed to complete."""
+
+    dropped: tuple[Dropped, ...] = ()
+    outcome: Assembled | Headless | None = None
+
+    @property
+    def permits(self) -> int:
+        """How many flow permits to give back at once: the chunk's own, 1, or 0 when it completed a
+        message, which carries the permit until the application takes it. (Pulsar's Java client
+        gives none for a last chunk without a head, and stalls: apache/pulsar#26675.)"""
+        return 0 if isinstance(self.outcome, Assembled) else 1
+
+
+@dataclass(slots=True)
+class _Context:
+    """What is held of one attempt: its chunks from 0 on, without a gap."""
+
+    first: Piece
+    started_ms: int
+    positions: list[Position] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    size_bytes: int = 0
+    crc32c: int = 0
+
+    def append(self, piece: Piece) -> None:
+        assert piece.chunk_id == len(self.positions)
+        self.positions.append(piece.position)
+        self.payloads.append(piece.payload)
+        self.size_bytes += len(piece.payload)
+        if piece.crc32c is not None:
+            self.crc32c = google_crc32c.extend(self.crc32c, piece.payload)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it may still become, or is, what its chunks claim."""
+        claimed = self.first
+        if len(self.positions) < claimed.num_chunks:
+            return self.size_bytes <= claimed.total_bytes
+        return self.size_bytes == claimed.total_bytes and claimed.crc32c in (None, self.crc32c)
+
+
+class Assembler:
+    """Puts the chunked messages of one topic together.
+
+    What it tells of itself is counted when asked: a counter beside the contexts drifts from them
+    (Pulsar's of incomplete messages does, and lets messages go too early).
+    """
+
+    def __init__(self, limits: AssemblyLimits) -> None:
+        self.counts: Final = Counter[DropReason]()
+        """How many chunks were dropped, by reason."""
+        self._limits = limits
+        # By attempt, in the order in which they started. An OrderedDict finds its oldest item at
+        # once; a dict searches through all that were removed before it.
+        self._contexts: OrderedDict[tuple[str, str], _Context] = OrderedDict()
+        # The same by message: a message has one attempt at a time.
+        self._by_message: dict[tuple[str, int], _Context] = {}
+
+    @property
+    def messages(self) -> int:
+        """How many incomplete messages are held."""
+        return len(self._contexts)
+
+    @property
+    def bytes_held(self) -> int:
+        """How many bytes of payload they have together."""
+        return sum(context.size_bytes for context in self._contexts.values())
+
+    @property
+    def first_held(self) -> Position | None:
+        """The lowest position held, where to read again from to miss nothing; None: nothing is
+        held. (A Pulsar reader that reconnects inside a message loses it.)"""
+        return min((context.first.position for context in self._contexts.values()), default=None)
+
+    def add(self, piece: Piece, now_ms: int) -> Added:
+        """Take a chunk, the next one in the log or one that is delivered again.
+
+        Call abort first if its entry aborts an attempt.
+
+        Args:
+            piece: the chunk.
+            now_ms: the time in milliseconds, by a clock that does not go back.
+        """
+        assert 0 <= piece.chunk_id < piece.num_chunks
+        expired = self.expire(now_ms)
+        added = self._start(piece, now_ms) if piece.chunk_id == 0 else self._continue(piece)
+        return added._replace(dropped=expired + added.dropped) if expired else added
+
+    def abort(self, producer: str, uuid: str) -> Dropped | None:
+        """Let go of an attempt that the log has ended. Returns what was held of it, if anything."""
+        context = self._contexts.get((producer, uuid))
+        return None if context is None else self._let_go(DropReason.ABORTED, context)
+
+    def expire(self, now_ms: int) -> tuple[Dropped, ...]:
+        """Let go of the messages whose chunk 0 arrived more than expiry_ms ago."""
+        expired = []
+        while self._limits.expiry_ms and self._contexts:
+            oldest = self._oldest()
+            if now_ms - oldest.started_ms <= self._limits.expiry_ms:
+                break
+            expired.append(self._let_go(DropReason.EXPIRED, oldest))
+        return tuple(expired)
+
+    def clear(self) -> None:
+        """Forget all that is held, as if it had never been added: reading goes on elsewhere."""
+        self._contexts.clear()
+        self._by_message.clear()
+
+    def _start(self, piece: Piece, now_ms: int) -> Added:
+        rivals = self._rivals(piece)
+        for reason, held in rivals:
+            if piece.position < held.first.position:
+                # What held replaced is delivered again. It must not end the attempt that goes on.
+                return self._refuse(reason, piece)
+        ended: list[Dropped] = []
+        for reason, held in rivals:
+            if piece.position == held.first.position:
+                self._remove(held)  # all of it is delivered again
+            else:
+                ended.append(self._let_go(reason, held))
+        added = self._open(piece, now_ms)
+        return Added((*ended, *added.dropped), added.outcome)
+
+    def _rivals(self, piece: Piece) -> list[tuple[DropReason, _Context]]:
+        """What is held and cannot go on beside a new start. It is one as a rule, if any."""
+        same_attempt = self._contexts.get(piece.attempt)
+        same_message = self._by_message.get(piece.message)
+        rivals = []
+        if same_attempt is not None:
+            rivals.append((DropReason.RESTARTED, same_attempt))
+        if same_message is not None and same_message is not same_attempt:
+            rivals.append((DropReason.ABORTED, same_message))
+        return rivals
+
+    def _open(self, piece: Piece, now_ms: int) -> Added:
+        if self._is_too_large(piece):
+            return self._refuse(DropReason.TOO_LARGE, piece)
+        context = _Context(piece, now_ms)
+        self._contexts[piece.attempt] = self._by_message[piece.message] = context
+        return self._append(context, piece)
+
+    def _continue(self, piece: Piece) -> Added:
+        context = self._contexts.get(piece.attempt)
+        if context is None:
+            return self._without_context(piece)
+        if piece.position < context.first.position:
+            return self._refuse(DropReason.RESTARTED, piece)
+        expected = len(context.positions)
+        if piece.chunk_id > expected or piece.layout != context.first.layout:
+            context.positions.append(piece.position)
+            return Added((self._let_go(DropReason.GAP, context),))
+        if piece.chunk_id == expected:
+            return self._append(context, piece)
+        if piece.position == context.positions[piece.chunk_id]:
+            return Added()
+        return self._refuse(DropReason.DUPLICATE, piece)
+
+    def _without_context(self, piece: Piece) -> Added:
+        # Each chunk says how large its message is, so nothing remembers what was refused.
+        if self._is_too_large(piece):
+            return self._refuse(DropReason.TOO_LARGE, piece)
+        if piece.is_last:
+            return Added(outcome=Headless(piece))
+        return self._refuse(DropReason.HEADLESS, piece)
+
+    def _append(self, context: _Context, piece: Piece) -> Added:
+        context.append(piece)
+        if not context.is_sound:
+            return Added((self._let_go(DropReason.CORRUPT, context),))
+        if not piece.is_last:
+            return Added(self._make_room())
+        self._remove(context)
+        body, positions = b"".join(context.payloads), tuple(context.positions)
+        return Added(
+            outcome=Assembled(piece.producer, piece.sequence_id, piece.uuid, body, positions)
+        )
+
+    def _make_room(self) -> tuple[Dropped, ...]:
+        """Let go of the oldest messages until the limits hold. The one that has just grown goes too
+        when it is the oldest: it is the new ones that are likely to be completed."""
+        evicted = []
+        excess_bytes = self.bytes_held - self._limits.bytes_max
+        while excess_bytes > 0 or len(self._contexts) > self._limits.messages_max:
+            oldest = self._oldest()
+            excess_bytes -= oldest.size_bytes
+            evicted.append(self._let_go(DropReason.EVICTED, oldest))
+        return tuple(evicted)
+
+    def _is_too_large(self, piece: Piece) -> bool:
+        limits = self._limits
+        return piece.total_bytes > limits.message_bytes_max or piece.num_chunks > limits.chunks_max
+
+    def _oldest(self) -> _Context:
+        return next(iter(self._contexts.values()))
+
+    def _let_go(self, reason: DropReason, context: _Context) -> Dropped:
+        self._remove(context)
+        return self._drop(reason, context.first, context.positions)
+
+    def _remove(self, context: _Context) -> None:
+        del self._contexts[context.first.attempt]
+        del self._by_message[context.first.message]
+
+    def _refuse(self, reason: DropReason, piece: Piece) -> Added:
+        return Added((self._drop(reason, piece, [piece.position]),))
+
+    def _drop(self, reason: DropReason, of: Piece, positions: list[Position]) -> Dropped:
+        self.counts[reason] += len(positions)
+        return Dropped(reason, of.producer, of.sequence_id, of.uuid, tuple(positions))
