@@ -145,7 +145,8 @@ class LedgerStore(Protocol):
         ...
 
     async def highest(self, topic: TopicName, ledger_id: int, producer: str) -> int | None:
-        """The highest id that this producer ever stored, trimmed or not; None: it stored none.
+        """The highest id that this producer ever stored, trimmed or not; None: it stored none. Of a
+        large message that is in the log in part, the id before it.
 
         Raises:
             Fenced: the topic's ledger_id is another one: its writer may be storing more.

@@ -13,12 +13,14 @@ from services.errors import DomainError, Fenced
 from services.ledger.adapters.memory import MemoryLedgerStore
 from services.ledger.adapters.sqlite import open_sqlite_store
 from services.ledger.core.entry import Entry
-from services.ledger.core.receipt import Found, Missing
+from services.ledger.core.receipt import Fate, Found, Missing, Unfinished
 from services.ledger.ports import LedgerStore, LogState, TopicNotFound, Trimmed
-from tests.support.entries import batch, marker, single
+from tests.support.entries import batch, chunk, large, marker, single
 
 TOPIC = TopicName.parse("test/store/topic")
 OTHER = TopicName.parse("test/store/topic2")
+A0, A1, A2 = A = large(5, "a", 3)
+B0, B1 = B = large(5, "b", 2)
 EVERYTHING = {"entries_max": 1000, "bytes_max": 1_000_000, "payloads": True}
 
 
@@ -50,19 +52,27 @@ class Writer:
         self.tail = (await self.store.get(self.state.topic)).tail
 
 
+async def fill(store: LedgerStore, entries: Sequence[Entry], *, apart: bool) -> None:
+    """Append entries: each alone, or all together."""
+    writer = await Writer.of(store)
+    for group in [[each] for each in entries] if apart else [entries]:
+        await writer.append(*group)
+
+
 async def positions(store: LedgerStore, after: Position | None = None) -> list[Position]:
     return [each.position for each in await store.read(TOPIC, after, **EVERYTHING)]
 
 
 async def test_entries_come_back_as_they_were(store: LedgerStore) -> None:
     writer = await Writer.of(store)
-    entries = [single(3, payload=b""), batch([4, 6, 9], "q"), marker(1)]
+    entries = [single(3, payload=b""), batch([4, 6, 9], "q"), marker(1), chunk(7, "ü/ %", 0, 2)]
+    entries += [chunk(7, "next", 0, 300, aborts="ü/ %"), single(8)._replace(aborts="next")]
     await writer.append(*entries, append_ms=77)
     read = await store.read(TOPIC, None, **EVERYTHING)
     assert [each.entry for each in read] == entries
-    assert [each.position for each in read] == [(1, 0), (1, 1), (1, 2)]
+    assert [each.position for each in read] == [(1, place) for place in range(6)]
     assert {each.append_ms for each in read} == {77}
-    assert [each.payload_bytes for each in read] == [0, 5, 1]
+    assert [each.payload_bytes for each in read] == [0, 5, 1, 3, 3, 1]
 
 
 async def test_each_taker_gets_a_higher_ledger_id_and_fences_the_one_before(
@@ -112,7 +122,8 @@ async def test_a_topic_is_made_once(store: LedgerStore) -> None:
 
 
 @pytest.mark.parametrize(
-    "call", ["read", "count_after", "find", "highest", "trimmed", "get", "trim", "delete"]
+    "call",
+    ["read", "count_after", "find", "highest", "trimmed", "get", "trim", "cuts", "delete"],
 )
 async def test_what_does_not_exist_is_not_found(store: LedgerStore, call: str) -> None:
     calls = {
@@ -123,6 +134,7 @@ async def test_what_does_not_exist_is_not_found(store: LedgerStore, call: str) -
         "trimmed": lambda: store.trimmed_producers(TOPIC, skip=0, limit=1),
         "get": lambda: store.get(TOPIC),
         "trim": lambda: store.trim(TOPIC, Position(1, 0)),
+        "cuts": lambda: store.cuts_unfinished(TOPIC, Position(1, 0)),
         "delete": lambda: store.delete(TOPIC),
     }
     with pytest.raises(TopicNotFound):
@@ -223,6 +235,170 @@ async def test_what_was_trimmed_is_remembered_by_producer(store: LedgerStore) ->
     assert await store.trimmed_producers(TOPIC, skip=3, limit=2) == []
 
 
+def at(*entry_ids: int) -> tuple[Position, ...]:
+    return tuple(Position(1, each) for each in entry_ids)
+
+
+def found(uuid: str, *entry_ids: int) -> Found:
+    chunks = at(*entry_ids)
+    return Found(chunks[-1], None, chunks, uuid)
+
+
+def unfinished(entry: Entry, *entry_ids: int) -> Unfinished:
+    assert entry.chunk is not None
+    return Unfinished(entry.chunk, at(*entry_ids))
+
+
+together_and_apart = pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
+
+
+@together_and_apart
+@pytest.mark.parametrize(
+    ("entries", "fate"),
+    [
+        (A, found("a", 0, 1, 2)),
+        ([A0, single(0, "q"), *large(5, "a", 2, "q"), A1, A2, single(6)], found("a", 0, 4, 5)),
+        ([A0, A1], unfinished(A1, 0, 1)),
+        ([A0, A1, single(6)], unfinished(A1, 0, 1)),
+        ([A0, A2], unfinished(A0, 0)),
+        ([A1, A2], Missing.STALE),
+        ([A0, chunk(5, "a", 1, 2)], unfinished(A0, 0)),  # cut in another way
+        # another attempt
+        ([A0, A1, B0, B1], found("b", 2, 3)),
+        ([A0, B0], unfinished(B0, 1)),
+        ([A0, B0, A0], unfinished(A0, 2)),
+        ([A0, A1, *A], found("a", 2, 3, 4)),
+        ([A0, single(5)], Found(Position(1, 1), None)),
+        ([A0, batch([4, 5])], Found(Position(1, 1), 1)),
+        # deduplication was off
+        ([A0, A1, A1, A2], found("a", 0, 1, 3)),
+        ([*A, *A], found("a", 0, 1, 2)),
+        ([*A, B0], found("a", 0, 1, 2)),
+        ([*A, single(5)], found("a", 0, 1, 2)),
+    ],
+)
+async def test_a_large_message_is_found_when_one_attempt_is_complete(
+    store: LedgerStore, entries: list[Entry], fate: Fate, apart: bool
+) -> None:
+    await fill(store, entries, apart=apart)
+    assert await store.find(TOPIC, "p", [5]) == [fate]
+
+
+@together_and_apart
+@pytest.mark.parametrize(
+    ("entries", "highest"),
+    [
+        (A, 5),
+        ([A0, A1], 4),
+        ([single(2), A0], 4),
+        ([A0, A1, B0], 4),
+        ([A0, *B], 5),
+        ([A0, single(5)], 5),
+        ([A0, single(6)], 6),
+        ([A0, single(9, "q"), marker(9)], 4),
+        (large(0, "a", 2)[:1], None),
+        ([*A, chunk(6, "b", 0, 2)], 5),
+    ],
+)
+async def test_the_id_of_an_incomplete_message_is_not_the_highest(
+    store: LedgerStore, entries: list[Entry], highest: int | None, apart: bool
+) -> None:
+    await fill(store, entries, apart=apart)
+    assert await store.highest(TOPIC, 1, "p") == highest
+
+
+@together_and_apart
+async def test_a_large_message_counts_once_with_its_last_chunk(
+    store: LedgerStore, apart: bool
+) -> None:
+    await fill(store, [single(4), *A, chunk(6, "b", 0, 2)], apart=apart)
+    left = [(await store.get(TOPIC)).messages]
+    for entry_id in range(1, 5):
+        await store.trim(TOPIC, Position(1, entry_id))
+        left.append((await store.get(TOPIC)).messages)
+    assert left == [2, 1, 1, 1, 0]
+
+
+@together_and_apart
+@pytest.mark.parametrize(
+    ("entries", "before", "trimmed", "fate"),
+    [
+        (A, 1, 5, Missing.TRIMMED),
+        (A, 3, 5, Missing.TRIMMED),
+        ([*A, chunk(6, "b", 0, 2)], 4, 5, Missing.TRIMMED),
+        ([A0, *B], 1, 5, found("b", 1, 2)),
+        ([A0, A1], 1, 4, Missing.STALE),
+        ([A0, A1], 2, 4, Missing.STALE),
+        ([A0, A1, B0], 1, 4, unfinished(B0, 2)),
+        ([A0, single(6), A1], 1, 5, Missing.TRIMMED),  # overtaken: it will never be complete
+    ],
+)
+async def test_a_large_message_is_trimmed_with_its_first_chunk(
+    store: LedgerStore, entries: list[Entry], before: int, trimmed: int, fate: Fate, apart: bool
+) -> None:
+    await fill(store, entries, apart=apart)
+    highest = await store.highest(TOPIC, 1, "p")
+    await store.trim(TOPIC, Position(1, before))
+    assert await store.trimmed_producers(TOPIC, skip=0, limit=9) == [("p", trimmed)]
+    assert await store.find(TOPIC, "p", [5]) == [fate]
+    assert await store.highest(TOPIC, 1, "p") == highest
+
+
+async def test_nothing_is_remembered_of_a_first_message_that_was_incomplete(
+    store: LedgerStore,
+) -> None:
+    await fill(store, large(0, "a", 3)[:2], apart=False)
+    await store.trim(TOPIC, Position(1, 1))
+    assert await store.trimmed_producers(TOPIC, skip=0, limit=9) == []
+
+
+@together_and_apart
+@pytest.mark.parametrize(
+    ("entries", "before", "cuts"),
+    [
+        ([A0, A1], 0, False),
+        ([A0, A1], 1, True),
+        ([A0, A1], 9, True),
+        ([single(0), A0], 2, True),
+        (A, 1, False),  # complete
+        ([A0, single(5)], 1, False),  # in one piece
+        ([A0, single(6)], 1, False),  # overtaken
+        ([A0, chunk(6, "b", 0, 2)], 2, True),
+        ([A0, *B], 1, False),
+        ([A0, A1, B0], 2, True),
+        ([A0, single(9, "q"), marker(9)], 1, True),
+        ([*A, chunk(5, "a", 0, 2, "q")], 4, True),
+    ],
+)
+async def test_a_cut_through_a_message_that_may_be_completed_is_noticed(
+    store: LedgerStore, entries: list[Entry], before: int, cuts: bool, apart: bool
+) -> None:
+    await fill(store, entries, apart=apart)
+    assert await store.cuts_unfinished(TOPIC, Position(1, before)) is cuts
+
+
+@together_and_apart
+@pytest.mark.parametrize(
+    ("entries", "before"),
+    [
+        ([single(0), A0], 1),
+        ([A0, chunk(6, "b", 0, 2)], 1),
+        ([*A, chunk(5, "a", 0, 2, "q")], 3),
+    ],
+)
+async def test_a_message_that_begins_at_the_cut_is_not_cut(
+    store: LedgerStore, entries: list[Entry], before: int, apart: bool
+) -> None:
+    await fill(store, entries, apart=apart)
+    assert not await store.cuts_unfinished(TOPIC, Position(1, before))
+
+
+async def test_what_is_cut_already_is_not_cut_again(store: LedgerStore) -> None:
+    await fill(store, [A0, A1], apart=False)
+    await store.trim(TOPIC, Position(1, 1))
+    assert not await store.cuts_unfinished(TOPIC, Position(1, 1))
+
+
 async def test_a_topic_that_is_trimmed_whole_keeps_its_end(store: LedgerStore) -> None:
     writer = await Writer.of(store)
     await writer.append(single(0), batch([1, 2]))
@@ -305,26 +481,43 @@ async def test_every_store_agrees_with_the_memory(
         assert await _outcome(store, call) == await _outcome(model, call), script[: step + 1]
 
 
+VERBS = ("append",) * 9 + (
+    "take",
+    "read",
+    "find",
+    "find",
+    "highest",
+    "trim",
+    "cuts",
+    "delete",
+    "get",
+)
+
+
 def _call(random: Random) -> tuple[str, Sequence[object]]:
     topic = random.choice((TOPIC, OTHER))
     producer = random.choice(("p", "q"))
     position = random.choice((None, Position(random.randint(1, 4), random.randint(0, 6))))
     lowest = random.randint(0, 30)
-    match random.choice(("append",) * 6 + ("take", "read", "find", "trim", "delete", "get")):
+    match random.choice(VERBS):
         case "append":
             entries = [
                 random.choice((single(lowest + i, producer), batch([lowest, lowest + 2], producer)))
                 for i in range(random.randint(1, 3))
             ]
-            return "append", (topic, entries)
+            chunks = large(random.choice((lowest, 10)), random.choice("ab"), 3, producer)
+            some = chunks[random.choice((0, 0, 1, 2)) : random.choice((1, 2, 3, 3))]
+            return "append", (topic, random.choice((entries, entries + some, some or entries)))
         case "take":
             return "take", (topic,)
         case "read":
             return "read", (topic, position, random.randint(1, 5))
         case "find":
             return "find", (topic, producer, list(range(lowest, lowest + 8)))
-        case "trim" if position is not None:
-            return "trim", (topic, position)
+        case "highest":
+            return "highest", (topic, producer)
+        case ("trim" | "cuts") as verb if position is not None:
+            return verb, (topic, position)
         case "delete" if random.random() < 0.3:
             return "delete", (topic,)
         case _:
@@ -347,7 +540,12 @@ async def _outcome(store: LedgerStore, call: tuple[str, Sequence[object]]) -> ob
             case "find":
                 # A store may know more of what was trimmed than the memory does.
                 found = await store.find(topic, *rest)
-                return [each if isinstance(each, Found) else "missing" for each in found]
+                return ["missing" if isinstance(each, Missing) else each for each in found]
+            case "highest":
+                ledger_id = (await store.get(topic)).ledger_id
+                return await store.highest(topic, ledger_id, *rest)
+            case "cuts":
+                return await store.cuts_unfinished(topic, *rest)
             case "trim":
                 trimmed = await store.trim(topic, *rest)
                 return trimmed, await store.trimmed_producers(topic, skip=0, limit=10)

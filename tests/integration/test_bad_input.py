@@ -19,7 +19,13 @@ from grpc import StatusCode, aio
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
-from seqgate.types import PRODUCER_NAME_BYTES_MAX, SEQUENCE_ID_MAX, TOPIC_NAME_BYTES_MAX
+from seqgate.types import (
+    CHUNK_UUID_BYTES_MAX,
+    LARGE_MESSAGE_BYTES_MAX,
+    PRODUCER_NAME_BYTES_MAX,
+    SEQUENCE_ID_MAX,
+    TOPIC_NAME_BYTES_MAX,
+)
 from services.dedup import servicer as dedup_limits
 from services.ledger import servicer as ledger_limits
 from services.ledger.config import LedgerConfig
@@ -71,6 +77,18 @@ BAD_PRODUCERS = [
     "p" * (PRODUCER_NAME_BYTES_MAX + 1),
     "é" * (PRODUCER_NAME_BYTES_MAX // 2 + 1),  # its bytes are counted
 ]
+
+BAD_UUIDS = [
+    "",
+    "u\x00",
+    "u\nv",
+    "u\x7f",
+    "u\x85v",
+    "u" * (CHUNK_UUID_BYTES_MAX + 1),
+    "é" * (CHUNK_UUID_BYTES_MAX // 2) + "u",  # its bytes are counted
+]
+
+GOOD_UUIDS = ["u" * CHUNK_UUID_BYTES_MAX, "é" * (CHUNK_UUID_BYTES_MAX // 2), " ", "a/b %20\u2028"]
 
 GOOD_PRODUCERS = ["p" * PRODUCER_NAME_BYTES_MAX, "é" * (PRODUCER_NAME_BYTES_MAX // 2), " ", "名/:"]
 
@@ -184,6 +202,8 @@ async def narrow(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         SEQGATE_LEDGER_WINDOW_MESSAGES="10",
         SEQGATE_LEDGER_WINDOW_BYTES="4096",
         SEQGATE_LEDGER_MAX_MESSAGE_BYTES="1024",
+        SEQGATE_LEDGER_MAX_LARGE_MESSAGE_BYTES="2048",
+        SEQGATE_LEDGER_MAX_CHUNKS="4",
         SEQGATE_LEDGER_MESSAGE_BYTES_MAX="65536",
         SEQGATE_LEDGER_METADATA_BYTES_MAX="2048",
         SEQGATE_DEDUP_MESSAGE_BYTES_MAX="65536",
@@ -530,6 +550,45 @@ BAD_WRITERS: dict[str, dict[str, Any]] = {
     },
 }
 
+CHUNK = dedup_pb2.Chunk(uuid="u", chunk_id=0, num_chunks=2, total_bytes=2)
+
+BAD_CHUNKS: dict[str, dict[str, Any]] = {
+    **{f"of {uuid[:5]!r} of {len(uuid)}": {"uuid": uuid} for uuid in BAD_UUIDS},
+    "after the last": {"chunk_id": 2},
+    "without others": {"num_chunks": 1},
+    "of none": {"num_chunks": 0},
+    "without a byte for each": {"num_chunks": 3},
+    "of a message of nothing": {"total_bytes": 0},
+    "of a message too large": {"total_bytes": LARGE_MESSAGE_BYTES_MAX + 1},
+    "of a message as large as can be said": {"total_bytes": 2**32 - 1},
+}
+
+
+def chunks(place: int = 0, **changes: Any) -> dict[int, dedup_pb2.Chunk]:
+    """The right chunk, but for changes, in its place."""
+    chunk = dedup_pb2.Chunk()
+    chunk.CopyFrom(CHUNK)
+    for name, value in changes.items():
+        setattr(chunk, name, value)
+    return {place: chunk}
+
+
+def claimed_with(chunks: dict[int, dedup_pb2.Chunk], *highest: int) -> dict[str, Any]:
+    """An admission of p's 6, which is a chunk."""
+    claim = claims("p", 6, highest=highest)
+    for place, chunk in chunks.items():
+        claim.chunks[place].CopyFrom(chunk)
+    return {"claims": [claim]}
+
+
+def stored_with(chunks: dict[int, dedup_pb2.Chunk]) -> dict[str, Any]:
+    """A confirmation of p's 5, which is a chunk."""
+    entries = listed("p", 5)
+    for place, chunk in chunks.items():
+        entries.chunks[place].CopyFrom(chunk)
+    return {"confirmation": confirmation(producers=[entries])}
+
+
 WRONG: dict[str, tuple[Callable[..., Message], dict[str, Any], str]] = {
     **{
         f"{verb.__name__}: {what}": (verb, changes, "INVALID_WRITER")
@@ -617,6 +676,21 @@ WRONG: dict[str, tuple[Callable[..., Message], dict[str, Any], str]] = {
         {"claims": many_claims(dedup_limits.CLAIMS_MAX + 1)},
         "INVALID_CLAIM",
     ),
+    **{
+        f"admit: a chunk {what}": (admit, claimed_with(chunks(**changes)), "INVALID_CLAIM")
+        for what, changes in BAD_CHUNKS.items()
+    },
+    "admit: a chunk in no place": (admit, claimed_with(chunks(place=1)), "INVALID_CLAIM"),
+    "admit: a chunk of many ids": (admit, claimed_with(chunks(), 7), "INVALID_CLAIM"),
+    **{
+        f"{verb.__name__}: a stored chunk {what}": (
+            verb,
+            stored_with(chunks(**changes)),
+            "INVALID_WRITER",
+        )
+        for what, changes in {**BAD_CHUNKS, "in no place": {"place": 1}}.items()
+        for verb in (admit, confirm, rollback)
+    },
     "rollback: too many withdrawals": (
         rollback,
         {
@@ -749,6 +823,21 @@ async def test_the_largest_numbers_that_may_be_are_taken(services: Services, top
     changed = writer(incarnation=last, epoch=last, position=LAST_POSITION, revision=NEGATIVE)
     answer = await services.dedup.Admit(admit(topic, writer=changed))
     assert answer.HasField("changed")
+
+
+@pytest.mark.parametrize("uuid", GOOD_UUIDS)
+async def test_the_largest_chunk_that_may_be_is_taken(
+    services: Services, topic: str, uuid: str
+) -> None:
+    most = LARGE_MESSAGE_BYTES_MAX
+    largest = chunks(uuid=uuid, num_chunks=most, total_bytes=most)
+    await services.dedup.Confirm(confirm(topic, **stored_with(largest)))
+    known = (await services.producers(topic))["p"]
+    assert known.unfinished.last_chunk == largest[0]
+    assert (known.unfinished.sequence_id, known.persisted_sequence_id) == (5, 4)
+    (answer,) = (await services.dedup.Admit(admit(topic))).verdicts.producers
+    assert list(answer.verdicts) == [dedup_pb2.VERDICT_NEW]
+    assert dict(answer.aborts) == {0: uuid}
 
 
 async def test_ids_that_go_down_are_no_mistake_but_nothing_is_let_through_twice(
@@ -928,6 +1017,15 @@ def spread(entries: int, messages: int) -> pb.Publication:
     return together(*(batch_entry(ids[i : i + each]) for i in range(0, messages, each)))
 
 
+def piece(payload: bytes = b"x", **changes: Any) -> pb.Publication:
+    """A publication of the first chunk of p's message 9, of two, but for changes; None: absent."""
+    right = {"uuid": "u", "num_chunks_from_msg": 2, "total_chunk_msg_size": 2, "chunk_id": 0}
+    metadata = {name: value for name, value in (right | changes).items() if value is not None}
+    return single(9, 9, payload, **metadata)
+
+
+MAX_LARGE_BYTES = LedgerConfig.model_fields["max_large_message_bytes"].default
+MAX_CHUNKS = LedgerConfig.model_fields["max_chunks"].default
 MAX_MESSAGE_BYTES = LedgerConfig.model_fields["max_message_bytes"].default
 DAMAGED = google_crc32c.value(b"what was sent") ^ 1
 
@@ -1032,6 +1130,52 @@ REFUSED: dict[str, tuple[pb.Publication, str]] = {
         together(entry(9), entry(10, payload_crc32c=DAMAGED), entry(11)),
         "CHECKSUM_MISMATCH",
     ),
+    **{
+        f"a chunk without its {field}": (piece(**{field: None}), "INVALID_ENTRY")
+        for field in ("uuid", "num_chunks_from_msg", "total_chunk_msg_size", "chunk_id")
+    },
+    **{
+        f"a chunk of {uuid[:5]!r} of {len(uuid)}": (piece(uuid=uuid), "INVALID_ENTRY")
+        for uuid in BAD_UUIDS
+    },
+    **{
+        f"chunk {chunk_id} of {chunks}": (
+            piece(chunk_id=chunk_id, num_chunks_from_msg=chunks),
+            "INVALID_ENTRY",
+        )
+        for chunk_id, chunks in ((2, 2), (-1, 2), (0, 0), (0, -2), (1, 1), (2**31 - 1, 2))
+    },
+    "a chunk without payload": (piece(b""), "INVALID_ENTRY"),
+    "a chunk that leaves nothing for another": (piece(b"xy"), "INVALID_ENTRY"),
+    "a chunk larger than its message": (piece(b"xyz"), "INVALID_ENTRY"),
+    "a chunk of a message of nothing": (piece(total_chunk_msg_size=0), "INVALID_ENTRY"),
+    "a chunk of less than nothing": (piece(total_chunk_msg_size=-1), "INVALID_ENTRY"),
+    "more chunks than bytes": (piece(num_chunks_from_msg=3), "INVALID_ENTRY"),
+    "one chunk that is not all": (piece(num_chunks_from_msg=1), "INVALID_ENTRY"),
+    "a message too large": (piece(total_chunk_msg_size=MAX_LARGE_BYTES + 1), "ENTRY_TOO_LARGE"),
+    "a message of too many chunks": (
+        piece(num_chunks_from_msg=MAX_CHUNKS + 1, total_chunk_msg_size=MAX_CHUNKS + 1),
+        "ENTRY_TOO_LARGE",
+    ),
+    "a chunk too large": (
+        piece(b"x" * (MAX_MESSAGE_BYTES + 1), total_chunk_msg_size=MAX_LARGE_BYTES),
+        "ENTRY_TOO_LARGE",
+    ),
+    "a chunk that is a batch": (
+        piece(num_messages_in_batch=1, highest_sequence_id=9),
+        "INVALID_ENTRY",
+    ),
+    "a chunk that is a marker": (piece(marker_type=1), "INVALID_ENTRY"),
+    "a chunk of many ids": (piece(highest_sequence_id=10), "INVALID_ENTRY"),
+    "a chunk before another entry": (
+        together(*piece().entries, entry(10)),
+        "INVALID_PUBLICATION",
+    ),
+    "a chunk after another entry": (
+        together(entry(8), *piece().entries),
+        "INVALID_PUBLICATION",
+    ),
+    "a damaged chunk": (piece(payload_crc32c=DAMAGED), "CHECKSUM_MISMATCH"),
 }
 
 
@@ -1110,6 +1254,13 @@ ACCEPTED: dict[str, pb.Publication] = {
         9, 9, b"what was sent", payload_crc32c=google_crc32c.value(b"what was sent")
     ),
     "a batch of one": batch(9, [9]),
+    "as many chunks as may be": piece(
+        num_chunks_from_msg=MAX_CHUNKS, total_chunk_msg_size=MAX_CHUNKS
+    ),
+    "a message as large as may be": piece(total_chunk_msg_size=MAX_LARGE_BYTES),
+    "a chunk that leaves a byte for each other": piece(b"x" * 7, total_chunk_msg_size=8),
+    "a message of one chunk": piece(b"xy", num_chunks_from_msg=1),
+    **{f"a chunk of {uuid[:5]!r}": piece(uuid=uuid) for uuid in GOOD_UUIDS},
 }
 
 
@@ -1137,6 +1288,7 @@ async def test_a_stream_says_what_its_window_is(narrow: Services, topic: str) ->
         opened = publisher.opened
         assert (opened.window_messages, opened.window_bytes) == (10, 4096)
         assert opened.max_message_bytes == 1024
+        assert (opened.max_large_message_bytes, opened.max_chunks) == (2048, 4)
 
 
 @pytest.mark.parametrize(
@@ -1206,6 +1358,24 @@ async def test_the_largest_payload_is_a_setting(
         else:
             details = check(receipt.error, INVALID, "ENTRY_TOO_LARGE")
             assert details == {"payload_bytes": "1025", "max_message_bytes": "1024"}
+
+
+@pytest.mark.parametrize(("total_bytes", "chunks"), [(2048, 4), (2049, 4), (2048, 5)])
+async def test_the_largest_message_is_a_setting(
+    narrow: Services, topic: str, total_bytes: int, chunks: int
+) -> None:
+    async with publishing(narrow.ledger, topic, "p") as publisher:
+        first = piece(num_chunks_from_msg=chunks, total_chunk_msg_size=total_bytes)
+        receipt = await publisher.store(first)
+        if (total_bytes, chunks) == (2048, 4):
+            assert receipt.status == pb.RECEIPT_STATUS_STORED
+        else:
+            assert check(receipt.error, INVALID, "ENTRY_TOO_LARGE") == {
+                "total_chunk_msg_size": str(total_bytes),
+                "max_large_message_bytes": "2048",
+                "num_chunks_from_msg": str(chunks),
+                "max_chunks": "4",
+            }
 
 
 async def test_a_grpc_message_ends_where_the_setting_says(narrow: Services, topic: str) -> None:

@@ -78,6 +78,8 @@ INCARNATION = 1
 PAGE = 3
 """How many entries a page of a replay holds here."""
 
+DedupCall = Admit | Confirm | Rollback
+
 STEPS_TO_SETTLE_MAX = 20_000
 """Within so many steps without failures everything must be stored."""
 
@@ -313,7 +315,7 @@ class Application:
         for _ in range(world.random.randint(1, 14)):
             self.ids.append(next_id)
             next_id += world.random.choice((1, 1, 1, 2, 7))
-        self.cuts = world.random.random() < 0.4
+        self.cuts = world.random.random() < world.cutting
         self._choose()
         self.acknowledged: dict[int, Any] = {}
         self.next = 0
@@ -471,9 +473,12 @@ _PARSER = LedgerServicer(None, None, ServicerLimits(1_000_000, 1_000_000, 100)) 
 class World:
     """See the module."""
 
-    def __init__(self, seed: int, *, steps: int = 150, enabled: bool = True) -> None:
+    def __init__(
+        self, seed: int, *, steps: int = 150, enabled: bool = True, cutting: float = 0.4
+    ) -> None:
         self.random = Random(seed)
         self.steps = steps
+        self.cutting = cutting
         self.log = Log()
         self.state = State(enabled=enabled)
         self.late: list[tuple[int, Admit | Confirm | Rollback]] = []
@@ -494,6 +499,10 @@ class World:
         for _ in range(self.steps):
             self.step(failing=True)
             self.check()
+        self.settle()
+
+    def settle(self) -> None:
+        """Nothing fails any more: in the end everything must be stored."""
         for _ in range(STEPS_TO_SETTLE_MAX):
             self.step(failing=False)
             self.check()
@@ -553,21 +562,45 @@ class World:
             ("crash", "replace", "restart", "restart", "break", "forget", "go back", "remember")
         ):
             case "crash":
-                self._crash(self.process)
-                self.process = Process(self)
+                self.ledger_dies()
             case "replace":
-                self.zombies.append(self.process)
-                self.process = Process(self)
+                self.ledger_is_replaced()
             case "restart":
                 random.choice(self.applications).restart()
             case "break":
                 random.choice(self.applications).break_stream()
             case "forget":
-                self.state.state = None
+                self.redis_forgets()
             case "go back":
-                self.state.state = copy.deepcopy(random.choice(self.state.copies))
+                self.redis_goes_back()
             case "remember":
                 self.state.remember()
+
+    def ledger_dies(self) -> None:
+        self._crash(self.process)
+        self.process = Process(self)
+
+    def ledger_is_replaced(self) -> None:
+        """By another process; the old one does not know, and goes on."""
+        self.zombies.append(self.process)
+        self.process = Process(self)
+
+    def redis_forgets(self) -> None:
+        self.state.state = None
+
+    def redis_goes_back(self) -> None:
+        self.state.state = copy.deepcopy(self.random.choice(self.state.copies))
+
+    def dedup_dies(self) -> None:
+        """Nobody learns what became of the calls that it was working on."""
+        for process in [self.process, *self.zombies]:
+            calls = [each for each in process.under_way if isinstance(each, DedupCall)]
+            for call in calls:
+                process.under_way.remove(call)
+                if self.random.random() < 0.5:
+                    with suppress(Fenced):
+                        self.state.run(process.epoch, call)
+                process.perform(process.writer.dedup_failed(DedupUnavailable("lost")))
 
     def _crash(self, process: Process) -> None:
         """What was under way may be done, or not, and deduplication may do it later."""
@@ -609,6 +642,11 @@ class World:
                 self._uuids.add(chunk.uuid)
         if entry.unfinished:
             self._open[entry.producer] = entry
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a message is in the log in part, and may go on."""
+        return bool(self._open)
 
     def read_back(self) -> dict[tuple[str, int], bytes]:
         """What a reader gets."""

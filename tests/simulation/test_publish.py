@@ -53,9 +53,9 @@ def test_switching_deduplication_on_under_load_leaves_no_hole(seed: int) -> None
         (TopicWriter, "case Verdict.IN_FLIGHT | Verdict.HELD:", "case Verdict.HELD:"),
         (TopicWriter, "case Verdict.DUPLICATE:", "case Verdict.DUPLICATE | Verdict.IN_FLIGHT:"),
         # nothing overtakes what waits
-        (sequence.admit, "elif held:", "elif False:"),
+        (sequence.admit, "if held and verdict is not Verdict.DUPLICATE:", "if False:"),
         # a batch that is partly stored is not stored whole
-        (sequence.admit, "elif lowest > pushed:", "elif highest > pushed:"),
+        (sequence._judge, "if claim.lowest > marks.pushed", "if claim.highest > marks.pushed"),
         # the revision tells lost claims
         (
             TopicState,
@@ -85,6 +85,8 @@ def test_a_missing_rule_is_found(
         monkeypatch.setattr(publish.dedup, "TopicState", mutant)
     elif owner is sequence.admit:
         monkeypatch.setattr(publish.dedup, "admit", mutant)
+    elif owner is sequence._judge:
+        monkeypatch.setattr(sequence, "_judge", mutant)
     else:
         monkeypatch.setattr(publish, owner.__name__, mutant)
 

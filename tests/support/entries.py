@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+from seqgate.types import Chunk
 from services.ledger.core.entry import Entry
 
 
@@ -23,3 +24,23 @@ def batch(ids: Sequence[int], producer: str = "p") -> Entry:
 def marker(sequence_id: int, producer: str = "p") -> Entry:
     """A system's own entry."""
     return single(sequence_id, producer)._replace(marker=True)
+
+
+def chunk(
+    sequence_id: int,
+    uuid: str,
+    chunk_id: int,
+    num_chunks: int,
+    producer: str = "p",
+    *,
+    aborts: str = "",
+) -> Entry:
+    """A chunk of a large message, three bytes long as all of them."""
+    place = Chunk(uuid, chunk_id, num_chunks, 3 * num_chunks)
+    whole = single(sequence_id, producer, payload=f"{chunk_id:03d}".encode())
+    return whole._replace(chunk=place, aborts=aborts)
+
+
+def large(sequence_id: int, uuid: str, num_chunks: int, producer: str = "p") -> list[Entry]:
+    """All chunks of a large message."""
+    return [chunk(sequence_id, uuid, each, num_chunks, producer) for each in range(num_chunks)]

@@ -175,7 +175,8 @@ class _Author:
         """Some chunks of a large message, in order: those that follow `mine`, or others."""
         random = self.random
         sequence_id, chunk = mine.get(name, (self._base, None))
-        step = random.choice(("next",) * 7 + ("follow", "follow", "anew", "again", "skip", "other"))
+        follow = ("follow",) * (4 if mine is self._stored else 1)
+        step = random.choice(("next",) * 5 + follow + ("anew", "again", "skip", "other", "astray"))
         if step == "follow" and name in others:
             other_id, other = others[name]
             if chunk is None or (sequence_id, chunk.layout) != (other_id, other.layout):
@@ -188,6 +189,7 @@ class _Author:
             chunk = attempt if step == "anew" else _after(attempt, chunk.chunk_id)
         else:
             chunk = _after(chunk, {"again": random.choice((0, -1)), "skip": 2}.get(step, 1))
+            sequence_id = self._id(name) if step == "astray" else sequence_id
         few_or_all = (1, 1, 2, random.randint(1, chunk.num_chunks), chunk.num_chunks)
         last = min(chunk.chunk_id + random.choice(few_or_all), chunk.num_chunks) - 1
         run = [chunk._replace(chunk_id=each) for each in range(chunk.chunk_id, last + 1)]
@@ -197,14 +199,16 @@ class _Author:
     def _attempt(self) -> Chunk:
         """The first chunk of an attempt, or now and then another one."""
         random = self.random
-        num_chunks = random.choice((2, 3, 12))
+        num_chunks = random.choice((2, 3, 16))
         chunk_id = random.choice((0, 0, 0, 0, 0, random.randrange(num_chunks)))
         return Chunk(random.choice(UUIDS), chunk_id, num_chunks, random.choice((100, 200)))
 
     def _withdrawals(self) -> list[Withdrawal]:
-        return [
-            Withdrawal(name, self.random.choice((NEVER, self._id(name)))) for name in self._names()
-        ]
+        return [Withdrawal(name, self._keep_through(name)) for name in self._names()]
+
+    def _keep_through(self, name: str) -> int:
+        stored, _ = self._stored.get(name, (NEVER, None))
+        return self.random.choice((NEVER, stored, self._id(name)))
 
 
 def _after(chunk: Chunk, steps: int) -> Chunk:

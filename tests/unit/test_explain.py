@@ -4,12 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqgate.types import Chunk
 from services.dedup.core.explain import explain
 from services.dedup.core.policy import EffectivePolicy, Source, Sourced
 from services.dedup.core.sequence import Claim, Marks, Verdict, admit
 
 ON = EffectivePolicy()
 OFF = EffectivePolicy(enabled=Sourced(value=False, source=Source.NAMESPACE))
+FIRST, SECOND = (Chunk("a", each, 3, 90) for each in range(2))
+INSIDE = Marks(7, 7, SECOND, SECOND)
+"""Chunks 0 and 1 of message 7 are durable."""
 
 
 @pytest.mark.parametrize(
@@ -20,6 +24,13 @@ OFF = EffectivePolicy(enabled=Sourced(value=False, source=Source.NAMESPACE))
         (ON, Marks(4, 7), True, 4, Verdict.DUPLICATE, "The log knows which"),
         (ON, None, True, 4, Verdict.NEW, "Nothing is remembered of this producer"),
         (ON, None, False, 4, Verdict.NEW, "Nothing is remembered of this topic"),
+        (ON, INSIDE, True, 6, Verdict.DUPLICATE, "6 is not above 6, the last durable id"),
+        (ON, INSIDE, True, 7, Verdict.NEW, "7 is a large message of 3 chunks, let through up to"),
+        (ON, INSIDE, True, 7, Verdict.NEW, "from its first chunk, it takes the place of that"),
+        (ON, INSIDE, True, 8, Verdict.NEW, "That attempt ends, incomplete, when this is stored"),
+        (ON, Marks(4, 7, None, SECOND), True, 8, Verdict.NEW, "let through up to chunk 1"),
+        (ON, Marks(4, 7, None, SECOND), True, 7, Verdict.IN_FLIGHT, "an earlier copy is being"),
+        (ON, Marks(7, 8, SECOND), True, 9, Verdict.NEW, "so far (8)"),
         (OFF, Marks(4, 7), True, 4, Verdict.NEW, "off by the namespace's policy"),
     ],
 )
@@ -36,8 +47,14 @@ def test_a_verdict_is_explained(
     assert words in explanation.text
 
 
-@given(st.integers(-1, 9), st.integers(0, 5), st.integers(0, 20))
-def test_an_explanation_judges_as_admit_does(persisted: int, ahead: int, asked: int) -> None:
-    marks = Marks(persisted, persisted + ahead)
+CHUNKS = st.sampled_from([None, FIRST, SECOND, FIRST._replace(uuid="b")])
+
+
+@given(st.integers(-1, 9), st.integers(0, 5), CHUNKS, CHUNKS, st.integers(0, 20))
+def test_an_explanation_judges_as_admit_does(
+    persisted: int, ahead: int, stored: Chunk | None, reached: Chunk | None, asked: int
+) -> None:
+    inside = stored if persisted >= 0 else None
+    marks = Marks(persisted, persisted + ahead, inside, reached)
     _, (verdict,), _ = admit(marks, [Claim(asked, asked)])
     assert explain(ON, marks, asked, known_topic=True).verdict is verdict

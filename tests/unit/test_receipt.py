@@ -8,14 +8,20 @@ from services.ledger.core.receipt import (
     Fate,
     Found,
     Missing,
+    Receipt,
     Status,
+    Unfinished,
     Unsettled,
     old_ids,
     settled,
 )
-from tests.support.entries import batch, single
+from tests.support.entries import batch, chunk, large, single
 
 HERE, THERE = Position(1, 1), Position(1, 2)
+PLACES = tuple(Position(1, each) for each in range(3))
+WHOLE = Found(PLACES[-1], None, PLACES, "a")
+"""A large message that is in the log as attempt "a" of three chunks."""
+STALE = Receipt(Status.STALE, None, (Missing.STALE,))
 
 
 @pytest.mark.parametrize(
@@ -46,6 +52,9 @@ def test_fates_are_told_of_these_ids(
         ([single(7)], [Missing.STALE], Status.STALE, False),
         ([batch([7, 8])], [Found(HERE, 0), Missing.STALE], Status.STALE, False),
         ([batch([7, 8])], [Found(HERE, 0), Missing.TRIMMED], Status.STALE, False),
+        ([single(7)], [WHOLE], Status.DUPLICATE, False),  # it was cut
+        ([batch([7])], [WHOLE], Status.DUPLICATE, False),
+        ([batch([7, 8])], [WHOLE, Found(HERE, 0)], Status.DUPLICATE, False),
     ],
 )
 def test_success_is_said_only_of_what_is_in_the_log(
@@ -55,6 +64,64 @@ def test_success_is_said_only_of_what_is_in_the_log(
     assert receipt.status is status
     assert receipt.position == (HERE if compact else None)
     assert list(receipt.fates) == ([] if compact else fates)
+
+
+def attempt(uuid: str, chunks: int) -> Unfinished:
+    """What is in the log of an attempt at three chunks."""
+    place = large(7, uuid, 3)[chunks - 1].chunk
+    assert place is not None
+    return Unfinished(place, PLACES[:chunks])
+
+
+@pytest.mark.parametrize(
+    ("entry", "fate", "finished", "receipt"),
+    [
+        # the same chunk is in the log
+        (chunk(7, "a", 0, 3), WHOLE, True, Receipt(Status.DUPLICATE, PLACES[0])),
+        (chunk(7, "a", 2, 3), WHOLE, True, Receipt(Status.DUPLICATE, PLACES[2])),
+        (chunk(7, "a", 0, 3), attempt("a", 2), False, Receipt(Status.DUPLICATE, PLACES[0])),
+        (chunk(7, "a", 1, 3), attempt("a", 2), False, Receipt(Status.DUPLICATE, PLACES[1])),
+        # it went on while the log was searched
+        (chunk(7, "a", 0, 3), WHOLE, False, Receipt(Status.DUPLICATE, PLACES[0])),
+        # the message is, in another shape
+        (chunk(7, "b", 0, 3), WHOLE, True, Receipt(Status.DUPLICATE, None, (WHOLE,))),
+        (chunk(7, "a", 1, 2), WHOLE, True, Receipt(Status.DUPLICATE, None, (WHOLE,))),
+        (chunk(7, "a", 3, 4), WHOLE, True, Receipt(Status.DUPLICATE, None, (WHOLE,))),
+        (
+            chunk(7, "a", 0, 3),
+            Found(HERE, 4),
+            True,
+            Receipt(Status.DUPLICATE, None, (Found(HERE, 4),)),
+        ),
+        # the message is not, and will not be
+        (chunk(7, "a", 0, 3), attempt("a", 2), True, STALE),
+        (chunk(7, "a", 2, 3), attempt("a", 2), True, STALE),
+        (chunk(7, "a", 0, 3), Missing.STALE, True, STALE),
+        # another attempt has taken the place of this one
+        (chunk(7, "a", 0, 3), attempt("b", 1), False, STALE),
+        (chunk(7, "a", 1, 2), attempt("a", 2), False, STALE),
+        (
+            chunk(7, "a", 0, 3),
+            Missing.TRIMMED,
+            True,
+            Receipt(Status.STALE, None, (Missing.TRIMMED,)),
+        ),
+    ],
+)
+def test_a_chunk_is_told_where_it_is_or_what_became_of_its_message(
+    entry: Entry, fate: Fate, finished: bool, receipt: Receipt
+) -> None:
+    decided = 7 if finished else 6
+    assert settled(Unsettled(unit_of(1, 1, [entry]), None, decided), [fate]) == receipt
+
+
+@pytest.mark.parametrize(("first_new", "status"), [(None, Status.STALE), (8, Status.PARTIAL)])
+def test_an_incomplete_message_is_not_in_the_log(first_new: int | None, status: Status) -> None:
+    unit = unit_of(1, 1, [batch([6, 7, 8])])
+    fates = [Found(HERE, 0), attempt("a", 2), *([] if first_new else [Found(HERE, 2)])]
+    receipt = settled(Unsettled(unit, first_new, 7), fates)
+    assert receipt.status is status
+    assert receipt.fates == (fates[0], Missing.STALE, *fates[2:])
 
 
 def test_a_batch_that_is_partly_new_names_where_to_go_on() -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from rich.console import Console
 
-from tools.bench import admit, limits, publish, read, report, store
+from tools.bench import admit, large, limits, publish, read, report, store
 from tools.bench.bench import ROOT, UNDEDUPLICATED, Bench, null_ledger
 from tools.bench.measurement import BenchError, Measurement
 from tools.stack.stack import Stack, StackError
@@ -48,6 +48,7 @@ GROUPS: Final = {
     "publish": Group(publish.publish, needs=("disk", "redis", "grpc")),
     "read": Group(read.read),
     "price": Group(publish.price),
+    "large": Group(large.large, needs=("disk",)),
 }
 
 

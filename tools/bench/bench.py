@@ -51,13 +51,16 @@ class Bench:
         """A rate that was found, as a limit of something of which one such call does `each`."""
         return Limit(name, self._found[name].value * each)
 
-    async def load(self, workloads: Sequence[Workload]) -> Mapping[str, Outcome]:
-        """Have a process of its own do these, in turn."""
+    async def load(
+        self, workloads: Sequence[Workload], *, seconds: float | None = None
+    ) -> Mapping[str, Outcome]:
+        """Have a process of its own do these, in turn; `seconds`: where a round takes another time
+        than usual."""
         pids: dict[str, int] = {"null": self.null_ledger.pid}
         running = self.stack.endpoints["pids"]
         assert isinstance(running, dict)
         pids.update(running)
-        job = Job(list(workloads), ROUNDS, self.seconds, pids)
+        job = Job(list(workloads), ROUNDS, seconds or self.seconds, pids)
         return outcomes_from_json(await _converse("tools.bench.load", job.to_json()))
 
 

@@ -10,28 +10,31 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Final
+from random import Random
+from typing import Final, NamedTuple
 
-from seqgate.client import Batching, Client, Producer, Receipt, connect
+from seqgate.client import Batching, Chunking, Client, Producer, Receipt, connect
 from tools.bench.machine import busy_s, cpu_s
 from tools.bench.measurement import BenchError
 from tools.bench.rounds import CALLS_MAX, Round
 from tools.bench.workload import CLIENT, OTHERS, Job, Outcome, Workload, outcomes_to_json
 
 PENDING_MAX: Final = 10_000
-"""How many messages a producer has pending: the client's own default."""
+"""How many entries a producer has pending: the client's own default."""
+
+PENDING_BYTES_MAX: Final = 32 * 1024 * 1024
+"""How many bytes they have at most: twice what the service lets be unanswered."""
 
 BURST_MESSAGES: Final = 100
-"""After how many messages a producer looks at what has come back."""
+BURST_BYTES: Final = 4 * 1024 * 1024
+"""After how many messages a producer looks at what has come back, and after how many bytes; after
+one in any case."""
 
 RESEND_MESSAGES: Final = 20_000
 """How many messages there are to be sent again."""
 
 READ_MESSAGES: Final = 20_000
 """How many messages there are to be read."""
-
-WARM_UP_MESSAGES: Final = 100
-"""How many messages each producer sends before it is measured."""
 
 BATCHING: Final = Batching(messages_max=1_000, bytes_max=1024 * 1024, delay_s=0.01)
 """Batches are full: a producer that sends all it can waits for no clock."""
@@ -107,7 +110,7 @@ async def _publish(client: Client, workload: Workload, seconds: float, meter: _M
     producers = [_producer(client, workload) for _ in range(workload.producers)]
     for producer in producers:
         await producer.open()
-        await _pump(producer, workload, until=float("inf"), count_max=WARM_UP_MESSAGES)
+        await _pump(producer, workload, until=0, count_max=1)  # a burst, to warm up
     with meter:
         until = time.perf_counter() + seconds
         counts = await asyncio.gather(
@@ -134,7 +137,7 @@ async def _resend(client: Client, workload: Workload, seconds: float, meter: _Me
 async def _one_at_a_time(
     client: Client, workload: Workload, seconds: float, meter: _Meter
 ) -> Round:
-    payload = bytes(workload.payload_bytes)
+    payload = _payload(workload)
     latencies_s: list[float] = []
     async with _producer(client, workload) as producer:
         await producer.send(payload)
@@ -168,6 +171,7 @@ def _producer(client: Client, workload: Workload) -> Producer:
         workload.topic,
         name="resender" if workload.kind == "resend" else None,
         batching=BATCHING if workload.batched else None,
+        chunking=Chunking(workload.chunk_bytes) if workload.chunk_bytes else None,
         max_pending_messages=PENDING_MAX,
     )
 
@@ -182,20 +186,20 @@ async def _pump(
 ) -> int:
     """Send as much as may be pending, until it is time or enough; return when all of it is stored:
     as new, or each as the duplicate of an earlier one."""
-    payload = bytes(workload.payload_bytes)
+    payload = _payload(workload)
+    pace = _Pace.of(workload)
     explicit = workload.kind == "resend"
     waiting: deque[asyncio.Future[Receipt]] = deque()
     count = 0
-    for first in _bursts(until, count_max):
-        for sequence_id in range(first, first + BURST_MESSAGES):
+    for first in _bursts(pace.messages, until, count_max):
+        for sequence_id in range(first, first + pace.messages):
             waiting.append(
                 producer.send_nowait(payload, sequence_id=sequence_id if explicit else None)
             )
-        count += BURST_MESSAGES
-        if producer.pending_messages + BURST_MESSAGES > PENDING_MAX:
-            await waiting[0]
-        else:
-            await asyncio.sleep(0)
+        count += pace.messages
+        await asyncio.sleep(0)
+        while producer.pending_messages + pace.entries > pace.pending_max:
+            _check(await waiting.popleft(), duplicate=duplicate)
         while waiting and waiting[0].done():
             _check(waiting.popleft().result(), duplicate=duplicate)
     for each in waiting:
@@ -203,11 +207,33 @@ async def _pump(
     return count
 
 
-def _bursts(until: float, count_max: int) -> Iterator[int]:
+class _Pace(NamedTuple):
+    """How many messages make a burst, how many entries that is, and how many entries may be
+    pending."""
+
+    messages: int
+    entries: int
+    pending_max: int
+
+    @classmethod
+    def of(cls, workload: Workload) -> "_Pace":
+        """As few as messages of this size need."""
+        messages = max(1, min(BURST_MESSAGES, BURST_BYTES // workload.payload_bytes))
+        entry_bytes = workload.chunk_bytes or workload.payload_bytes
+        entries = messages * -(-workload.payload_bytes // entry_bytes)
+        return cls(messages, entries, min(PENDING_MAX, PENDING_BYTES_MAX // entry_bytes))
+
+
+def _payload(workload: Workload) -> bytes:
+    """Bytes that do not compress. Zeros would be one page of memory, and never leave the cache."""
+    return Random(0).randbytes(workload.payload_bytes)
+
+
+def _bursts(messages: int, until: float, count_max: int) -> Iterator[int]:
     """Where each burst begins; there is always a first."""
-    for first in itertools.count(0, BURST_MESSAGES):
+    for first in itertools.count(0, messages):
         yield first
-        if first + BURST_MESSAGES >= count_max or time.perf_counter() >= until:
+        if first + messages >= count_max or time.perf_counter() >= until:
             return
 
 

@@ -31,6 +31,8 @@ class Measurement:
         limit: None: this is a limit of other figures, or has none.
         lower_is_better: it is a latency.
         cpu: by process, how much it computed meanwhile, in percent of one core.
+        payload_bytes: how many bytes of payload one of what is counted has; None: it has none, or
+            that is of no interest.
     """
 
     name: str
@@ -40,11 +42,17 @@ class Measurement:
     limit: Limit | None = None
     lower_is_better: bool = False
     cpu: Mapping[str, float] | None = None
+    payload_bytes: int | None = None
 
     @property
     def value(self) -> float:
         """The figure itself."""
         return self.spread.value
+
+    @property
+    def mb_per_s(self) -> float | None:
+        """The figure in megabytes of payload a second, where it has any."""
+        return None if self.payload_bytes is None else self.value * self.payload_bytes / 1e6
 
     @property
     def ratio(self) -> float | None:
@@ -62,10 +70,12 @@ def rate(
     each: float = 1,
     limit: Limit | None = None,
     cpu: Mapping[str, float] | None = None,
+    payload_bytes: int | None = None,
 ) -> Measurement:
     """How many `unit` a second, where one call does `each` of them."""
     spread = over_rounds([round_.rate * each for round_ in rounds])
-    return Measurement(name, f"{unit}/s", spread, len(rounds), limit, cpu=cpu)
+    unit = f"{unit}/s"
+    return Measurement(name, unit, spread, len(rounds), limit, cpu=cpu, payload_bytes=payload_bytes)
 
 
 def latency(

@@ -18,17 +18,18 @@ from services.ledger.config import LedgerConfig
 from services.ledger.service import READ_BYTES_MAX, READ_ENTRIES_MAX
 
 PAGES: Final = 20
-"""How many pages one read gives."""
+"""How often one read gives what is kept of a topic: a page as a rule."""
 
 Context = aio.ServicerContext[Any, Any]
 
 
 class NullLedger:
-    """Says STORED to everything, and keeps only what one answer to a reader holds."""
+    """Says STORED to everything, and keeps only what one answer to a reader holds, or one large
+    message."""
 
     def __init__(self, config: LedgerConfig) -> None:
         self._config = config
-        self._pages: dict[str, pb.ReadResponse] = {}
+        self._pages: dict[str, list[pb.ReadResponse]] = {}
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What it answers; everything else of the service is UNIMPLEMENTED."""
@@ -56,6 +57,8 @@ class NullLedger:
             window_messages=self._config.window_messages,
             window_bytes=self._config.window_bytes,
             max_message_bytes=self._config.max_message_bytes,
+            max_large_message_bytes=self._config.max_large_message_bytes,
+            max_chunks=self._config.max_chunks,
         )
         await context.write(pb.PublishResponse(opened=opened))
         entry_id = 0
@@ -74,31 +77,54 @@ class NullLedger:
     async def _read(
         self, request: pb.ReadRequest, _context: Context
     ) -> AsyncIterator[pb.ReadResponse]:
-        """The same page, again and again."""
-        page = self._pages[request.topic]
+        """The same, again and again."""
+        pages = self._pages[request.topic]
         yield pb.ReadResponse(started=pb.Started())
         for _ in range(PAGES):
-            yield page
+            for page in pages:
+                yield page
 
     def _keep(self, topic: str, publications: pb.Publications) -> None:
-        """Keep the entries of a topic's longest request, if it is longer than a page so far."""
-        kept = self._pages.setdefault(topic, pb.ReadResponse()).entries.entries
-        longest = publications.publications[:READ_ENTRIES_MAX]
-        if len(kept) >= len(longest):
-            return
-        del kept[:]
-        size_bytes = 0
-        for entry_id, publication in enumerate(longest):
-            entry = publication.entries[0]
-            size_bytes += entry.ByteSize()
-            if kept and size_bytes > READ_BYTES_MAX:
-                return
-            kept.add(
-                position=entry_pb2.Position(ledger_id=1, entry_id=entry_id),
-                metadata=entry.metadata,
-                payload=entry.payload,
-                append_time=1,
-            )
+        pages = self._pages.setdefault(topic, [])
+        entries = [each.entries[0] for each in publications.publications]
+        if entries[0].metadata.num_chunks_from_msg > 1:
+            _keep_message(pages, entries)
+        else:
+            _keep_longest(pages, entries)
+
+
+def _keep_longest(pages: list[pb.ReadResponse], entries: list[pb.Entry]) -> None:
+    """Keep the entries of a topic's longest request, if it is longer than the page so far."""
+    longest = entries[:READ_ENTRIES_MAX]
+    if pages and len(pages[0].entries.entries) >= len(longest):
+        return
+    page = pb.ReadResponse()
+    size_bytes = 0
+    for entry_id, entry in enumerate(longest):
+        size_bytes += entry.ByteSize()
+        if entry_id and size_bytes > READ_BYTES_MAX:
+            break
+        _add(page, entry, entry_id)
+    pages[:] = [page]
+
+
+def _keep_message(pages: list[pb.ReadResponse], entries: list[pb.Entry]) -> None:
+    """Keep the chunks of a topic's first message."""
+    for entry in entries:
+        if entry.metadata.chunk_id != sum(len(page.entries.entries) for page in pages):
+            continue  # the message is kept, and this is of another
+        if not pages or pages[-1].ByteSize() + entry.ByteSize() > READ_BYTES_MAX:
+            pages.append(pb.ReadResponse())
+        _add(pages[-1], entry, entry.metadata.chunk_id)
+
+
+def _add(page: pb.ReadResponse, entry: pb.Entry, entry_id: int) -> None:
+    page.entries.entries.add(
+        position=entry_pb2.Position(ledger_id=1, entry_id=entry_id),
+        metadata=entry.metadata,
+        payload=entry.payload,
+        append_time=1,
+    )
 
 
 async def main() -> None:

@@ -13,7 +13,7 @@ PAYLOAD_BYTES: Final = (100, 1_000)
 
 
 async def read(bench: Bench) -> list[Measurement]:
-    """Single messages and batches, in messages and in bytes of payload."""
+    """Single messages and batches."""
     workloads = [
         _workload(bench, payload_bytes, batched=batched)
         for batched in (False, True)
@@ -24,20 +24,21 @@ async def read(bench: Bench) -> list[Measurement]:
     outcomes = await bench.load([each for pair in pairs for each in pair])
     found = []
     for each, null in pairs:
-        found += _both(null, outcomes[null.name], [None, None])
-        found += _both(
-            each, outcomes[each.name], [Limit(one.name, one.value) for one in found[-2:]]
-        )
+        alone = _measured(null, outcomes[null.name])
+        limit = Limit(alone.name, alone.value)
+        found += [alone, _measured(each, outcomes[each.name], limit)]
     return found
 
 
-def _both(workload: Workload, outcome: Outcome, limits: list[Limit | None]) -> list[Measurement]:
-    name, rounds = workload.name, outcome.rounds
-    megabytes = workload.payload_bytes / 1e6
-    return [
-        rate(name, "messages", rounds, limit=limits[0], cpu=outcome.cpu),
-        rate(name, "MB", rounds, each=megabytes, limit=limits[1]),
-    ]
+def _measured(workload: Workload, outcome: Outcome, limit: Limit | None = None) -> Measurement:
+    return rate(
+        workload.name,
+        "messages",
+        outcome.rounds,
+        limit=limit,
+        cpu=outcome.cpu,
+        payload_bytes=workload.payload_bytes,
+    )
 
 
 def _workload(bench: Bench, payload_bytes: int, *, batched: bool) -> Workload:

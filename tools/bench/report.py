@@ -40,6 +40,9 @@ def print_group(console: Console, group: str, measurements: Sequence[Measurement
     table.add_column("value", justify="right")
     table.add_column("unit")
     table.add_column("min … max", justify="right")
+    in_bytes = any(each.mb_per_s is not None for each in measurements)
+    if in_bytes:
+        table.add_column("MB/s", justify="right")
     table.add_column("limit")
     table.add_column("ratio", justify="right")
     computing = any(each.cpu for each in measurements)
@@ -48,6 +51,8 @@ def print_group(console: Console, group: str, measurements: Sequence[Measurement
     for each in measurements:
         value, least, most = (_number(number) for number in each.spread)
         cells = [each.name, value, each.unit, f"{least} … {most}"]
+        if in_bytes:
+            cells.append("" if each.mb_per_s is None else _number(each.mb_per_s))
         if each.limit is None or each.ratio is None:
             cells += ["", ""]
         else:
@@ -78,6 +83,8 @@ def _fields(group: str, measurement: Measurement) -> dict[str, Any]:
         "limit": None if limit is None else {"name": limit.name, "value": _rounded(limit.value)},
         "ratio": None if ratio is None else _rounded(ratio),
     }
+    if measurement.mb_per_s is not None:
+        fields["mb_per_s"] = _rounded(measurement.mb_per_s)
     if measurement.cpu is not None:
         fields["cpu_percent"] = {name: round(each, 1) for name, each in measurement.cpu.items()}
         fields["busy"] = busy(measurement)

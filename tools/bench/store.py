@@ -1,11 +1,13 @@
 """The ledger's store alone: entries a second, in durable commits that follow one another."""
 
+import os
 import time
 from typing import Final
 
 from seqgate.types import Position, TopicName
 from services.ledger.adapters.sqlite import open_sqlite_store
 from services.ledger.core.entry import Entry
+from services.ledger.ports import LedgerStore, LogState
 from tools.bench import limits
 from tools.bench.bench import Bench
 from tools.bench.measurement import Measurement, rate
@@ -20,56 +22,60 @@ METADATA: Final = bytes(40)
 
 async def append(bench: Bench) -> list[Measurement]:
     """Commits of different sizes. The limit is a write and fdatasync of as many bytes."""
-    found = []
     async with open_sqlite_store(bench.folder / "store.db") as store:
-        for payload_bytes in PAYLOAD_BYTES:
-            for count in ENTRIES:
-                topic = TopicName.parse(f"bench/store/{count}x{payload_bytes}")
-                state = await store.take(topic, create=True)
-                log = _Log(state.tail)
-                entries = [
-                    Entry(
-                        producer="p",
-                        lowest=each,
-                        highest=each,
-                        messages=None,
-                        steps=(),
-                        marker=False,
-                        metadata=METADATA,
-                        payload=bytes(payload_bytes),
-                    )
-                    for each in range(count)
-                ]
+        return [
+            await commits(bench, store, count, payload_bytes, bench.seconds)
+            for payload_bytes in PAYLOAD_BYTES
+            for count in ENTRIES
+        ]
 
-                async def commit(
-                    topic: TopicName = topic,
-                    ledger_id: int = state.ledger_id,
-                    log: _Log = log,
-                    entries: list[Entry] = entries,
-                ) -> None:
-                    append_ms = time.time_ns() // 1_000_000
-                    await store.append(topic, ledger_id, log.tail, entries, append_ms)
-                    log.tail = Position(ledger_id, log.stored + len(entries) - 1)
-                    log.stored += len(entries)
 
-                rounds = await rounds_of(commit, bench.seconds)
-                block_bytes = count * (payload_bytes + len(METADATA))
-                noun = "entry" if count == 1 else "entries"
-                found.append(
-                    rate(
-                        f"store append, {count:,} {noun} of {payload_bytes:,} B a commit",
-                        "entries",
-                        rounds,
-                        each=count,
-                        limit=bench.limit(limits.fdatasync(block_bytes), each=count),
-                    )
-                )
-    return found
+async def commits(
+    bench: Bench, store: LedgerStore, count: int, payload_bytes: int, seconds: float
+) -> Measurement:
+    """Commits of `count` entries, for `seconds` a round."""
+    topic = TopicName.parse(f"bench/store/{count}x{payload_bytes}")
+    log = _Log(await store.take(topic, create=True))
+    payload = os.urandom(payload_bytes)
+    entries = [_entry(each, payload) for each in range(count)]
+
+    async def commit() -> None:
+        append_ms = time.time_ns() // 1_000_000
+        await store.append(topic, log.ledger_id, log.tail, entries, append_ms)
+        log.tail = Position(log.ledger_id, log.stored + len(entries) - 1)
+        log.stored += len(entries)
+
+    rounds = await rounds_of(commit, seconds)
+    block_bytes = count * (payload_bytes + len(METADATA))
+    share = min(1.0, limits.BLOCK_BYTES[-1] / block_bytes)  # more is written in several blocks
+    noun = "entry" if count == 1 else "entries"
+    return rate(
+        f"store append, {count:,} {noun} of {payload_bytes:,} B a commit",
+        "entries",
+        rounds,
+        each=count,
+        limit=bench.limit(limits.fdatasync(block_bytes), each=count * share),
+        payload_bytes=payload_bytes,
+    )
+
+
+def _entry(sequence_id: int, payload: bytes) -> Entry:
+    return Entry(
+        producer="p",
+        lowest=sequence_id,
+        highest=sequence_id,
+        messages=None,
+        steps=(),
+        marker=False,
+        metadata=METADATA,
+        payload=payload,
+    )
 
 
 class _Log:
     """Where a topic ends."""
 
-    def __init__(self, tail: Position | None) -> None:
-        self.tail = tail
+    def __init__(self, state: LogState) -> None:
+        self.ledger_id = state.ledger_id
+        self.tail = state.tail
         self.stored = 0

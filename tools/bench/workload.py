@@ -36,6 +36,8 @@ class Workload(NamedTuple):
     producers: int = 1
     processes: Sequence[str] = ()
     """Whose computing is measured, beside the client's."""
+    chunk_bytes: int = 0
+    """Messages are cut into chunks of so many bytes; 0: they are not."""
 
 
 class Job(NamedTuple):

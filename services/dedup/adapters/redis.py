@@ -129,10 +129,7 @@ class RedisStateStore:
     ) -> Judged | Behind | Changed | Full:
         call = _call(writer, confirmation)
         call["revision"] = False if writer.revision is None else writer.revision
-        call["claims"] = [
-            [producer, *(text for claim in ranges for text in _claim(claim))]
-            for producer, ranges in claims
-        ]
+        call["claims"] = [[producer, *_claims(ranges)] for producer, ranges in claims]
         call["now_ms"] = now_ms
         call["max_producers"] = max_producers
         reply = await self._run(self._admit, topic, call)
@@ -281,9 +278,12 @@ def _confirmation(confirmation: Confirmation) -> list[Any]:
     ]
 
 
-def _claim(claim: Claim) -> tuple[str, str]:
-    lowest, highest, chunk = claim
-    return f"{lowest:019d}", encode_mark(highest, chunk)
+def _claims(ranges: Sequence[Claim]) -> list[str]:
+    texts = []
+    for lowest, highest, chunk in ranges:
+        texts.append(f"{lowest:019d}")
+        texts.append(f"{highest:019d}" if chunk is None else encode_mark(highest, chunk))
+    return texts
 
 
 def _entries(highest: Sequence[int], chunks: Mapping[int, Chunk]) -> list[str]:

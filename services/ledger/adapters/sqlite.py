@@ -309,16 +309,23 @@ class SqliteLedgerStore:
 
     async def cuts_unfinished(self, topic: TopicName, before: Position) -> bool:
         def work(db: apsw.Connection) -> bool:
-            topic_id, _ = _existing(db, topic)
+            topic_id, state = _existing(db, topic)
             rows = _rows(
                 db,
-                """SELECT producer, highest FROM producer_block JOIN block ON block.id = block
+                f"""SELECT producer, highest, {_WITHOUT_PAYLOADS}
+                    FROM producer_block JOIN block ON block.id = block
                     WHERE producer_block.topic = ? AND unfinished
                     AND (ledger_id, first_entry) < (?, ?)""",
                 topic_id,
                 *before,
             )
-            return any(highest > _decided(db, topic_id, producer) for producer, highest in rows)
+            return any(
+                (entry.producer, entry.highest) == (producer, highest)
+                and (state.first or before) <= position < before
+                for producer, highest, *block in rows
+                if highest > _decided(db, topic_id, producer)
+                for position, _, entry, _ in decode_block(Block(*block))
+            )
 
         return await self._connections.read(work)
 

@@ -376,7 +376,8 @@ class Opened(_message.Message):
     """The producer's name, assigned or as asked."""
     last_sequence_id: _builtins.int
     """The last sequence id of this producer that is durable, or the initial one
-    of Open; absent: there is none, which is not the same as 0.
+    of Open; absent: there is none, which is not the same as 0. While a large
+    message is in the log in part, the id before it.
     """
     ledger_id: _builtins.int
     """The epoch of the topic's writer."""

@@ -72,15 +72,17 @@ local function judge(p, lowest, highest)
   elseif highest < id_of(persisted) then
     return "D"
   end
+  if #pushed <= ID then
+    if lowest > pushed then return "N" end
+    return pushed ~= persisted and "I" or "P"
+  end
   local pushed_id = id_of(pushed)
   if lowest > pushed_id then return "N" end
   if pushed ~= persisted then return "I" end
-  return #pushed > ID and lowest == pushed_id and "N" or "P"
+  return lowest == pushed_id and "N" or "P"
 end
 
-local COUNTED = {
-  N = "new", D = "duplicate", P = "partial", I = "waiting", H = "waiting", G = "misplaced", C = "misplaced",
-}
+local count = { N = 0, D = 0, P = 0, I = 0, H = 0, G = 0, C = 0 }
 
 local let_through = false
 local judged = {}
@@ -104,13 +106,19 @@ for i, claims in ipairs(call.claims) do
     elseif verdict ~= "D" then
       held = true
     end
-    topic[COUNTED[verdict]] = topic[COUNTED[verdict]] + 1
+    count[verdict] = count[verdict] + 1
     verdicts[j / 2] = verdict
   end
   if call.now_ms > p.active then p.active = call.now_ms end
   topic.aborted = topic.aborted + #aborts / 2
   judged[i] = { table.concat(verdicts), p.persisted, aborts }
 end
+
+topic.new = topic.new + count.N
+topic.duplicate = topic.duplicate + count.D
+topic.partial = topic.partial + count.P
+topic.waiting = topic.waiting + count.I + count.H
+topic.misplaced = topic.misplaced + count.G + count.C
 
 write_producers(producers)
 topic.remaining = 0

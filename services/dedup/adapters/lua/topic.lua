@@ -51,8 +51,9 @@ local function continues(before, mark)
   return layout == before_layout and chunk == before_chunk + 1
 end
 
--- core/sequence.py:_ahead. Marks of messages compare as text.
+-- core/sequence.py:_ahead.
 local function ahead(pushed, persisted)
+  if #pushed <= ID and #persisted <= ID then return pushed > persisted end
   local pushed_id, persisted_id = id_of(pushed), id_of(persisted)
   if pushed_id ~= persisted_id then return pushed_id > persisted_id end
   if #persisted <= ID then return false end
@@ -129,23 +130,27 @@ local function enter()
   return nil
 end
 
--- core/sequence.py:advance.
-local function advance_over(p, entry)
-  if #entry > ID then
-    local chunk, layout = chunk_of(entry)
-    if chunk > 0 then
-      local stored = p.persisted
-      if #stored <= ID or id_of(stored) ~= id_of(entry) or not continues(stored, entry) then return end
-    end
-    if is_last(chunk, layout) then entry = id_of(entry) end
+-- The mark that a chunk of the log leads to; nil: it continues nothing.
+local function reached_by(entry, persisted)
+  local chunk, layout = chunk_of(entry)
+  if chunk > 0 then
+    if #persisted <= ID or id_of(persisted) ~= id_of(entry) or not continues(persisted, entry) then return nil end
   end
-  local in_flight = p.pushed ~= p.persisted
-  p.persisted = entry
-  if not (in_flight and ahead(p.pushed, entry)) then p.pushed = entry end
+  return is_last(chunk, layout) and id_of(entry) or entry
 end
 
+-- core/sequence.py:advance, over one producer's entries.
 local function advance(p, entries)
-  for i = 3, #entries do advance_over(p, entries[i]) end
+  local persisted, pushed = p.persisted, p.pushed
+  for i = 3, #entries do
+    local mark = entries[i]
+    if #mark > ID then mark = reached_by(mark, persisted) end
+    if mark then
+      if pushed == persisted or not ahead(pushed, mark) then pushed = mark end
+      persisted = mark
+    end
+  end
+  p.persisted, p.pushed = persisted, pushed
   if entries[2] > p.active then p.active = entries[2] end
 end
 

@@ -1,0 +1,95 @@
+"""Large messages whatever dies between their chunks: the promises of publish.py, and that each
+message is read back byte for byte or not at all."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.simulation.publish import World
+
+HISTORIES = 2_100
+STEPS_INTO_A_MESSAGE_MAX = 200
+
+
+class Publishing(RuleBasedStateMachine):
+    """One or more applications publish large messages. Everything may die at any moment, and most
+    of all when a message is stored in part."""
+
+    @initialize(seed=st.integers(0, 2**32))
+    def begin(self, seed: int) -> None:
+        self.world = World(seed, cutting=0.9)
+
+    @rule(steps=st.integers(1, 40))
+    def all_goes_well(self, steps: int) -> None:
+        for _ in range(steps):
+            self.world.step(failing=False)
+            self.world.check()
+
+    @rule(steps=st.integers(1, 20))
+    def calls_fail_or_are_late(self, steps: int) -> None:
+        for _ in range(steps):
+            self.world.step(failing=True)
+            self.world.check()
+
+    @rule()
+    def a_message_is_stored_in_part(self) -> None:
+        for _ in range(STEPS_INTO_A_MESSAGE_MAX):
+            if self.world.unfinished:
+                break
+            self.world.step(failing=False)
+            self.world.check()
+
+    @rule()
+    def the_ledger_dies(self) -> None:
+        self.world.ledger_dies()
+
+    @rule()
+    def the_ledger_is_replaced_and_does_not_know(self) -> None:
+        self.world.ledger_is_replaced()
+
+    @rule()
+    def dedup_dies(self) -> None:
+        self.world.dedup_dies()
+
+    @rule()
+    def redis_is_copied(self) -> None:
+        self.world.state.remember()
+
+    @rule()
+    def redis_forgets(self) -> None:
+        self.world.redis_forgets()
+
+    @rule()
+    def redis_goes_back_to_a_copy(self) -> None:
+        self.world.redis_goes_back()
+
+    @rule(which=st.integers(0, 2))
+    def an_application_dies_and_cuts_otherwise(self, which: int) -> None:
+        applications = self.world.applications
+        applications[which % len(applications)].restart()
+
+    @rule(which=st.integers(0, 2))
+    def a_stream_breaks(self, which: int) -> None:
+        applications = self.world.applications
+        applications[which % len(applications)].break_stream()
+
+    @rule()
+    def all_services_die(self) -> None:
+        self.world.dedup_dies()
+        self.world.redis_goes_back()
+        self.world.ledger_dies()
+
+    @invariant()
+    def what_was_promised_holds(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.settle()
+
+
+test_large_messages_survive_everything = Publishing.TestCase
+Publishing.TestCase.settings = settings(
+    max_examples=HISTORIES, stateful_step_count=25, deadline=None
+)
