@@ -108,6 +108,10 @@ def check_producer_name(name: str) -> str:
     return name
 
 
+Layout = tuple[str, int, int]
+"""How an attempt cuts a large message: its uuid, the number of chunks, and their bytes together."""
+
+
 class Chunk(NamedTuple):
     """The place of one chunk in a large message; entry.proto says it in full."""
 
@@ -117,7 +121,7 @@ class Chunk(NamedTuple):
     total_bytes: int
 
     @property
-    def layout(self) -> tuple[str, int, int]:
+    def layout(self) -> Layout:
         """What the chunks of one attempt at a message have in common. The uuid alone does not do: a
         producer that cuts a message in another way may use it again."""
         return self.uuid, self.num_chunks, self.total_bytes

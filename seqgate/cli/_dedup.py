@@ -11,7 +11,7 @@ from seqgate.cli._command import Run, command, group, topic_name
 from seqgate.cli._failure import DONE
 from seqgate.cli._output import time_shown
 from seqgate.cli._service import Service, dedup_service, ledger_service
-from seqgate.client import MessageId
+from seqgate.client import ChunkMessageId, MessageId
 from seqgate.errors import SeqgateError
 from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
 
@@ -89,6 +89,8 @@ def status_record(name: TopicName, found: pb.GetTopicStatusResponse) -> dict[str
             "waiting_claims": counts.waiting_claims,
             "purged_producers": counts.purged_producers,
             "evicted_producers": counts.evicted_producers,
+            "misplaced_chunk_claims": counts.misplaced_chunk_claims,
+            "aborted_attempts": counts.aborted_attempts,
         },
         "policy": _policy_record(found.policy),
         "policy_file_error": found.policy_file_error or None,
@@ -115,6 +117,8 @@ async def _status(run: Run, name: TopicName) -> int:
             ("Claims judged duplicate", counts["duplicate_claims"]),
             ("Claims judged partial", counts["partial_claims"]),
             ("Claims that had to wait", counts["waiting_claims"]),
+            ("Chunks out of their place", counts["misplaced_chunk_claims"]),
+            ("Large messages left unfinished", counts["aborted_attempts"]),
             ("Producers forgotten, inactive", counts["purged_producers"]),
             ("Producers forgotten, topic full", counts["evicted_producers"]),
             ("Policy file", record["policy_file_error"] or "up to date"),
@@ -134,12 +138,13 @@ async def _producers(run: Run, name: TopicName) -> int:
                 found[producer.name] = record
     if not run.output.json:
         run.output.table(
-            ("PRODUCER", "PERSISTED", "PUSHED", "LAST ACTIVE"),
+            ("PRODUCER", "PERSISTED", "PUSHED", "UNFINISHED", "LAST ACTIVE"),
             [
                 (
                     each["producer"],
                     each["persisted_sequence_id"],
                     each["pushed_sequence_id"],
+                    _unfinished_shown(each["unfinished"]),
                     time_shown(each["last_active_ms"]),
                 )
                 for _, each in sorted(found.items())
@@ -228,8 +233,11 @@ async def _fate(
     if not found.HasField("position"):
         return fate, None
     batch_index = found.batch_index if found.HasField("batch_index") else -1
-    position = found.position
-    return fate, str(MessageId(position.ledger_id, position.entry_id, batch_index=batch_index))
+    position, first = found.position, found.first_chunk_position
+    message_id = MessageId(position.ledger_id, position.entry_id, batch_index=batch_index)
+    if found.HasField("first_chunk_position"):
+        message_id = ChunkMessageId(MessageId(first.ledger_id, first.entry_id), message_id)
+    return fate, str(message_id)
 
 
 def _fate_shown(fate: str | None, message_id: str | None) -> str:
@@ -251,7 +259,28 @@ def _producer_record(producer: pb.Producer) -> dict[str, Any]:
         "persisted_sequence_id": _persisted(producer),
         "pushed_sequence_id": _pushed(producer),
         "last_active_ms": producer.last_active.ToMilliseconds() if active else None,
+        "unfinished": _unfinished(producer),
     }
+
+
+def _unfinished(producer: pb.Producer) -> dict[str, Any] | None:
+    """The large message that is stored in part."""
+    if not producer.HasField("unfinished"):
+        return None
+    chunk = producer.unfinished.last_chunk
+    return {
+        "sequence_id": producer.unfinished.sequence_id,
+        "uuid": chunk.uuid,
+        "chunks_stored": chunk.chunk_id + 1,
+        "chunks": chunk.num_chunks,
+        "bytes": chunk.total_bytes,
+    }
+
+
+def _unfinished_shown(unfinished: dict[str, Any] | None) -> str | None:
+    if unfinished is None:
+        return None
+    return "{sequence_id}: {chunks_stored} of {chunks} chunks".format_map(unfinished)
 
 
 def _persisted(producer: pb.Producer) -> int | None:

@@ -1,4 +1,4 @@
-"""The lines of a file, a pipe or a terminal, as they come."""
+"""The lines of a file, a pipe or a terminal, as they come; or all of it at once."""
 
 import asyncio
 import os
@@ -7,9 +7,14 @@ from contextlib import aclosing
 from typing import Final
 
 from seqgate.cli._failure import InvalidInput
+from seqgate.client import AssemblyLimits
 
-LINE_BYTES_MAX: Final = 256 * 1024 * 1024
-"""The longest line: base64 of the largest payload that a ledger service can be set to take."""
+LINE_BYTES_MAX: Final = 384 * 1024 * 1024
+"""The longest line: base64 of the largest payload that a ledger service takes, unless it is told
+otherwise."""
+
+WHOLE_BYTES_MAX: Final = AssemblyLimits().message_bytes_max
+"""The largest input that is one message: more, no reader takes unless it is told otherwise."""
 
 _BLOCK_BYTES: Final = 64 * 1024
 
@@ -26,6 +31,22 @@ async def numbered_lines(descriptor: int) -> AsyncGenerator[tuple[int, bytes], N
             number += 1
             if line.strip():
                 yield number, line
+
+
+async def whole(descriptor: int) -> AsyncGenerator[tuple[None, bytes], None]:
+    """All that there is, as one piece, which no line's number belongs to.
+
+    Raises:
+        InvalidInput: reading fails, or there is too much.
+    """
+    parts: list[bytes] = []
+    size_bytes = 0
+    while block := await _block(descriptor):
+        parts.append(block)
+        size_bytes += len(block)
+        if size_bytes > WHOLE_BYTES_MAX:
+            raise InvalidInput(f"a message is larger than {WHOLE_BYTES_MAX} bytes")
+    yield None, b"".join(parts)
 
 
 async def _lines(descriptor: int) -> AsyncGenerator[bytes, None]:

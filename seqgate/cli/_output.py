@@ -88,11 +88,14 @@ class Output:
             lines = [f"seqgate: {shown(message)} ({reason})"]
             lines += [f"  {name}: {shown(value)}" for name, value in error.details.items()]
             text = "\n".join(lines)
-        try:
-            sys.stderr.write(f"{text}\n")
-            sys.stderr.flush()
-        except OSError:
-            _discard(sys.stderr)
+        _say(text)
+
+    def note(self, reason: str, message: str, details: Mapping[str, int]) -> None:
+        """Say what is no error, and should be known; people need no details."""
+        if self.json:
+            _say(_json({"note": {"reason": reason, "message": message, "details": details}}))
+        else:
+            _say(f"seqgate: {shown(message)} ({reason})")
 
     def _write(self, headings: Sequence[str] | None, rows: list[list[str]]) -> None:
         if sys.stdout.isatty():
@@ -145,6 +148,14 @@ def time_shown(milliseconds: int | None) -> str | None:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def _say(text: str) -> None:
+    try:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+    except OSError:
+        _discard(sys.stderr)
 
 
 def _json(record: Mapping[str, Any]) -> str:

@@ -1,8 +1,12 @@
-"""`seqgate publish`: lines in, messages out, a receipt for each.
+"""`seqgate publish`: lines in, messages out, a receipt for each; or a whole file as one message.
 
 Two tasks share the work. One reads lines and hands messages to the producer, without waiting for
 receipts; the other waits for them, in the order of the lines, and tells what became of each
 message. Between them is only so much room.
+
+Messages that are too large for one entry are cut into chunks. Whoever publishes from a shell wants
+his file stored, and should not have to know how large an entry may be; those that fit are published
+as they would be otherwise.
 
 A message that is refused does not keep the others from being stored. But after a time-out, or when
 somebody has taken the name over, nothing more is sent: what followed would overtake what was not
@@ -11,7 +15,7 @@ stored, and bar its way for ever.
 
 import asyncio
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -21,14 +25,15 @@ import typer
 
 from seqgate.cli._command import Run, topic_name
 from seqgate.cli._failure import DONE, REFUSED, InvalidInput, OutputFailed, WrongUsage
-from seqgate.cli._lines import numbered_lines
-from seqgate.cli._message import parse
+from seqgate.cli._lines import WHOLE_BYTES_MAX, numbered_lines, whole
+from seqgate.cli._message import Draft, parse
 from seqgate.cli._output import Output, OutputClosed
 from seqgate.cli._service import reaching
-from seqgate.client import Batching, Compression, Producer, Receipt, connect
+from seqgate.client import Batching, Chunking, Compression, Producer, Receipt, connect
 from seqgate.errors import (
     FencedError,
     InvalidRequestError,
+    MessageTooLargeError,
     MixedSequenceIdsError,
     ProducerClosedError,
     SendTimeoutError,
@@ -47,6 +52,16 @@ PENDING_MAX: Final = 5_000
 
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 """How many bytes of lines they have at most; one line always has room."""
+
+CHUNK_BYTES_MIN: Final = 1024
+"""The smallest chunks that can be asked for: no service can be told to take only smaller ones."""
+
+_ENTRIES_MAX: Final = PENDING_MAX + WHOLE_BYTES_MAX // CHUNK_BYTES_MIN
+"""How many entries wait for a receipt at most: what the producer is told, so that only Room keeps
+anybody waiting."""
+
+Source = AsyncGenerator[tuple[int | None, bytes], None]
+"""What each message is made of, and the number of its line; None: it is no line."""
 
 _ENDING: Final = (SendTimeoutError, UnavailableError, FencedError, ProducerClosedError)
 """After these nothing more is sent."""
@@ -80,7 +95,7 @@ class Room:
 class _Sent(NamedTuple):
     """A message that waits for its receipt."""
 
-    line: int
+    line: int | None
     size_bytes: int
     receipt: asyncio.Future[Receipt]
 
@@ -90,8 +105,10 @@ class _Options:
     name: str | None
     takeover: bool
     batching: Batching | None
+    chunking: Chunking | None
     compression: Compression
     initial_sequence_id: int | None
+    whole: bool
 
 
 def publish(
@@ -106,6 +123,12 @@ def publish(
         str, typer.Argument(metavar="FILE", help="Where the lines are; -: standard input.")
     ] = "-",
     *,
+    as_whole: Annotated[
+        bool,
+        typer.Option(
+            "--whole", help="FILE is one message: its bytes are the payload, as they are."
+        ),
+    ] = False,
     producer: Annotated[
         str | None,
         typer.Option(
@@ -118,7 +141,23 @@ def publish(
     takeover: Annotated[
         bool, typer.Option("--takeover", help="Take the name from a producer that is using it.")
     ] = False,
-    batch: Annotated[bool, typer.Option("--batch", help="Collect messages into batches.")] = False,
+    batch: Annotated[
+        bool,
+        typer.Option(
+            "--batch", help="Collect messages into batches. None is cut: large ones are refused."
+        ),
+    ] = False,
+    chunk_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--chunk-bytes",
+            metavar="N",
+            min=0,
+            help="Cut messages that are larger than N bytes, at least 1024, into chunks of N; 0, "
+            "the default: those that are too large for the service, as little as it allows.",
+            show_default=False,
+        ),
+    ] = None,
     compression: Annotated[
         Compression, typer.Option("--compression", help="Compress each entry.")
     ] = Compression.NONE,
@@ -142,6 +181,9 @@ def publish(
     Bytes that are no text go into payload_base64 and ordering_key_base64. Only the payload is
     required; either every line has a sequence_id, or none does. With -o json each message that is
     stored, now or before, gives a line: {"message_id", "sequence_id", "duplicate"}.
+
+    A message that is too large for one entry is cut into chunks, and read as one message again. Its
+    id names the first chunk and the last: FIRST;LAST.
     """
     name = topic_name(topic)
     if takeover and producer is None:
@@ -149,9 +191,29 @@ def publish(
     if producer is not None:
         _check_producer(producer)
     options = _Options(
-        producer, takeover, Batching() if batch else None, compression, initial_sequence_id
+        producer,
+        takeover,
+        Batching() if batch else None,
+        _chunking(chunk_bytes, batch=batch),
+        compression,
+        initial_sequence_id,
+        as_whole,
     )
     return _publish(run, name, options, _open(file))
+
+
+def _chunking(chunk_bytes: int | None, *, batch: bool) -> Chunking | None:
+    """How large messages are cut; None: they are not."""
+    if chunk_bytes is None:
+        return None if batch else Chunking()
+    if batch:
+        raise WrongUsage("--batch and --chunk-bytes exclude each other: no batch is cut")
+    if 0 < chunk_bytes < CHUNK_BYTES_MIN:
+        raise WrongUsage(
+            f"--chunk-bytes is 0, or at least {CHUNK_BYTES_MIN}",
+            details={"chunk_bytes": str(chunk_bytes)},
+        )
+    return Chunking(chunk_bytes)
 
 
 async def _publish(run: Run, topic: TopicName, options: _Options, file: FileIO) -> int:
@@ -165,15 +227,16 @@ async def _publish(run: Run, topic: TopicName, options: _Options, file: FileIO) 
                 initial_sequence_id=options.initial_sequence_id,
                 takeover=options.takeover,
                 batching=options.batching,
+                chunking=options.chunking,
                 compression=options.compression,
-                max_pending_messages=PENDING_MAX,
+                max_pending_messages=_ENTRIES_MAX,
                 send_timeout_s=run.settings.timeout_s,
                 open_timeout_s=run.settings.timeout_s,
             ) as producer,
         ):
-            work = _Work(producer, run.output)
+            work = _Work(producer, run.output, Draft if options.whole else parse)
             try:
-                await work.do(file.fileno())
+                await work.do((whole if options.whole else numbered_lines)(file.fileno()))
             finally:
                 work.summarize()
             work.check()
@@ -183,9 +246,12 @@ async def _publish(run: Run, topic: TopicName, options: _Options, file: FileIO) 
 class _Work:
     """See the module."""
 
-    def __init__(self, producer: Producer, output: Output) -> None:
+    def __init__(
+        self, producer: Producer, output: Output, understand: Callable[[bytes], Draft]
+    ) -> None:
         self._producer = producer
         self._output = output
+        self._understand = understand
         self._room = Room()
         self._pending: asyncio.Queue[_Sent | None] = asyncio.Queue()
         self._newest: asyncio.Future[Receipt] | None = None
@@ -194,10 +260,10 @@ class _Work:
         self._error: SeqgateError | None = None  # why the rest was not sent
         self._counts = {"sent": 0, "stored": 0, "duplicates": 0, "failed": 0}
 
-    async def do(self, descriptor: int) -> None:
-        """Publish the lines, until they end or one cannot be published."""
+    async def do(self, source: Source) -> None:
+        """Publish what there is, until it ends or something cannot be published."""
         async with asyncio.TaskGroup() as group:
-            sending = group.create_task(self._send_all(descriptor))
+            sending = group.create_task(self._send_all(source))
             while (sent := await self._pending.get()) is not None:
                 await self._settle(sent)
                 if self._error is not None or self._output_closed:
@@ -229,23 +295,23 @@ class _Work:
             raise _with(self._error, str(self._error), self._counts)
         return DONE if self._at_end and not self._counts["failed"] else REFUSED
 
-    async def _send_all(self, descriptor: int) -> None:
+    async def _send_all(self, source: Source) -> None:
         try:
-            async with aclosing(numbered_lines(descriptor)) as found:
-                async for number, line in found:
-                    await self._room.take(len(line))
+            async with aclosing(source) as found:
+                async for line, data in found:
+                    await self._room.take(len(data))
                     if self._has_ended():
                         return
-                    self._send(number, line)
+                    self._send(line, data)
             self._at_end = True
         except SeqgateError as error:
             self._error = error
         finally:
             self._pending.put_nowait(None)
 
-    def _send(self, number: int, line: bytes) -> None:
+    def _send(self, line: int | None, data: bytes) -> None:
         try:
-            draft = parse(line)
+            draft = self._understand(data)
             self._newest = self._producer.send_nowait(
                 draft.payload,
                 key=draft.key,
@@ -254,14 +320,15 @@ class _Work:
                 ordering_key=draft.ordering_key,
                 event_time_ms=draft.event_time_ms,
             )
+        except MessageTooLargeError as error:  # its own matter, as when the service refuses it
+            self._newest = _failed(error)
         except (InvalidInput, InvalidRequestError, MixedSequenceIdsError) as error:
-            raise InvalidInput(
-                f"line {number}: {error}", reason=error.reason, details={"line": str(number)}
-            ) from error
+            wrong = InvalidInput(str(error), reason=error.reason)
+            raise _at(line, wrong) from error
         except SeqgateError as error:  # the producer has ended: this line is the first not sent
-            raise _with(error, str(error), {"line": number}) from error
+            raise _with(error, str(error), _details(line)) from error
         self._counts["sent"] += 1
-        self._pending.put_nowait(_Sent(number, len(line), self._newest))
+        self._pending.put_nowait(_Sent(line, len(data), self._newest))
 
     def _has_ended(self) -> bool:
         """Whether the newest message failed in a way that takes all others with it."""
@@ -273,7 +340,7 @@ class _Work:
             receipt = await sent.receipt
         except SeqgateError as error:
             self._counts["failed"] += 1
-            self._output.error(_with(error, f"line {sent.line}: {error}", {"line": sent.line}))
+            self._output.error(_at(sent.line, error))
             if isinstance(error, _ENDING):
                 self._error = self._error or error
         else:
@@ -297,6 +364,24 @@ class _Work:
             self._output_closed = True
         except OutputFailed as error:
             self._error = self._error or error
+
+
+def _failed(error: SeqgateError) -> asyncio.Future[Receipt]:
+    """The receipt of a message that was not sent."""
+    receipt: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+    receipt.set_exception(error)
+    receipt.exception()  # whoever waits is told; nobody has to
+    return receipt
+
+
+def _at(line: int | None, error: SeqgateError) -> SeqgateError:
+    """The same error, which says where."""
+    text = str(error) if line is None else f"line {line}: {error}"
+    return _with(error, text, _details(line))
+
+
+def _details(line: int | None) -> Mapping[str, int]:
+    return {} if line is None else {"line": line}
 
 
 def _with(error: SeqgateError, message: str, details: Mapping[str, int]) -> SeqgateError:

@@ -10,7 +10,9 @@ import typer
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.cli._command import Run, topic_name
 from seqgate.cli._failure import DONE, WrongUsage
+from seqgate.cli._left_out import LeftOut
 from seqgate.cli._message import Listing
+from seqgate.cli._output import Output
 from seqgate.cli._service import ledger_service, reaching
 from seqgate.client import EARLIEST, LATEST, Message, MessageId, Start, connect
 from seqgate.errors import UnavailableError
@@ -23,7 +25,12 @@ def read(
     *,
     start: Annotated[
         str,
-        typer.Option("--from", metavar="PLACE", help="earliest, latest, or a message's id."),
+        typer.Option(
+            "--from",
+            metavar="PLACE",
+            help="earliest, latest, or a message's id. That of a large message has a semicolon, "
+            "and stands in quotes.",
+        ),
     ] = EARLIEST,
     exclusive: Annotated[
         bool, typer.Option("--exclusive", help="Start after the message of that id.")
@@ -39,6 +46,9 @@ def read(
     """Read a topic's messages, in order.
 
     As JSON a message's payload is text where it is valid UTF-8, and payload_base64 where it is not.
+
+    A large message comes once, whole, at the place of its last chunk. When chunks were left out
+    because they make no message, a line on standard error says so at the end, with the reasons.
     """
     place = _place(start)
     if exclusive and not isinstance(place, MessageId):
@@ -52,21 +62,31 @@ async def _read(
     async with ledger_service(run.settings) as service:
         await service.call("GetTopic", pb.GetTopicRequest(topic=str(topic)))
     listing = Listing(run.output, whole=True)
-    found = messages(run, topic, start, inclusive=inclusive, follow=follow)
-    async with aclosing(found):
-        async for message in found:
-            listing.add(message)
-            if count is not None:
-                count -= 1
-                if count == 0:
-                    break
+    left_out = LeftOut()
+    found = messages(run, topic, start, inclusive=inclusive, follow=follow, left_out=left_out)
+    try:
+        async with aclosing(found):
+            async for message in found:
+                listing.add(message)
+                if count is not None:
+                    count -= 1
+                    if count == 0:
+                        break
+    finally:
+        _tell(run.output, left_out)
     return DONE
 
 
 async def messages(
-    run: Run, topic: TopicName, start: Start, *, inclusive: bool = True, follow: bool = False
+    run: Run,
+    topic: TopicName,
+    start: Start,
+    *,
+    inclusive: bool = True,
+    follow: bool = False,
+    left_out: LeftOut | None = None,
 ) -> AsyncGenerator[Message, None]:
-    """A topic's messages.
+    """A topic's messages; `left_out` counts the chunks that are not among them.
 
     Raises:
         UnavailableError: no message, and no end, within the time limit. Who follows waits on.
@@ -76,7 +96,13 @@ async def messages(
     limit_s = None if follow else run.settings.timeout_s
     async with (
         connect(target) as client,
-        client.reader(str(topic), start=start, inclusive=inclusive, follow=follow) as reader,
+        client.reader(
+            str(topic),
+            start=start,
+            inclusive=inclusive,
+            follow=follow,
+            on_dropped=None if left_out is None else left_out.add,
+        ) as reader,
     ):
         while True:
             with reaching("ledger", target):
@@ -87,7 +113,17 @@ async def messages(
                     raise UnavailableError("nothing was read in time") from None
             if message is None:
                 return
+            if left_out is not None:
+                left_out.came(message)
             yield message
+
+
+def _tell(output: Output, left_out: LeftOut) -> None:
+    counts = {reason.name.lower(): count for reason, count in left_out.counts.items()}
+    if not counts:
+        return
+    reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items())
+    output.note("CHUNKS_LEFT_OUT", f"chunks that make no message were left out: {reasons}", counts)
 
 
 def _place(text: str) -> Start:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -25,6 +25,9 @@ from seqgate.types import Position, TopicName
 
 TAIL_MAX: Final = 100_000
 """How many messages `tail` shows at most: it holds them in memory."""
+
+FARTHER: Final = 8
+"""How many times more entries `tail` looks at, while it has not found enough messages."""
 
 app = group("Topics, and what was published last.")
 
@@ -137,36 +140,48 @@ async def _status(
 
 
 async def _tail(run: Run, name: TopicName, count: int, *, follow: bool) -> int:
-    async with ledger_service(run.settings) as service:
-        start = await _start(run, service, name, count)
     listing = Listing(run.output, whole=False)
     go_on: Start = LATEST
-    if start != LATEST:
-        last = deque[Message](maxlen=count)
-        async for message in messages(run, name, start):
-            last.append(message)
+    if count:
+        last = await _last_messages(run, name, count)
         for message in last:
             listing.add(message)
         go_on = last[-1].id if last else EARLIEST
+    else:
+        async with ledger_service(run.settings) as service:
+            await service.call("GetTopic", pb.GetTopicRequest(topic=str(name)))
     if follow:
         async for message in messages(run, name, go_on, inclusive=False, follow=True):
             listing.add(message)
     return DONE
 
 
-async def _start(run: Run, service: Service, name: TopicName, count: int) -> Start:
-    """Where the last `count` entries start: they hold at least as many messages."""
-    found = await service.call("GetTopic", pb.GetTopicRequest(topic=str(name)))
-    topic: pb.Topic = found.topic
-    if count == 0:
-        return LATEST
+async def _last_messages(run: Run, name: TopicName, count: int) -> Sequence[Message]:
+    """The last messages. So many entries hold them as a rule; where messages are large, and each is
+    many entries, it is looked farther back."""
+    entries = count
+    async with ledger_service(run.settings) as service:
+        while True:
+            found = await service.call("GetTopic", pb.GetTopicRequest(topic=str(name)))
+            last = deque[Message](maxlen=count)
+            async for message in messages(
+                run, name, await _start(run, service, found.topic, entries)
+            ):
+                last.append(message)
+            if len(last) == count or entries >= found.topic.entries:
+                return last
+            entries *= FARTHER
+
+
+async def _start(run: Run, service: Service, topic: pb.Topic, count: int) -> Start:
+    """Where the last `count` entries start."""
     if not topic.HasField("first"):
         return EARLIEST
     last = _position(topic.last)
 
     async def following(position: Position) -> list[Position]:
         request = pb.ReadRequest(
-            topic=str(name), max_entries=count, through=topic.last, metadata_only=True
+            topic=topic.name, max_entries=count, through=topic.last, metadata_only=True
         )
         request.at.ledger_id, request.at.entry_id = position
         with reaching("ledger", run.settings.ledger.value):

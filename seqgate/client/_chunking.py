@@ -97,14 +97,14 @@ class LargeMessage:
         left = len(self._body) - chunk_id * self.chunk_bytes
         return min(self.chunk_bytes, left) + self._metadata.ByteSize() + PLACE_BYTES
 
-    def entry(self, chunk_id: int) -> pb.Entry:
-        """A chunk's entry."""
+    def fill(self, entry: pb.Entry, chunk_id: int) -> None:
+        """Make this a chunk's entry."""
         first = chunk_id * self.chunk_bytes
         chunk = self._body[first : first + self.chunk_bytes]
-        entry = pb.Entry(metadata=self._metadata, payload=chunk)
+        entry.metadata.CopyFrom(self._metadata)
         entry.metadata.chunk_id = chunk_id
         entry.metadata.payload_crc32c = google_crc32c.value(chunk)
-        return entry
+        entry.payload = chunk
 
     def stored(self, chunk_id: int, position: Position, *, duplicate: bool) -> None:
         """A chunk is in the log; was it there already?"""

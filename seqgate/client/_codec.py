@@ -164,8 +164,7 @@ def decode_entry(topic: str, stored: ledger_pb2.StoredEntry) -> Iterator[Message
         CorruptMessageError: the payload is not what was published.
     """
     metadata = stored.metadata
-    check_payload(stored)
-    payload = _unpack(stored, stored.payload)
+    payload = _unpack(stored, checked_payload(stored))
     if not metadata.HasField("num_messages_in_batch"):
         yield _message(topic, stored, metadata, payload, metadata.sequence_id, -1)
         return
@@ -243,18 +242,19 @@ def _compress(compression: Compression, payload: bytes) -> bytes:
     return packed
 
 
-def check_payload(stored: ledger_pb2.StoredEntry) -> None:
-    """Compare an entry's payload with its checksum, if it has one.
+def checked_payload(stored: ledger_pb2.StoredEntry) -> bytes:
+    """An entry's payload, compared with its checksum, if it has one.
 
     Raises:
         CorruptMessageError: they do not match.
     """
-    metadata = stored.metadata
+    metadata, payload = stored.metadata, stored.payload
     if (
         metadata.HasField("payload_crc32c")
-        and google_crc32c.value(stored.payload) != metadata.payload_crc32c
+        and google_crc32c.value(payload) != metadata.payload_crc32c
     ):
         raise corrupt(stored, "a payload does not match its checksum")
+    return payload
 
 
 def _unpack(stored: ledger_pb2.StoredEntry, payload: bytes) -> bytes:

@@ -68,9 +68,9 @@ class _Parcel:
         """Whether its messages are resolved already."""
         return False
 
-    def to_publish(self) -> list[pb.Entry]:
-        """Its entries."""
-        return self.entries
+    def put_into(self, publication: pb.Publication) -> None:
+        """Add its entries."""
+        publication.entries.extend(self.entries)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,8 +82,8 @@ class _ChunkParcel(_Parcel):
     def settled(self) -> bool:
         return self.large.settled
 
-    def to_publish(self) -> list[pb.Entry]:
-        return [self.large.entry(self.chunk_id)]
+    def put_into(self, publication: pb.Publication) -> None:
+        self.large.fill(publication.entries.add(), self.chunk_id)
 
 
 Encode = Callable[[Sequence[OutgoingMessage]], list[pb.Entry]]
@@ -169,9 +169,8 @@ class Outbox:
             parcel = self._parcels[request_id]
             if (taken and size_bytes + parcel.size_bytes > bytes_max) or self._exceeds(parcel):
                 break
-            chosen.publications.add(
-                request_id=request_id, entries=parcel.to_publish(), resume=self._resume
-            )
+            publication = chosen.publications.add(request_id=request_id, resume=self._resume)
+            parcel.put_into(publication)
             self._resume = False
             self.highest_sent = max(self.highest_sent, parcel.messages[-1].sequence_id)
             parcel.sent = True
@@ -274,7 +273,6 @@ class Outbox:
         if large.settled:
             return []
         (message,) = parcel.messages
-        outcome: Receipt | SeqgateError
         if receipt.status in _WITH_POSITION and receipt.HasField("position"):
             position = Position(receipt.position.ledger_id, receipt.position.entry_id)
             duplicate = receipt.status == pb.RECEIPT_STATUS_DUPLICATE
@@ -282,21 +280,20 @@ class Outbox:
             message_id = large.message_id
             if message_id is None:
                 return []
-            outcome = Receipt(message_id, message.sequence_id, large.duplicate)
-        elif receipt.status == pb.RECEIPT_STATUS_REFUSED:
-            outcome = error_of_status(receipt.error)
-        elif receipt.fates and receipt.status in _WITH_FATES:
-            outcome = _outcome(message, receipt.fates[0])
-        else:
-            outcome = _not_understood(receipt)
+            large.settled = True
+            return [Resolved(message, Receipt(message_id, message.sequence_id, large.duplicate))]
         large.settled = True
+        self._drop_settled()
+        return [Resolved(message, _outcome_of_chunk(message, receipt))]
+
+    def _drop_settled(self) -> None:
+        """Forget chunks that need not be sent any more."""
         self._parcels = {
             request_id: each
             for request_id, each in self._parcels.items()
             if each.sent or not each.settled
         }
         self._unsent = [each for each in self._unsent if each in self._parcels]
-        return [Resolved(message, outcome)]
 
     def _hold(self, retry_after_s: float) -> None:
         self._held = True
@@ -375,6 +372,15 @@ def _in_entry_order(parcel: _Parcel) -> list[OutgoingMessage]:
             sequence_id += step
             ordered.append(by_id[sequence_id])
     return ordered
+
+
+def _outcome_of_chunk(message: OutgoingMessage, receipt: pb.Receipt) -> Receipt | SeqgateError:
+    """What a receipt that says no place of the chunk means for the whole message."""
+    if receipt.status == pb.RECEIPT_STATUS_REFUSED:
+        return error_of_status(receipt.error)
+    if receipt.fates and receipt.status in _WITH_FATES:
+        return _outcome(message, receipt.fates[0])
+    return _not_understood(receipt)
 
 
 def _outcome(message: OutgoingMessage, fate: pb.MessageFate) -> Receipt | SeqgateError:

@@ -21,15 +21,16 @@ from seqgate.client._assembler import (
     Piece,
 )
 from seqgate.client._channel import CALL_TIMEOUT_S, Backoff, translated
-from seqgate.client._codec import Message, check_payload, corrupt, decode_entry, decode_large
+from seqgate.client._codec import Message, checked_payload, corrupt, decode_entry, decode_large
 from seqgate.client._status import error_of_call
 from seqgate.errors import (
     CorruptMessageError,
+    DataLossError,
     MessageTooLargeError,
     SeqgateError,
     UnavailableError,
 )
-from seqgate.message_id import EARLIEST_ID, LATEST_ID, ChunkMessageId, MessageId
+from seqgate.message_id import LATEST_ID, ChunkMessageId, MessageId
 from seqgate.types import Position, TopicName
 
 EARLIEST: Final = "earliest"
@@ -130,7 +131,8 @@ class Reader:
         self._set_start(start, inclusive=inclusive)
 
     async def has_message_available(self) -> bool:
-        """Whether the topic has a message that was not read yet."""
+        """Whether the topic has a message that was not read yet; or, where nothing else is left,
+        chunks of one that is not complete."""
         while self._arrived and not self._buffer and self._damage is None:
             await self._take_next()
         if self._buffer or self._damage is not None:
@@ -162,18 +164,21 @@ class Reader:
         self._after: Position | None = None  # the last entry received
         self._at: Position | None = None  # the first entry to be received
         self._floor: MessageId | None = None  # the first message to be given out
-        if start == EARLIEST_ID:
+        if not isinstance(start, MessageId):
+            return
+        if start.ledger_id < 0:
             self._start = EARLIEST
-        elif start == LATEST_ID:
+        elif start.position == LATEST_ID.position:
             self._start = LATEST
-        elif isinstance(start, MessageId):
-            index = start.batch_index
-            if index < 0 and not inclusive:
-                self._after = start.position
-                return
+        elif start.entry_id < 0:
+            self._at = Position(start.ledger_id, 0)
+        elif start.batch_index < 0 and not inclusive:
+            self._after = start.position
+        else:
             first = start.first_chunk if isinstance(start, ChunkMessageId) else start
-            self._at = first.position
-            self._floor = MessageId(*start.position, batch_index=index if inclusive else index + 1)
+            index = start.batch_index if inclusive else start.batch_index + 1
+            self._at = Position(max(first.ledger_id, 0), max(first.entry_id, 0))
+            self._floor = MessageId(*start.position, batch_index=index)
 
     async def _fill(self) -> bool:
         """Wait for what comes next, and put messages of it into the buffer; False where the topic
@@ -254,10 +259,13 @@ class Reader:
             await asyncio.sleep(self._backoff.next_s(error.retry_after_s))
             return
         except (CorruptMessageError, MessageTooLargeError) as damage:
-            if self._is_next(stored):
+            if not self._is_next(stored):
+                return
+            if self._floor is None or _position(stored) >= self._floor.position:
                 self._damage = damage
                 self._drop_call()
-            return
+                return
+            messages = []  # it ends before the reader's start
         if not self._is_next(stored):
             return  # meanwhile the reader was told to go on from elsewhere
         self._arrived.popleft()
@@ -294,20 +302,30 @@ class Reader:
     async def _fetch(self, last: pb.StoredEntry, piece: Piece) -> list[Message]:
         """Read again the chunks of a message of which only the last is here, if it is whole in the
         log. It is not when it was trimmed, or never completed."""
-        request = pb.FindMessageRequest(
-            topic=self.topic, producer_name=piece.producer, sequence_id=piece.sequence_id
-        )
-        reply = await translated(self._stub.FindMessage(request, timeout=CALL_TIMEOUT_S))
-        fate = reply.fate
-        if fate.position == last.position and fate.HasField("first_chunk_position"):
-            async with aclosing(self._range(fate.first_chunk_position, last.position)) as entries:
-                assembled = await self._assemble(entries, piece)
-            if assembled is not None:
-                return [decode_large(self.topic, last, assembled.body, assembled.positions[0])]
+        try:
+            assembled = await self._read_again(last, piece)
+        except DataLossError as error:  # to go on, one must seek past the last chunk
+            raise corrupt(last, "an earlier chunk of a large message is damaged") from error
+        if assembled is not None:
+            return [decode_large(self.topic, last, assembled.body, assembled.positions[0])]
         self._headless += 1
         lost = (piece.producer, piece.sequence_id, piece.uuid, (piece.position,))
         self._report(Dropped(DropReason.HEADLESS, *lost))
         return []
+
+    async def _read_again(self, last: pb.StoredEntry, piece: Piece) -> Assembled | None:
+        request = pb.FindMessageRequest(
+            topic=self.topic,
+            producer_name=piece.producer,
+            sequence_id=piece.sequence_id,
+            uuid=piece.uuid,
+        )
+        reply = await translated(self._stub.FindMessage(request, timeout=CALL_TIMEOUT_S))
+        fate = reply.fate
+        if fate.position != last.position or not fate.HasField("first_chunk_position"):
+            return None
+        async with aclosing(self._range(fate.first_chunk_position, last.position)) as entries:
+            return await self._assemble(entries, piece)
 
     async def _assemble(
         self, entries: AsyncIterator[pb.StoredEntry], piece: Piece
@@ -375,7 +393,7 @@ def _piece(stored: pb.StoredEntry) -> Piece:
     Raises:
         CorruptMessageError: it is not what was published.
     """
-    check_payload(stored)
+    payload = checked_payload(stored)
     metadata = stored.metadata
     return Piece(
         _position(stored),
@@ -386,7 +404,7 @@ def _piece(stored: pb.StoredEntry) -> Piece:
         metadata.num_chunks_from_msg,
         metadata.total_chunk_msg_size,
         metadata.message_crc32c if metadata.HasField("message_crc32c") else None,
-        stored.payload,
+        payload,
     )
 
 

@@ -85,7 +85,7 @@ class LedgerStore(Protocol):
         TopicNotFound: from every method that names a topic, but create, and take with create.
         StoreUnavailable: from every method.
         StoreFull: from every method that writes.
-        EntryCorrupt: from read and find; it names the position.
+        EntryCorrupt: from read and find; it names the last position that cannot be read.
     """
 
     async def create(self, topic: TopicName) -> tuple[LogState, bool]:
@@ -139,7 +139,7 @@ class LedgerStore(Protocol):
         ...
 
     async def find(
-        self, topic: TopicName, producer: str, sequence_ids: Sequence[int]
+        self, topic: TopicName, producer: str, sequence_ids: Sequence[int], *, uuid: str = ""
     ) -> list[Fate]:
         """Where the messages with these ids are; if an id was stored twice, where it was first."""
         ...
@@ -171,6 +171,11 @@ class LedgerStore(Protocol):
 
     async def trim(self, topic: TopicName, before: Position) -> Trimmed:
         """Remove the entries before a position."""
+        ...
+
+    async def renew(self, topic: TopicName) -> None:
+        """Make the topic another incarnation of itself, so that what deduplication remembers of it,
+        or is told of it late, counts no more. Whoever writes it must take it again."""
         ...
 
     async def cuts_unfinished(self, topic: TopicName, before: Position) -> bool:

@@ -6,7 +6,7 @@ servicer.py translates the wire to these calls; live.py runs the topics that are
 import asyncio
 import fnmatch
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import structlog
@@ -31,6 +31,10 @@ log = structlog.get_logger()
 READ_ENTRIES_MAX: Final = 1_000
 READ_BYTES_MAX: Final = 1024 * 1024
 """How much one ReadResponse holds at most; one entry always fits."""
+
+PAGE_ENTRIES_MAX: Final = 4_000
+PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""How much is read from the store at a time: it reads whole groups, however little is asked for."""
 
 
 class TooManyStreams(DomainError):
@@ -184,14 +188,15 @@ class Ledger:
             entries = await self._store.read(
                 topic,
                 after,
-                entries_max=min(READ_ENTRIES_MAX, left or READ_ENTRIES_MAX),
-                bytes_max=READ_BYTES_MAX,
+                entries_max=min(PAGE_ENTRIES_MAX, left or PAGE_ENTRIES_MAX),
+                bytes_max=PAGE_BYTES_MAX,
                 payloads=what.payloads,
             )
             if through is not None:
                 entries = [each for each in entries if each.position <= through]
             if entries:
-                yield entries
+                for some in _responses(entries, payloads=what.payloads):
+                    yield some
                 after = entries[-1].position
                 if left:
                     left -= len(entries)
@@ -241,16 +246,16 @@ class Ledger:
         live = self._live.get(topic)
         return 0 if live is None else len(live.producers)
 
-    async def find(self, topic: TopicName, producer: str, sequence_id: int) -> Fate:
-        """Where a message is."""
-        (fate,) = await self._store.find(topic, producer, [sequence_id])
+    async def find(self, topic: TopicName, producer: str, sequence_id: int, uuid: str) -> Fate:
+        """Where a message is; of a large one, this attempt at it, if a uuid is given."""
+        (fate,) = await self._store.find(topic, producer, [sequence_id], uuid=uuid)
         return fate
 
     async def trim(self, topic: TopicName, before: Position) -> Trimmed:
         """Remove entries.
 
         A large message that loses its first chunks while it is incomplete must not be completed:
-        its producer starts it again, once deduplication has forgotten them.
+        deduplication is made to forget them, and its producer starts it again.
         """
         async with self._taking:
             state = await self._store.get(topic)
@@ -260,7 +265,7 @@ class Ledger:
                 live = self._live.pop(topic, None)
                 if live is not None:
                     live.stop(Draining("the topic was let go", retry_after_s=0.1))
-                await self._dedup.forget_topic(topic, state.incarnation)
+                await self._store.renew(topic)
                 trimmed = await self._store.trim(topic, before)
             else:
                 live = self._live.get(topic)
@@ -336,3 +341,17 @@ class Ledger:
         """Close the streams of those who did not."""
         for live in self._live.values():
             live.stop(Draining("the service is shutting down", retry_after_s=0.5))
+
+
+def _responses(entries: list[StoredEntry], *, payloads: bool) -> Iterator[list[StoredEntry]]:
+    """Entries by the response that they travel in."""
+    some: list[StoredEntry] = []
+    size_bytes = 0
+    for each in entries:
+        each_bytes = each.size_bytes if payloads else len(each.entry.metadata)
+        if some and (len(some) >= READ_ENTRIES_MAX or size_bytes + each_bytes > READ_BYTES_MAX):
+            yield some
+            some, size_bytes = [], 0
+        some.append(each)
+        size_bytes += each_bytes
+    yield some

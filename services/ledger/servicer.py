@@ -199,6 +199,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             _topic(request.topic),
             _producer(request.producer_name),
             _sequence_id("sequence_id", request.sequence_id),
+            request.uuid,
         )
         return pb.FindMessageResponse(fate=_to_fate(fate))
 

@@ -10,7 +10,7 @@ from grpc import aio
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
 from seqgate.api.entry.v1.entry_pb2 import Position
-from seqgate.client import Client
+from seqgate.client import Chunking, Client
 from tests.cli.command_line import CommandLine
 from tests.support.waiting import eventually
 from tools.stack.ports import free_ports
@@ -66,9 +66,42 @@ async def test_producers_are_a_table_that_leaves_nothing_out(
     """In a pipe, whatever width a terminal has."""
     table = await seqgate("dedup", "producers", stored)
 
-    assert table.rows[0] == ["PRODUCER", "PERSISTED", "PUSHED", "LAST ACTIVE"]
-    assert [row[:3] for row in table.rows[1:]] == [["p", "5", "5"], ["q" * 255, "0", "0"]]
-    assert all(row[3].endswith("Z") for row in table.rows[1:])
+    assert table.rows[0] == ["PRODUCER", "PERSISTED", "PUSHED", "UNFINISHED", "LAST ACTIVE"]
+    assert [row[:4] for row in table.rows[1:]] == [
+        ["p", "5", "5", "-"],
+        ["q" * 255, "0", "0", "-"],
+    ]
+    assert all(row[4].endswith("Z") for row in table.rows[1:])
+
+
+async def test_a_large_message_is_shown_with_its_chunks(
+    seqgate: CommandLine, client: Client, dedup: Any, topic: str
+) -> None:
+    """One that is stored in part, of a service that keeps a log of its own; and a whole one."""
+    chunks = {i: pb.Chunk(uuid="u", chunk_id=i, num_chunks=3, total_bytes=9) for i in (0, 1)}
+    entries = [pb.ProducerEntries(producer_name="p", highest_sequence_ids=[7, 7], chunks=chunks)]
+    end = Position(ledger_id=1, entry_id=1)
+    confirmation = pb.Confirmation(through=end, producers=entries, entry_count=2)
+    writer = pb.Writer(epoch=1, position=end)
+    await dedup.Confirm(pb.ConfirmRequest(topic=topic, writer=writer, confirmation=confirmation))
+    async with client.producer(f"{topic}-whole", name="p", chunking=Chunking(2)) as producer:
+        receipt = await producer.send(b"12345", sequence_id=0)
+
+    table, listed, explained = await asyncio.gather(
+        seqgate("dedup", "producers", topic),
+        seqgate("dedup", "producers", topic, "-o", "json"),
+        seqgate("dedup", "explain", f"{topic}-whole", "p", "0"),
+    )
+
+    assert table.rows[1][:4] == ["p", "6", "6", "7: 2 of 3 chunks"]
+    assert listed.record["unfinished"] == {
+        "sequence_id": 7,
+        "uuid": "u",
+        "chunks_stored": 2,
+        "chunks": 3,
+        "bytes": 9,
+    }
+    assert dict(explained.rows)["The log"] == f"holds it at {receipt.message_id}"
 
 
 async def test_producers_come_page_by_page(seqgate: CommandLine, dedup: Any, topic: str) -> None:
@@ -87,6 +120,7 @@ async def test_producers_come_page_by_page(seqgate: CommandLine, dedup: Any, top
         "persisted_sequence_id": None,
         "pushed_sequence_id": 9223372036854775807,
         "last_active_ms": 0,
+        "unfinished": None,
     }
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from seqgate.cli import _lines
 from seqgate.cli._failure import InvalidInput
-from seqgate.cli._lines import numbered_lines
+from seqgate.cli._lines import numbered_lines, whole
 
 
 async def collected(lines: AsyncIterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
@@ -71,6 +71,19 @@ async def test_a_line_has_a_longest_length(monkeypatch: pytest.MonkeyPatch) -> N
     assert await from_pipe(b"0123456789\n") == [(1, b"0123456789")]
     with pytest.raises(InvalidInput, match="longer than 10 bytes"):
         await from_pipe(b"0123456789" * 2)
+
+
+async def test_all_lines_can_be_one_piece(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(_lines, "WHOLE_BYTES_MAX", 10)
+    monkeypatch.setattr(_lines, "_BLOCK_BYTES", 4)
+    path = tmp_path / "file"
+    for content in (b"", b"\n \n", b"0123456\n\xff\n"):
+        path.write_bytes(content)
+        with path.open("rb", buffering=0) as file:
+            assert [each async for each in whole(file.fileno())] == [(None, content)]
+    path.write_bytes(bytes(11))
+    with path.open("rb", buffering=0) as file, pytest.raises(InvalidInput, match="10 bytes"):
+        await anext(whole(file.fileno()))
 
 
 async def test_an_input_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 import asyncio
 import base64
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from seqgate.cli import _publish
 from seqgate.client import Client, Message
-from tests.cli.command_line import CommandLine, json_lines
+from tests.cli.command_line import CommandLine, Ended, json_lines
 from tools.stack.stack import Stack
 
 
@@ -119,17 +120,102 @@ async def test_a_wrong_line_is_said_to_people(seqgate: CommandLine, topic: str) 
     assert "  stored: 1" in ended.err.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("options", "size_bytes"),
+    [
+        (["--batch"], 6_000_000),  # no batch is cut
+        (["--chunk-bytes", "1024"], 10_000 * 1024 + 1),  # more chunks than may be
+    ],
+)
 async def test_a_message_that_is_refused_spares_the_others(
-    seqgate: CommandLine, client: Client, topic: str
+    seqgate: CommandLine, client: Client, topic: str, options: list[str], size_bytes: int
 ) -> None:
-    lines = json_lines({"payload": "a"}, {"payload": "x" * 6_000_000}, {"payload": "b"})
+    lines = json_lines({"payload": "a"}, {"payload": "x" * size_bytes}, {"payload": "b"})
 
-    ended = await seqgate("publish", topic, "-o", "json", stdin=lines)
+    ended = await seqgate("publish", topic, "-o", "json", *options, stdin=lines)
 
     assert ended.code == 1
     assert (ended.error["reason"], ended.error["details"]["line"]) == ("ENTRY_TOO_LARGE", "2")
+    assert ended.error["message"].startswith("line 2: a message is larger")
     assert len(ended.records) == 2
     assert [each.payload for each in await stored(client, topic)] == [b"a", b"b"]
+
+
+async def test_a_large_message_is_cut_where_the_service_says(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    """Nobody who publishes from a shell has to know how large an entry may be."""
+    payloads = ["a", "x" * 6_000_000, "b"]
+
+    ended = await seqgate(
+        "publish", topic, "-o", "json", stdin=json_lines(*({"payload": each} for each in payloads))
+    )
+
+    assert (ended.code, ended.err) == (0, "")
+    assert [each["message_id"] for each in ended.records] == ["1:0:-1", "1:1:-1;1:2:-1", "1:3:-1"]
+    assert [each.payload.decode() for each in await stored(client, topic)] == payloads
+
+
+async def test_chunks_are_as_small_as_they_are_asked_for(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    """Also more of them than messages may be pending."""
+    line = {"payload": "x" * 9_000_000, "sequence_id": 7}
+    arguments = ("publish", topic, "--producer", "p", "--chunk-bytes", "1024", "-o", "json")
+
+    first = await seqgate(*arguments, stdin=json_lines(line))
+    again = await seqgate(*arguments, stdin=json_lines(line))
+
+    receipt = {"message_id": "1:0:-1;1:8789:-1", "sequence_id": 7, "duplicate": False}
+    assert (first.code, first.record) == (0, receipt)
+    assert (again.code, again.record) == (0, receipt | {"duplicate": True})
+    assert [len(each.payload) for each in await stored(client, topic)] == [9_000_000]
+
+
+async def test_a_file_can_be_one_message(
+    seqgate: CommandLine, client: Client, tmp_path: Path, topic: str
+) -> None:
+    file = tmp_path / "report.pdf"
+    file.write_bytes(bytes(range(256)) * 25_000 + b"\n\n")
+
+    of_file = await seqgate("publish", topic, str(file), "--whole", "-o", "json")
+    of_pipe = await seqgate("publish", topic, "--whole", "--producer", "p", stdin=b"a\nb\n")
+
+    assert (of_file.code, of_file.record["message_id"]) == (0, "1:0:-1;1:1:-1")
+    assert (of_pipe.code, of_pipe.rows[1]) == (0, ["p", "1", "1", "0", "0"])
+    messages = await stored(client, topic)
+    assert [each.payload for each in messages] == [file.read_bytes(), b"a\nb\n"]
+
+
+async def test_a_file_that_is_refused_is_no_line(seqgate: CommandLine, topic: str) -> None:
+    arguments = ("publish", topic, "--whole", "--chunk-bytes", "1024", "-o", "json")
+
+    ended = await seqgate(*arguments, stdin=bytes(10_000 * 1024 + 1))
+
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.error["reason"] == "ENTRY_TOO_LARGE"
+    assert ended.error["message"].startswith("a message is larger")
+    assert ended.error["details"] == {"max_large_message_bytes": "268435456", "max_chunks": "10000"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--batch", "--chunk-bytes", "0"], "--batch and --chunk-bytes exclude each other"),
+        (["--batch", "--chunk-bytes", "2048"], "--batch and --chunk-bytes exclude each other"),
+        (["--chunk-bytes", "1023"], "--chunk-bytes is 0, or at least 1024"),
+        (["--chunk-bytes", "-1"], "Invalid value for '--chunk-bytes'"),
+        (["--chunk-bytes", "1MB"], "Invalid value for '--chunk-bytes'"),
+    ],
+)
+def test_ways_of_cutting_that_cannot_be(
+    inside: Callable[..., Ended], options: list[str], message: str
+) -> None:
+    ended = inside("publish", "t", *options, "-o", "json")
+
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.error["reason"] == "WRONG_USAGE"
+    assert ended.error["message"].startswith(message)
 
 
 async def test_lines_are_published_as_they_come(

@@ -1,11 +1,18 @@
 """`seqgate read`."""
 
 import asyncio
+import json
 import os
 from collections.abc import Sequence
+from typing import Any
 
-from seqgate.client import Batching, Client
+from grpc import aio
+
+from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.client import Batching, Chunking, Client
 from tests.cli.command_line import CommandLine
+from tests.support.publisher import publishing, single
+from tools.stack.stack import Stack
 
 
 async def published(client: Client, topic: str, payloads: Sequence[bytes]) -> None:
@@ -112,3 +119,63 @@ async def test_a_reader_that_leaves_ends_it_quietly(
         ended = await reading.ended()
 
     assert (ended.code, ended.err) == (0, "")
+
+
+async def large_messages(client: Client, topic: str, *payloads: str) -> list[str]:
+    """Publish them in chunks of a kibibyte; their ids."""
+    async with client.producer(topic, name="p", chunking=Chunking(1024)) as producer:
+        receipts = [await producer.send(payload.encode()) for payload in payloads]
+    return [str(receipt.message_id) for receipt in receipts]
+
+
+async def test_a_large_message_is_read_once_and_found_by_its_id(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    payloads = ["a" * 3_000, "b" * 5_000, "c"]
+    ids = await large_messages(client, topic, *payloads)
+    assert ids == ["1:0:-1;1:2:-1", "1:3:-1;1:7:-1", "1:8:-1"]
+
+    async def read(*arguments: str) -> list[tuple[str, str]]:
+        ended = await seqgate("read", topic, "-o", "json", *arguments)
+        assert (ended.code, ended.err) == (0, "")
+        return [(each["message_id"], each["payload"]) for each in ended.records]
+
+    everything = list(zip(ids, payloads, strict=True))
+    table, whole, at, after, amid = await asyncio.gather(
+        seqgate("read", topic),
+        read(),
+        read("--from", ids[1]),
+        read("--from", ids[1], "--exclusive"),
+        read("--from", "1:5"),  # what is missing of the second message is fetched
+    )
+    assert [row[0] for row in table.rows] == ["MESSAGE", *ids]
+    assert table.err == ""
+    assert whole == everything
+    assert at == amid == everything[1:]
+    assert after == everything[2:]
+
+
+async def test_chunks_that_make_no_message_are_told_at_the_end(
+    seqgate: CommandLine, stack: Stack, client: Client, topic: str
+) -> None:
+    async with (
+        aio.insecure_channel(stack.address("ledger")) as channel,
+        publishing(LedgerServiceStub(channel), topic, "p") as publisher,
+    ):
+        place: dict[str, Any] = {"uuid": "left", "num_chunks_from_msg": 3}
+        for chunk_id in range(2):
+            chunk = single(chunk_id + 1, 0, chunk_id=chunk_id, total_chunk_msg_size=3, **place)
+            await publisher.store(chunk)
+    await large_messages(client, topic, "a" * 2_000)
+
+    table, shown = await asyncio.gather(
+        seqgate("read", topic), seqgate("read", topic, "-o", "json", "-n", "1")
+    )
+
+    assert (table.code, len(table.rows)) == (0, 2)
+    message = "chunks that make no message were left out: 2 aborted"
+    assert table.err == f"seqgate: {message} (CHUNKS_LEFT_OUT)\n"
+    assert (shown.code, shown.record["message_id"]) == (0, "1:2:-1;1:3:-1")
+    assert json.loads(shown.err) == {
+        "note": {"reason": "CHUNKS_LEFT_OUT", "message": message, "details": {"aborted": 2}}
+    }

@@ -9,7 +9,7 @@ from grpc import aio
 
 from seqgate.api.ledger.v1.ledger_pb2 import CreateTopicRequest
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
-from seqgate.client import Batching, Client
+from seqgate.client import Batching, Chunking, Client
 from tests.cli.command_line import CommandLine
 from tools.stack.ports import free_ports
 from tools.stack.stack import Stack
@@ -116,6 +116,19 @@ async def test_the_tail_is_the_last_messages(
         ["1:1:-1:3", "p", "7", "-", f"{'h' * 80}… (100 bytes)"],
     ]
     assert [each["payload"] for each in shown.records] == payloads[2:]
+
+
+async def test_a_tail_has_as_many_messages_however_large_they_are(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    payloads = ["a" * 70_000, "b" * 1_000, "c" * 20_000, "d" * 5_000]
+    ids = await published(client, topic, *payloads, chunking=Chunking(1024))
+
+    for count in (1, 2, 3, 4, 5):
+        ended = await seqgate("topic", "tail", topic, "-n", str(count), "-o", "json")
+        assert (ended.code, ended.err) == (0, "")
+        assert [each["message_id"] for each in ended.records] == ids[-count:]
+        assert [each["payload"] for each in ended.records] == payloads[-count:]
 
 
 async def test_an_empty_topic_has_an_empty_tail(

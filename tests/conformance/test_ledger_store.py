@@ -244,9 +244,8 @@ def found(uuid: str, *entry_ids: int) -> Found:
     return Found(chunks[-1], None, chunks, uuid)
 
 
-def unfinished(entry: Entry, *entry_ids: int) -> Unfinished:
-    assert entry.chunk is not None
-    return Unfinished(entry.chunk, at(*entry_ids))
+def unfinished(*attempts: tuple[Entry, tuple[Position, ...]]) -> Unfinished:
+    return Unfinished({entry.chunk.layout: places for entry, places in attempts if entry.chunk})
 
 
 together_and_apart = pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
@@ -258,15 +257,15 @@ together_and_apart = pytest.mark.parametrize("apart", [False, True], ids=["toget
     [
         (A, found("a", 0, 1, 2)),
         ([A0, single(0, "q"), *large(5, "a", 2, "q"), A1, A2, single(6)], found("a", 0, 4, 5)),
-        ([A0, A1], unfinished(A1, 0, 1)),
-        ([A0, A1, single(6)], unfinished(A1, 0, 1)),
-        ([A0, A2], unfinished(A0, 0)),
+        ([A0, A1], unfinished((A0, at(0, 1)))),
+        ([A0, A1, single(6)], unfinished((A0, at(0, 1)))),
+        ([A0, A2], unfinished((A0, at(0)))),
         ([A1, A2], Missing.STALE),
-        ([A0, chunk(5, "a", 1, 2)], unfinished(A0, 0)),  # cut in another way
+        ([A0, chunk(5, "a", 1, 2)], unfinished((A0, at(0)))),  # cut in another way
         # another attempt
         ([A0, A1, B0, B1], found("b", 2, 3)),
-        ([A0, B0], unfinished(B0, 1)),
-        ([A0, B0, A0], unfinished(A0, 2)),
+        ([A0, B0], unfinished((A0, at(0)), (B0, at(1)))),
+        ([A0, B0, A0], unfinished((A0, at(2)), (B0, at(1)))),
         ([A0, A1, *A], found("a", 2, 3, 4)),
         ([A0, single(5)], Found(Position(1, 1), None)),
         ([A0, batch([4, 5])], Found(Position(1, 1), 1)),
@@ -329,7 +328,7 @@ async def test_a_large_message_counts_once_with_its_last_chunk(
         ([A0, *B], 1, 5, found("b", 1, 2)),
         ([A0, A1], 1, 4, Missing.STALE),
         ([A0, A1], 2, 4, Missing.STALE),
-        ([A0, A1, B0], 1, 4, unfinished(B0, 2)),
+        ([A0, A1, B0], 1, 4, unfinished((B0, at(2)))),
         ([A0, single(6), A1], 1, 5, Missing.TRIMMED),  # overtaken: it will never be complete
     ],
 )

@@ -109,7 +109,27 @@ async def test_people_get_tables(bench: Run) -> None:
     assert "entries/s" in row
     assert "fdatasync 20 kB" in row
     assert "%" in row
+    assert any("MB/s" in line for line in wrote.splitlines())
     assert [each["group"] for each in bench.report["measurements"]] == ["disk"] * 4 + ["store"] * 6
+
+
+async def test_large_messages_are_measured_beside_the_same_bytes_uncut(bench: Run) -> None:
+    report = json.loads(await bench.finish("--json", "--only", "large"))
+
+    found = {each["name"]: each for each in report["measurements"] if each["group"] == "large"}
+    assert len(found) == 18
+    for kind in ("publish", "read"):
+        for size, mib in (("1 MiB", 1), ("64 KiB", 1 / 16)):
+            for ledger in ("", ", null ledger"):
+                uncut = found[f"{kind}, single messages of {size}{ledger}"]
+                chunked = found[f"{kind}, 4 MiB in chunks of {size}{ledger}"]
+                assert uncut["mb_per_s"] == pytest.approx(uncut["value"] * mib * 1.048576, rel=1e-3)
+                assert chunked["limit"]["name"] == uncut["name"]
+                expected = chunked["mb_per_s"] / uncut["mb_per_s"]
+                assert chunked["ratio"] == pytest.approx(expected, rel=1e-3)
+            name = f"{kind}, single messages of {size}"
+            limits = (f"{name}, null ledger", f"store append, {round(8 / mib)} entries")
+            assert found[name]["limit"]["name"].startswith(limits)
 
 
 async def test_nothing_is_left_of_benchmarks_that_are_terminated(bench: Run) -> None:

@@ -21,6 +21,7 @@ from tests.support.waiting import eventually
 
 NEW, IN_FLIGHT, DUPLICATE = pb.VERDICT_NEW, pb.VERDICT_IN_FLIGHT, pb.VERDICT_DUPLICATE
 PARTIAL, HELD = pb.VERDICT_PARTIAL, pb.VERDICT_HELD
+CHUNK_GAP, LAYOUT_CONFLICT = pb.VERDICT_CHUNK_GAP, pb.VERDICT_LAYOUT_CONFLICT
 
 APPEND_TIME = 1_750_000_000_000
 
@@ -31,6 +32,7 @@ class Record(NamedTuple):
     position: Position
     producer: str
     highest: int
+    chunk: pb.Chunk | None
 
 
 class Log:
@@ -62,13 +64,15 @@ class Log:
             incarnation=self.incarnation, epoch=self.epoch, position=self.tail, revision=revision
         )
 
-    def append(self, producer: str, *highest: int) -> None:
-        """Store entries, of whose verdicts the caller has made sure."""
-        for each in highest:
+    def append(self, producer: str, *entries: Any) -> None:
+        """Store entries, of whose verdicts the caller has made sure: ids, or an id and its
+        chunk."""
+        for each in entries:
             tail = self.tail
             same = tail is not None and tail.ledger_id == self.epoch
             entry_id = tail.entry_id + 1 if same and tail else self.first_entry
-            record = Record(Position(ledger_id=self.epoch, entry_id=entry_id), producer, each)
+            position = Position(ledger_id=self.epoch, entry_id=entry_id)
+            record = Record(position, producer, _range(each)[1], _chunk(each))
             self.records.append(record)
             self.unconfirmed.append(record)
 
@@ -86,6 +90,8 @@ class Log:
                 each.producer,
                 pb.ProducerEntries(producer_name=each.producer, last_append_time=APPEND_TIME),
             )
+            if each.chunk is not None:
+                entries.chunks[len(entries.highest_sequence_ids)].CopyFrom(each.chunk)
             entries.highest_sequence_ids.append(each.highest)
         return pb.Confirmation(
             after=self.records[before - 1].position if before else None,
@@ -111,7 +117,7 @@ class Log:
     def claim(
         self, claims: dict[str, list[Any]], *, revision: int | None = None
     ) -> pb.AdmitRequest:
-        """Ids, or pairs of the lowest and the highest, by producer."""
+        """Ids, pairs of the lowest and the highest, or an id and its chunk, by producer."""
         return pb.AdmitRequest(
             topic=self.topic,
             writer=self.writer(revision),
@@ -121,6 +127,11 @@ class Log:
                     producer_name=producer,
                     sequence_ids=[_range(each)[0] for each in ids],
                     highest_sequence_ids=[_range(each)[1] for each in ids],
+                    chunks={
+                        place: chunk
+                        for place, each in enumerate(ids)
+                        if (chunk := _chunk(each)) is not None
+                    },
                 )
                 for producer, ids in claims.items()
             ],
@@ -154,7 +165,7 @@ class Log:
             self.unconfirmed.clear()
         return answer
 
-    async def store(self, producer: str, *ids: int) -> None:
+    async def store(self, producer: str, *ids: Any) -> None:
         """Claim, append, and confirm."""
         assert await self.judge(producer, *ids) == [NEW] * len(ids)
         self.append(producer, *ids)
@@ -162,7 +173,27 @@ class Log:
 
 
 def _range(claim: Any) -> tuple[int, int]:
-    return claim if isinstance(claim, tuple) else (claim, claim)
+    match claim:
+        case (int(lowest), int(highest)):
+            return lowest, highest
+        case (int(sequence_id), _) | int(sequence_id):
+            return sequence_id, sequence_id
+        case _:
+            raise AssertionError(claim)
+
+
+def _chunk(claim: Any) -> pb.Chunk | None:
+    match claim:
+        case (_, pb.Chunk() as chunk):
+            return chunk
+        case _:
+            return None
+
+
+def large(sequence_id: int, uuid: str, num_chunks: int = 3) -> list[tuple[int, pb.Chunk]]:
+    """The chunks of a message."""
+    layout = {"uuid": uuid, "num_chunks": num_chunks, "total_bytes": 300}
+    return [(sequence_id, pb.Chunk(chunk_id=each, **layout)) for each in range(num_chunks)]
 
 
 @pytest.fixture
@@ -188,6 +219,18 @@ async def marks(services: Services, log: Log, producer: str = "p") -> tuple[int 
         known.persisted_sequence_id if known.HasField("persisted_sequence_id") else None,
         known.pushed_sequence_id if known.HasField("pushed_sequence_id") else None,
     )
+
+
+async def unfinished(
+    services: Services, log: Log, producer: str = "p"
+) -> tuple[int, pb.Chunk] | None:
+    """The last durable chunk of the producer's unfinished message, if there is one."""
+    asked = pb.GetProducerRequest(topic=log.topic, producer_name=producer)
+    known = (await services.dedup.GetProducer(asked)).producer
+    assert known == (await services.producers(log.topic))[producer]
+    if not known.HasField("unfinished"):
+        return None
+    return known.unfinished.sequence_id, known.unfinished.last_chunk
 
 
 # ---- the protocol
@@ -426,6 +469,45 @@ async def test_a_lost_topic_is_built_again_from_the_first_entry(
     assert not answer.behind.HasField("confirmed")
     await log.confirm(log.records)
     assert await log.judge("p", 0, 1, 2, 3) == [DUPLICATE] * 3 + [NEW]
+
+
+async def test_a_large_message_goes_on_where_the_log_is(
+    services: Services, log: Log, redis: Redis
+) -> None:
+    """Scenario 71: the state is lost after each chunk, and the message is stored once."""
+    chunks = large(5, "a")
+    await log.store("p", 4)
+    for stored, chunk in enumerate(chunks):
+        await redis.delete(key_of(log))
+        assert (await log.admit({"p": [chunk]})).HasField("behind")
+        await log.confirm(log.records)
+        assert await unfinished(services, log) == (chunks[stored - 1] if stored else None)
+        assert await marks(services, log) == (4, 4)
+        assert await log.judge("p", *chunks[:stored]) == [DUPLICATE] * stored if stored else True
+        await log.store("p", chunk)
+    assert await marks(services, log) == (5, 5)
+    assert await unfinished(services, log) is None
+    assert await log.judge("p", *chunks, 5, 6) == [DUPLICATE] * 4 + [NEW]
+
+
+async def test_chunks_that_follow_nothing_are_counted_and_so_are_attempts_that_end(
+    services: Services, log: Log
+) -> None:
+    first, second, third = large(5, "a")
+    other_first, other_second = large(5, "b", 2)
+    await log.store("p", first)
+    assert await log.judge("p", third, second) == [CHUNK_GAP, HELD]
+    assert await log.judge("p", other_second) == [LAYOUT_CONFLICT]
+    answer = await log.admit({"p": [second, other_first], "q": [7]})
+    assert [list(each.verdicts) for each in answer.verdicts.producers] == [[NEW, IN_FLIGHT], [NEW]]
+    log.append("p", second)
+    log.append("q", 7)
+    answer = await log.admit({"q": [8], "p": [second, other_first, other_second, 6]})
+    _, of_p = answer.verdicts.producers
+    assert list(of_p.verdicts) == [DUPLICATE, NEW, NEW, NEW]
+    assert (dict(of_p.aborts), of_p.persisted_sequence_id) == ({1: "a"}, 4)
+    counts = (await services.status(log.topic)).counts
+    assert (counts.misplaced_chunk_claims, counts.aborted_attempts) == (2, 1)
 
 
 async def test_nothing_is_confirmed_across_a_gap(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tools.demo import __main__ as demo
+from tools.demo import proving
 from tools.demo.flights import Flight
 
 FLIGHTS = 20_000
@@ -18,6 +19,11 @@ async def test_the_demo_proves_that_every_flight_is_stored_once(tmp_path: Path) 
     assert report["sent"] - report["resent"] == FLIGHTS
     assert report["stored_twice"] == report["lost"] == 0
     assert report["faults"] > 0
+    assert report["large_messages_sent"] == report["large_messages_read"] == 6
+    assert report["large_messages_chunks"] > 6 * 10
+    assert report["large_message_crashes"] > 0
+    assert report["large_message_attempts_aborted"] > 0
+    assert report["orphan_chunks_delivered"] == report["large_messages_wrong"] == 0
 
 
 async def test_the_demo_fails_when_a_promise_is_broken(
@@ -28,7 +34,7 @@ async def test_the_demo_fails_when_a_promise_is_broken(
 
     flights = [Flight("UA", each, None, "EWR", "IAH", b"{}") for each in range(200)]
     monkeypatch.setattr(demo, "load_flights", lambda: flights)
-    monkeypatch.setattr(demo, "_persisted", wrong)
+    monkeypatch.setattr(proving, "_persisted", wrong)
     assert await demo.run(tmp_path / "demo", 7, None) == 1
     report = json.loads((tmp_path / "demo" / "report.json").read_text())
     assert report["marks_wrong"] > 0

@@ -1,14 +1,21 @@
 """Large messages through the client: cut, stored chunk by chunk, put together again."""
 
 import asyncio
+import sqlite3
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
+from pathlib import Path
 from random import Random
+from typing import Any
 
+import google_crc32c
 import pytest
 import pytest_asyncio
 
+from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.client import (
     AssemblyLimits,
     Batching,
@@ -20,11 +27,24 @@ from seqgate.client import (
     DropReason,
     Message,
     MessageId,
+    Producer,
+    Reader,
+    Receipt,
     connect,
 )
-from seqgate.errors import MessageTooLargeError, ProducerQueueFullError
-from tests.integration.services import Services
-from tests.support.publisher import publishing, single
+from seqgate.errors import (
+    CorruptMessageError,
+    DataLossError,
+    FencedError,
+    MessageTooLargeError,
+    ProducerQueueFullError,
+    SendTimeoutError,
+)
+from seqgate.message_id import EARLIEST_ID, LATEST_ID
+from tests.integration.services import Services, paused
+from tests.support.publisher import Publisher, publishing, single
+from tests.support.waiting import eventually
+from tools.stack.stack import Stack
 
 KIB = 1024
 STORED = pb.RECEIPT_STATUS_STORED
@@ -45,6 +65,70 @@ def noise(size_bytes: int, seed: int = 0) -> bytes:
 async def read_all(client: Client, topic: str, **reading: object) -> list[Message]:
     async with client.reader(topic, follow=False, **reading) as reader:
         return [message async for message in reader]
+
+
+async def rest(reader: Reader) -> list[bytes]:
+    """The payloads of what is left to read, up to the end."""
+    return [message.payload async for message in reader]
+
+
+async def some(reader: Reader, count: int) -> list[bytes]:
+    """The payloads of the next messages."""
+    async with asyncio.timeout(30):
+        return [(await anext(reader)).payload for _ in range(count)]
+
+
+async def rest_past_damage(reader: Reader) -> list[bytes]:
+    """The payloads of what is left to read, seeking past what an error names."""
+    found: list[bytes] = []
+    for _ in range(10):
+        try:
+            while (message := await reader.read()) is not None:
+                found.append(message.payload)
+        except (CorruptMessageError, DataLossError) as damage:
+            where = MessageId(*(int(damage.details[each]) for each in ("ledger_id", "entry_id")))
+            await reader.seek(where, inclusive=False)
+        else:
+            return found
+    raise AssertionError("the reader does not get past the damage")
+
+
+def chunks(
+    sequence_id: int, body: bytes, size: int = KIB, uuid: str = "u", **metadata: Any
+) -> list[pb.Publication]:
+    """The publications of a large message's chunks; request ids go by sequence and chunk id."""
+    parts = [body[each : each + size] for each in range(0, len(body), size)]
+    shared = {
+        "uuid": uuid,
+        "num_chunks_from_msg": len(parts),
+        "total_chunk_msg_size": len(body),
+        "message_crc32c": google_crc32c.value(body),
+        **metadata,
+    }
+    return [
+        single(1_000 * sequence_id + index + 1, sequence_id, part, chunk_id=index, **shared)
+        for index, part in enumerate(parts)
+    ]
+
+
+async def store(publisher: Publisher, publications: Iterable[pb.Publication]) -> list[MessageId]:
+    """Store what is new; where it is."""
+    found = []
+    for each in publications:
+        receipt = await publisher.store(each)
+        assert receipt.status == STORED, receipt
+        found.append(MessageId(receipt.position.ledger_id, receipt.position.entry_id))
+    return found
+
+
+async def trim(services: Services, topic: str, before: MessageId) -> None:
+    position = entry_pb2.Position(ledger_id=before.ledger_id, entry_id=before.entry_id)
+    await services.ledger.TrimTopic(pb.TrimTopicRequest(topic=topic, before=position))
+
+
+async def holds(reader: Reader, size_bytes: int) -> None:
+    """Wait until a reader that somebody reads from holds so much of what is not complete."""
+    await eventually(lambda: reader._assembler.bytes_held == size_bytes, "the reader holds chunks")
 
 
 @pytest.mark.parametrize(
@@ -202,3 +286,585 @@ async def test_a_message_left_unfinished_is_left_out_and_told(
         assert reader.dropped == {DropReason.ABORTED: 1}
     assert [message.sequence_id for message in messages] == [5, 6]
     assert [(each.producer, each.sequence_id, each.uuid) for each in dropped] == [("q", 5, "left")]
+
+
+async def test_a_compressed_message_keeps_all_that_it_says(client: Client, topic: str) -> None:
+    properties = {f"name {each}": "value" * 20 for each in range(50)}
+    said = {"key": "k\u00e9y", "ordering_key": b"\0\xff", "event_time_ms": 2**64 - 1}
+    payload = noise(10 * KIB) + bytes(1_000_000)
+    for compression in Compression:
+        async with client.producer(
+            topic, chunking=SMALL_CHUNKS, compression=compression
+        ) as producer:
+            receipt = await producer.send(payload, properties=properties, **said)
+        (message,) = await read_all(client, topic, start=receipt.message_id)
+        assert (message.payload, message.properties) == (payload, properties)
+        assert {name: getattr(message, name) for name in said} == said
+        assert (message.producer_name, str(message.id)) == (producer.name, str(receipt.message_id))
+
+
+async def test_messages_that_are_sent_at_the_same_time_stay_whole(
+    services: Services, client: Client, topic: str
+) -> None:
+    """79: what is sent by many at once over one producer does not lie between two chunks."""
+
+    async def send(producer: Producer, number: int) -> dict[int, bytes]:
+        sent = {}
+        for each in range(15):
+            payload = noise(Random(number + 100 * each).choice((1, 900, 3 * KIB, 9 * KIB)), number)
+            receipt = await producer.send(payload)
+            sent[receipt.sequence_id] = payload
+            await asyncio.sleep(0)
+        return sent
+
+    async with client.producer(
+        topic, name="p", chunking=SMALL_CHUNKS, max_pending_messages=30
+    ) as producer:
+        sent: dict[int, bytes] = {}
+        for some_sent in await asyncio.gather(*(send(producer, each) for each in range(12))):
+            sent |= some_sent
+    messages = await read_all(client, topic)
+    assert [each.sequence_id for each in messages] == list(range(12 * 15))
+    assert {each.sequence_id: each.payload for each in messages} == sent
+    ids = await services.ids(topic)
+    assert ids == sorted(ids)
+
+
+# ---- where reading starts and goes on
+
+
+async def half_read(services: Services, client: Client, topic: str) -> list[Message]:
+    """A topic where a large message lies around others; all of it, as it is read."""
+    async with (
+        publishing(services.ledger, topic, "q") as publisher,
+        client.producer(topic, name="p", chunking=SMALL_CHUNKS) as producer,
+    ):
+        around = chunks(0, noise(4 * KIB, 9))
+        await producer.send(noise(3 * KIB, 1))
+        await store(publisher, around[:3])
+        await producer.send(noise(2 * KIB, 2))
+        await producer.send(b"small")
+        await store(publisher, around[3:])
+        await producer.send(b"end")
+    messages = await read_all(client, topic)
+    assert [len(each.payload) for each in messages] == [3 * KIB, 2 * KIB, 5, 4 * KIB, 3]
+    return messages
+
+
+@pytest.mark.parametrize("inclusive", [True, False], ids=["at", "after"])
+@pytest.mark.parametrize("read_before", [0, 1, 2, 3, 4, 5])
+async def test_a_reader_seeks_while_a_message_is_half_read(
+    services: Services, client: Client, topic: str, read_before: int, inclusive: bool
+) -> None:
+    messages = await half_read(services, client, topic)
+    payloads = [each.payload for each in messages]
+    for index, message in enumerate(messages):
+        async with client.reader(topic, follow=False) as reader:
+            assert await some(reader, read_before) == payloads[:read_before]
+            await reader.seek(message.id, inclusive=inclusive)
+            assert await rest(reader) == payloads[index if inclusive else index + 1 :]
+
+
+async def test_a_reader_starts_at_every_entry(
+    services: Services, client: Client, topic: str
+) -> None:
+    """Also at one inside a message, which is then read where it ends."""
+    messages = await half_read(services, client, topic)
+    for entry in await services.read(topic, metadata_only=True):
+        start = MessageId(entry.position.ledger_id, entry.position.entry_id)
+        for inclusive in (True, False):
+            expected = [each for each in messages if each.id > start or each.id == start]
+            if not inclusive:
+                expected = [each for each in expected if each.id != start]
+            found = await read_all(client, topic, start=start, inclusive=inclusive)
+            assert [str(each.id) for each in found] == [str(each.id) for each in expected]
+            assert [each.payload for each in found] == [each.payload for each in expected]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [EARLIEST_ID, MessageId(-1, -1, 0), MessageId(-1, -1, 3), MessageId(0, 0, 3), MessageId(1, -1)],
+    ids=str,
+)
+@pytest.mark.parametrize("inclusive", [True, False], ids=["at", "after"])
+async def test_an_id_before_everything_is_the_beginning(
+    services: Services, client: Client, topic: str, start: MessageId, inclusive: bool
+) -> None:
+    messages = await half_read(services, client, topic)
+    found = await read_all(client, topic, start=start, inclusive=inclusive)
+    assert found == messages
+
+
+async def test_a_chunk_id_whose_first_chunk_is_before_everything_is_its_last_one(
+    services: Services, client: Client, topic: str
+) -> None:
+    messages = await half_read(services, client, topic)
+    for index, message in enumerate(messages):
+        for first in (EARLIEST_ID, MessageId(1, -1), MessageId(0, 0)):
+            start = ChunkMessageId(first, MessageId(*message.id.position))
+            assert await read_all(client, topic, start=start) == messages[index:]
+
+
+@pytest.mark.parametrize("inclusive", [True, False], ids=["at", "after"])
+@pytest.mark.parametrize("partition", [-1, 0, 3])
+async def test_an_id_after_everything_is_the_end(
+    services: Services, client: Client, topic: str, partition: int, inclusive: bool
+) -> None:
+    await half_read(services, client, topic)
+    start = MessageId(*LATEST_ID.position, partition)
+    assert await read_all(client, topic, start=start, inclusive=inclusive) == []
+
+
+async def test_an_id_with_a_partition_is_a_place_like_any(
+    services: Services, client: Client, topic: str
+) -> None:
+    """As applications have it that come from Pulsar."""
+    messages = await half_read(services, client, topic)
+    for index, message in enumerate(messages):
+        start = MessageId(*message.id.position, 3)
+        if isinstance(message.id, ChunkMessageId):
+            start = ChunkMessageId(MessageId(*message.id.first_chunk.position, 3), start)
+        assert await read_all(client, topic, start=start) == messages[index:]
+        after = await read_all(client, topic, start=start, inclusive=False)
+        assert after == messages[index + 1 :]
+
+
+# ---- reading while a message is being published
+
+
+async def test_a_large_message_is_read_when_its_last_chunk_is_there_and_not_before(
+    services: Services, client: Client, topic: str
+) -> None:
+    body = noise(4 * KIB)
+    *most, last = chunks(0, body)
+    async with (
+        publishing(services.ledger, topic, "q") as publisher,
+        client.reader(topic) as reader,
+    ):
+        await store(publisher, [])
+        reading = asyncio.create_task(some(reader, 1))
+        for count, each in enumerate(most, 1):
+            await store(publisher, [each])
+            await holds(reader, count * KIB)
+            assert not reading.done()
+        await store(publisher, [last])
+        assert await reading == [body]
+        assert reader._assembler.bytes_held == 0
+
+
+async def test_a_message_that_is_not_complete_is_nothing_to_read(
+    services: Services, client: Client, topic: str
+) -> None:
+    body = noise(2 * KIB)
+    first, last = chunks(0, body)
+    async with (
+        publishing(services.ledger, topic, "q") as publisher,
+        client.reader(topic, follow=False) as reader,
+    ):
+        await store(publisher, [first])
+        assert await reader.read() is None
+        assert not await reader.has_message_available()
+        await store(publisher, [last])
+        assert await reader.has_message_available()
+        assert await some(reader, 1) == [body]
+        assert not await reader.has_message_available()
+        assert await reader.read() is None
+
+
+@pytest.mark.parametrize("start", [EARLIEST_ID, MessageId(1, 0), MessageId(1, 1)], ids=str)
+async def test_chunks_without_the_rest_are_available_until_they_are_read(
+    services: Services, client: Client, topic: str, start: MessageId
+) -> None:
+    """Before it reads them a reader cannot know that there is no message."""
+    async with publishing(services.ledger, topic, "q") as publisher:
+        await store(publisher, chunks(0, noise(3 * KIB))[:2])
+    async with client.reader(topic, start=start, follow=False) as reader:
+        assert await reader.has_message_available()
+        assert await reader.read() is None
+        assert not await reader.has_message_available()
+
+
+async def _kill(stack: Stack) -> None:
+    await stack.kill("ledger")
+    await stack.run("ledger")
+
+
+async def _drain(stack: Stack) -> None:
+    assert await stack.terminate("ledger") == 0
+    await stack.run("ledger")
+
+
+@pytest.mark.parametrize("disturb", [_kill, _drain], ids=["killed", "drained"])
+async def test_a_reader_that_reconnects_between_two_chunks_reads_the_message_once(
+    stoppable: Services, topic: str, disturb: Callable[[Stack], Awaitable[None]]
+) -> None:
+    body, ledger = noise(4 * KIB), stoppable.ledger
+    publications = chunks(7, body)
+    address = stoppable.stack.address("ledger")
+    async with connect(address) as client:
+        async with publishing(ledger, topic, "q") as publisher:
+            await store(publisher, publications[:2])
+        async with client.reader(topic) as reader, client.reader(topic) as other:
+            reading = [asyncio.create_task(some(each, 2)) for each in (reader, other)]
+            for each in (reader, other):
+                await holds(each, 2 * KIB)
+            await disturb(stoppable.stack)
+            async with publishing(ledger, topic, "q") as publisher:
+                await store(publisher, publications[2:3])
+                await holds(reader, 3 * KIB)
+            await disturb(stoppable.stack)
+            async with publishing(ledger, topic, "q") as publisher:
+                await store(publisher, [*publications[3:], single(1, 8, b"next")])
+            assert await asyncio.gather(*reading) == [[body, b"next"]] * 2
+            assert reader.dropped == {}
+        for start in (EARLIEST_ID, MessageId(3, 0)):  # all of it, or what must be fetched
+            found = await read_all(client, topic, start=start)
+            assert [each.payload for each in found] == [body, b"next"]
+
+
+async def test_cancelling_a_reader_while_it_fetches_loses_nothing(
+    client: Client, topic: str
+) -> None:
+    payload = noise(1_000 * KIB)
+    async with client.producer(topic, chunking=SMALL_CHUNKS) as producer:
+        where = (await producer.send(payload)).message_id
+        await producer.send(b"next")
+    async with client.reader(topic, start=MessageId(*where.position), follow=False) as reader:
+        cancelled = 0
+        for each in range(200):
+            try:
+                async with asyncio.timeout(each / 1_000):
+                    first = await anext(reader)
+                break
+            except TimeoutError:
+                cancelled += bool(reader._arrived)
+        assert first.payload == payload
+        assert cancelled
+        assert await rest(reader) == [b"next"]
+        assert reader.dropped == {}
+
+
+async def test_a_seek_while_a_message_is_fetched_ends_the_fetching(
+    client: Client, topic: str
+) -> None:
+    """What was being fetched belongs to where the reader was before."""
+    payloads = [noise(300 * KIB, 1), noise(300 * KIB, 2), b"end"]
+    async with client.producer(topic, chunking=SMALL_CHUNKS) as producer:
+        ids = [(await producer.send(payload)).message_id for payload in payloads]
+    async with client.reader(topic, start=MessageId(*ids[0].position), follow=False) as reader:
+        reading = asyncio.create_task(rest(reader))
+        await eventually(lambda: reader._arrived, "a last chunk is here without the others")
+        assert not reading.done()
+        await reader.seek(ids[1])
+        assert await reading == payloads[1:]
+        assert reader.dropped == {}
+
+
+async def test_a_message_that_takes_too_long_fails_once_and_can_be_sent_again(
+    stoppable: Services, topic: str
+) -> None:
+    """91. With other chunks, if need be."""
+    payload = noise(20 * KIB)
+    async with connect(stoppable.stack.address("ledger")) as client:
+        options = {"name": "p", "chunking": SMALL_CHUNKS, "send_timeout_s": 0.4}
+        async with client.producer(topic, **options) as producer:
+            await producer.send(b"before", sequence_id=1)
+            with paused(stoppable.stack, "dedup"):
+                sending = [producer.send_nowait(payload, sequence_id=each) for each in (2, 3)]
+                outcomes = await asyncio.gather(*sending, return_exceptions=True)
+            assert [type(each) for each in outcomes] == [SendTimeoutError] * 2
+            assert producer.pending_messages == 0
+        async with client.producer(topic, name="p", chunking=Chunking(3 * KIB)) as producer:
+            for each in (2, 3):
+                await producer.send(payload, sequence_id=each)
+        messages = await read_all(client, topic)
+        assert [each.sequence_id for each in messages] == [1, 2, 3]
+        assert [each.payload for each in messages[1:]] == [payload] * 2
+
+
+async def test_a_producer_that_is_closed_has_stored_its_last_message_whole(
+    client: Client, topic: str
+) -> None:
+    payload = noise(500 * KIB)
+    async with client.producer(topic, chunking=SMALL_CHUNKS) as producer:
+        sent = producer.send_nowait(payload)
+    assert not sent.result().duplicate
+    assert [each.payload for each in await read_all(client, topic)] == [payload]
+
+
+async def test_a_producer_that_is_replaced_leaves_nothing_of_its_message(
+    client: Client, topic: str
+) -> None:
+    """Whoever takes its name sends the same message again, and one of the two is there."""
+    payload = noise(500 * KIB)
+    old = client.producer(topic, name="p", chunking=SMALL_CHUNKS)
+    await old.open()
+    sent = old.send_nowait(payload, sequence_id=4)
+    chunking = Chunking(5 * KIB)
+    async with client.producer(topic, name="p", chunking=chunking, takeover=True) as new:
+        receipt = await new.send(payload, sequence_id=4)
+    (outcome,) = await asyncio.gather(sent, return_exceptions=True)
+    await old.close()
+    (message,) = await read_all(client, topic)
+    assert (message.payload, str(message.id)) == (payload, str(receipt.message_id))
+    if isinstance(outcome, Receipt):
+        assert (receipt.duplicate, str(outcome.message_id)) == (True, str(message.id))
+    else:
+        assert isinstance(outcome, FencedError)
+
+
+# ---- what is not there, not there any more, or not kept
+
+
+async def test_a_message_whose_first_chunk_was_trimmed_is_left_out_and_told(
+    services: Services, client: Client, topic: str
+) -> None:
+    dropped: list[Dropped] = []
+    async with publishing(services.ledger, topic, "q") as publisher:
+        _, second, third = await store(publisher, chunks(0, noise(3 * KIB)))
+        await store(publisher, [single(1, 1, b"next")])
+    await trim(services, topic, second)
+    async with client.reader(topic, follow=False, on_dropped=dropped.append) as reader:
+        assert await rest(reader) == [b"next"]
+        assert reader.dropped == {DropReason.HEADLESS: 2}
+    assert [each.positions for each in dropped] == [(second.position,), (third.position,)]
+    assert {(each.reason, each.sequence_id) for each in dropped} == {(DropReason.HEADLESS, 0)}
+
+
+async def test_an_unfinished_message_that_loses_its_first_chunk_starts_again(
+    services: Services, client: Client, topic: str
+) -> None:
+    first, *others = chunks(3, body := noise(3 * KIB))
+    publisher: Publisher
+    async with publishing(services.ledger, topic, "q") as publisher:
+        (where,) = await store(publisher, [first])
+        await trim(services, topic, MessageId(where.ledger_id, where.entry_id + 1))
+        error = await publisher.ended()
+        assert error is not None
+    async with publishing(services.ledger, topic, "q") as publisher:
+        receipt = await publisher.store(others[0])
+        assert receipt.status == pb.RECEIPT_STATUS_CHUNK_GAP
+        again = chunks(3, body, uuid="again")
+        again[0].resume = True
+        await store(publisher, again)
+    assert [each.payload for each in await read_all(client, topic)] == [body]
+
+
+KEEPING_LITTLE = {
+    DropReason.EVICTED: AssemblyLimits(messages_max=1),
+    DropReason.EXPIRED: AssemblyLimits(expiry_ms=1),
+}
+
+
+@pytest.mark.parametrize("reason", KEEPING_LITTLE, ids=lambda reason: reason.name)
+async def test_what_was_not_kept_is_fetched_again(
+    services: Services, client: Client, topic: str, reason: DropReason
+) -> None:
+    bodies = [noise(4 * KIB, each) for each in range(3)]
+    dropped: list[Dropped] = []
+    async with (
+        publishing(services.ledger, topic, "q") as one,
+        publishing(services.ledger, topic, "r") as other,
+    ):
+        ours, theirs = chunks(0, bodies[0]), chunks(0, bodies[1])
+        await store(one, ours[:2])
+        await asyncio.sleep(0.01)  # by the service's clock, which says how old a chunk is
+        await store(other, theirs[:2])
+        await store(one, ours[2:])
+        await asyncio.sleep(0.01)
+        await store(other, theirs[2:])
+        await store(one, chunks(1, bodies[2]))
+    async with client.reader(
+        topic, follow=False, assembly=KEEPING_LITTLE[reason], on_dropped=dropped.append
+    ) as reader:
+        assert await rest(reader) == bodies
+        assert reader.dropped[reason] >= 2
+        assert sum(reader.dropped.values()) == sum(len(each.positions) for each in dropped)
+
+
+async def test_bytes_that_there_is_no_room_for_are_fetched_again(
+    services: Services, client: Client, topic: str
+) -> None:
+    bodies = [noise(8 * KIB, each) for each in range(4)]
+    async with AsyncExitStack() as stack:
+        streams = [publishing(services.ledger, topic, f"q{each}") for each in range(4)]
+        publishers = [await stack.enter_async_context(each) for each in streams]
+        for publications in zip(*(chunks(0, body) for body in bodies), strict=True):
+            for publisher, publication in zip(publishers, publications, strict=True):
+                await store(publisher, [publication])
+    limits = AssemblyLimits(bytes_max=9 * KIB, message_bytes_max=8 * KIB)
+    async with client.reader(topic, follow=False, assembly=limits) as reader:
+        assert await rest(reader) == bodies
+        assert reader.dropped[DropReason.EVICTED] > 0
+
+
+# ---- damage
+
+
+WRONG = {
+    "another checksum": (3 * KIB, {"message_crc32c": 1}),
+    "less than it says": (3 * KIB, {"total_chunk_msg_size": 3 * KIB + 1}),
+    "more than it says": (3 * KIB, {"total_chunk_msg_size": 3 * KIB - 1}),
+    "more than it says before its end": (3 * KIB, {"total_chunk_msg_size": KIB + 2}),
+}
+
+
+@pytest.mark.parametrize("how", WRONG)
+@pytest.mark.parametrize("start", [MessageId(1, 1), MessageId(1, 3)], ids=["all", "its end"])
+async def test_chunks_that_are_not_what_was_published_are_neither_skipped_nor_in_the_way(
+    services: Services, client: Client, topic: str, how: str, start: MessageId
+) -> None:
+    """The reader goes on for whoever seeks past what the error names."""
+    size_bytes, wrong = WRONG[how]
+    async with publishing(services.ledger, topic, "q") as publisher:
+        await store(publisher, [single(1, 0, b"before")])
+        await store(publisher, chunks(1, noise(size_bytes), **wrong))
+        await store(publisher, [single(2, 2, b"behind")])
+    async with client.reader(topic, start=start, follow=False) as reader:
+        for _ in range(2):
+            with pytest.raises(CorruptMessageError):
+                await reader.read()
+        assert await rest_past_damage(reader) == [b"behind"]
+
+
+async def test_what_ends_before_the_start_is_not_told_to_be_damaged(
+    services: Services, client: Client, topic: str
+) -> None:
+    """It is only met on the way, between the chunks of the message to start at."""
+    body = noise(3 * KIB)
+    first, *others = chunks(0, body)
+    async with (
+        publishing(services.ledger, topic, "q") as one,
+        publishing(services.ledger, topic, "r") as other,
+    ):
+        (begin,) = await store(one, [first])
+        await store(other, chunks(0, noise(3 * KIB, 1), message_crc32c=1))
+        *_, end = await store(one, others)
+    # BUG: it stops the reader.
+    (message,) = await read_all(client, topic, start=ChunkMessageId(begin, end))
+    assert message.payload == body
+
+
+async def publish_together(client: Client, topic: str, bodies: list[bytes]) -> None:
+    """All chunks of a message are stored at one time."""
+    async with client.producer(topic, name="p", chunking=SMALL_CHUNKS) as producer:
+        for index, body in enumerate(bodies):
+            await producer.send(b"before %d" % index, sequence_id=2 * index)
+            await producer.send(body, sequence_id=2 * index + 1)
+        await producer.send(b"behind", sequence_id=99)
+
+
+async def publish_one_by_one(client: Client, topic: str, bodies: list[bytes]) -> None:
+    """Chunks are stored one by one."""
+    stub = pb_grpc.LedgerServiceStub(client._channel)
+    async with publishing(stub, topic, "p") as publisher:
+        for index, body in enumerate(bodies):
+            await store(publisher, [single(10_000 + index, 2 * index, b"before %d" % index)])
+            await store(publisher, chunks(2 * index + 1, body, uuid=f"{index}"))
+        await store(publisher, [single(99_999, 99, b"behind")])
+
+
+@pytest.mark.parametrize("publish", [publish_together, publish_one_by_one])
+async def test_damage_on_the_disk_inside_large_messages_is_not_in_the_way(
+    tmp_path: Path, topic: str, publish: Callable[[Client, str, list[bytes]], Awaitable[None]]
+) -> None:
+    """Whichever chunk it is that is damaged."""
+    bodies = [noise(3 * KIB, each) for each in range(3)]
+    async with Stack(tmp_path) as stack, connect(stack.address("ledger")) as client:
+        await publish(client, topic, bodies)
+        assert await stack.terminate("ledger") == 0
+        damage(tmp_path, [body[each * KIB + 100 :][:10] for each, body in enumerate(bodies)])
+        await stack.run("ledger")
+        async with client.reader(topic, follow=False) as reader:
+            assert await some(reader, 1) == [b"before 0"]
+            # BUG: of what was stored together the service names the first entry, from wherever one
+            # reads on.
+            assert await rest_past_damage(reader) == [b"before 1", b"before 2", b"behind"]
+
+
+async def test_a_damaged_entry_in_a_large_message_is_not_in_the_way(
+    tmp_path: Path, topic: str
+) -> None:
+    """Where it is not the payload that is damaged, nobody can even say where the message is."""
+    async with Stack(tmp_path) as stack, connect(stack.address("ledger")) as client:
+        stub = pb_grpc.LedgerServiceStub(client._channel)
+        async with publishing(stub, topic, "p") as publisher:
+            publications = chunks(1, noise(3 * KIB))
+            publications[0].entries[0].metadata.properties["mark"] = "to be damaged"
+            await store(publisher, [single(1, 0, b"before")])
+            await store(publisher, publications)
+            await store(publisher, [single(2, 2, b"behind")])
+        assert await stack.terminate("ledger") == 0
+        damage(tmp_path, [b"to be damaged"])
+        await stack.run("ledger")
+        async with client.reader(topic, follow=False) as reader:
+            assert await some(reader, 1) == [b"before"]
+            # BUG: what FindMessage says of the first chunk is passed on as it is.
+            assert await rest_past_damage(reader) == [b"behind"]
+
+
+def damage(folder: Path, places: Sequence[bytes]) -> None:
+    """Overwrite these bytes where the ledger's file holds them."""
+    file = folder / "ledger" / "ledger.db"
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    content = file.read_bytes()
+    for each in places:
+        assert each in content
+        content = content.replace(each, bytes(len(each)))
+    file.write_bytes(content)
+
+
+# ---- without deduplication, and with other limits
+
+
+async def test_without_deduplication_the_attempt_that_was_completed_is_read(
+    private: Callable[..., AbstractAsyncContextManager[Services]], topic: str
+) -> None:
+    """81. And a message under an id that was used before is a message of its own, wherever one
+    begins to read."""
+    body, later = noise(3 * KIB, 1), noise(3 * KIB, 2)
+    async with private(policies=f'[topic."{topic}"]\nenabled = false\n') as services:
+        async with publishing(services.ledger, topic, "q") as publisher:
+            await store(publisher, chunks(0, body)[:2])
+            await store(publisher, chunks(0, body))
+            await store(publisher, chunks(0, later, uuid="later"))
+        async with connect(services.stack.address("ledger")) as client:
+            messages = await read_all(client, topic)
+            assert [each.payload for each in messages] == [body, later]
+            end = MessageId(*messages[1].id.position)
+            found = await read_all(client, topic, start=end)
+            assert [each.payload for each in found] == [later]
+
+
+async def test_a_service_that_takes_less_than_before_gets_smaller_chunks(
+    private: Callable[..., AbstractAsyncContextManager[Services]], topic: str
+) -> None:
+    """And what it has of the attempt before is never read."""
+    payload, limit = noise(1_000 * KIB), "SEQGATE_LEDGER_MAX_MESSAGE_BYTES"
+    async with (
+        private(**{limit: str(4 * KIB)}, SEQGATE_LEDGER_WINDOW_MESSAGES="1") as services,
+        connect(services.stack.address("ledger")) as client,
+    ):
+        stack = services.stack
+        async with client.producer(topic, name="p", chunking=Chunking()) as producer:
+            await producer.send(b"before")
+            sending = [producer.send_nowait(each) for each in (payload, b"behind")]
+
+            async def begun() -> bool:
+                return len(await services.read(topic, metadata_only=True)) > 3
+
+            await eventually(begun, "some chunks are stored")
+            await stack.kill("ledger")
+            stack.environment |= {limit: str(KIB), "SEQGATE_LEDGER_WINDOW_MESSAGES": "1000"}
+            await stack.run("ledger")
+            receipts = await asyncio.gather(*sending)
+        entries = await services.read(topic)
+        assert {each.metadata.num_chunks_from_msg for each in entries} == {0, 250, 1_000}
+        dropped: list[Dropped] = []
+        messages = await read_all(client, topic, on_dropped=dropped.append)
+        assert [each.payload for each in messages] == [b"before", payload, b"behind"]
+        assert [str(each.id) for each in messages[1:]] == [
+            str(each.message_id) for each in receipts
+        ]
+        assert {each.reason for each in dropped} == {DropReason.ABORTED}

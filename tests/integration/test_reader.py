@@ -424,7 +424,8 @@ async def test_damage_on_the_disk_is_not_read_as_a_message(tmp_path: Path, topic
                 with pytest.raises(DataLossError) as damage:
                     await reader.read()
                 assert damage.value.reason == "ENTRY_CORRUPT"
-                assert damage.value.details == {"ledger_id": "1", "entry_id": "1"}
+                where = {"ledger_id": "1", "entry_id": "1", "first_entry_id": "1"}
+                assert damage.value.details == where
             await reader.seek(MessageId(1, 1), inclusive=False)
             assert (await anext(reader)).payload == b"behind"
 

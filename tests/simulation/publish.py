@@ -45,7 +45,7 @@ from seqgate.client._outbox import Outbox, Receipt
 from seqgate.client._reader import _piece, _position
 from seqgate.errors import StaleSequenceIdError
 from seqgate.message_id import ChunkMessageId
-from seqgate.types import Position
+from seqgate.types import Chunk, Position
 from services.dedup.core import topic as dedup
 from services.dedup.core.sequence import Claim
 from services.errors import Fenced
@@ -77,6 +77,9 @@ from services.ledger.servicer import Limits as ServicerLimits
 INCARNATION = 1
 PAGE = 3
 """How many entries a page of a replay holds here."""
+
+COPY, STRAY = 0, 2**40
+"""Request ids of what an application sends beside its own messages."""
 
 DedupCall = Admit | Confirm | Rollback
 
@@ -375,8 +378,8 @@ class Application:
             self._connect()
         elif self.inbox and self.world.random.random() < 0.7:
             receipt = self.inbox.pop(self.world.random.randrange(len(self.inbox)))
-            if receipt.request_id == 0:
-                self.copies -= 1
+            self.copies -= receipt.request_id in (COPY, STRAY)
+            if receipt.request_id == COPY:
                 assert receipt.status != pb.RECEIPT_STATUS_STALE, "a copy is no stale message"
             for resolved in self.outbox.receive(receipt):
                 self._note(resolved.message, resolved.outcome)
@@ -391,9 +394,27 @@ class Application:
                 if self.world.state.enabled and self.world.random.random() < 0.1:
                     # A client that sends at once what is not answered yet.
                     copied = self.world.random.choice(units)
-                    units.append(copied._replace(request_id=0, resume=False))
+                    units.append(copied._replace(request_id=COPY, resume=False))
                     self.copies += 1
+                    if copied.chunk is not None and self.world.random.random() < 0.5:
+                        units.append(self._stray(copied, copied.chunk))
+                        self.copies += 1
                 self.process.perform(self.process.writer.submit(units))
+
+    def _stray(self, unit: Unit, chunk: Chunk) -> Unit:
+        """A chunk of another attempt at the same message, of which nothing else will ever come."""
+        self.world.strays += 1
+        stray = Chunk(
+            f"stray {self.world.strays}",
+            self.world.random.randrange(chunk.num_chunks),
+            chunk.num_chunks,
+            chunk.total_bytes,
+        )
+        entry = unit.entries[0]
+        metadata = entry_pb2.EntryMetadata.FromString(entry.metadata)
+        metadata.uuid, metadata.chunk_id = stray.uuid, stray.chunk_id
+        entry = entry._replace(chunk=stray, metadata=metadata.SerializeToString())
+        return unit._replace(request_id=STRAY, resume=False, entries=(entry,))
 
     def _connect(self) -> None:
         process = self.world.process
@@ -482,7 +503,7 @@ class World:
         self.log = Log()
         self.state = State(enabled=enabled)
         self.late: list[tuple[int, Admit | Confirm | Rollback]] = []
-        self.sessions = 0
+        self.sessions = self.strays = 0
         self.waiting_to_open: dict[str, int] = {}
         self.zombies: list[Process] = []
         self.process = Process(self)
@@ -492,7 +513,8 @@ class World:
         self._highest: dict[str, int] = {}
         self._seen: set[tuple[str, int]] = set()
         self._open: dict[str, Entry] = {}
-        self._uuids: set[str] = set()
+        self._begun: set[str] = set()
+        self._aborted: set[str] = set()
 
     def run(self) -> None:
         self.prepare()
@@ -638,8 +660,12 @@ class World:
         else:
             assert entry.aborts == (before.chunk.uuid if before and before.chunk else "")
             if chunk is not None:
-                assert chunk.uuid not in self._uuids, "a chunk is stored twice"
-                self._uuids.add(chunk.uuid)
+                # What another attempt ended, a stray one, begins anew.
+                ended = chunk.uuid in self._aborted
+                assert ended or chunk.uuid not in self._begun, "a chunk is stored twice"
+                self._begun.add(chunk.uuid)
+            if entry.aborts:
+                self._aborted.add(entry.aborts)
         if entry.unfinished:
             self._open[entry.producer] = entry
 

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.simulation.publish import World
 
-HISTORIES = 2_100
+HISTORIES = 2_000
 STEPS_INTO_A_MESSAGE_MAX = 200
 
 
@@ -91,5 +91,5 @@ class Publishing(RuleBasedStateMachine):
 
 test_large_messages_survive_everything = Publishing.TestCase
 Publishing.TestCase.settings = settings(
-    max_examples=HISTORIES, stateful_step_count=25, deadline=None
+    max_examples=HISTORIES, stateful_step_count=20, derandomize=True
 )

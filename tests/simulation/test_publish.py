@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from seqgate.client._chunking import LargeMessage
 from seqgate.client._outbox import Outbox
 from services.dedup.core import sequence
+from services.dedup.core.sequence import _judge_chunk
 from services.dedup.core.topic import TopicState
+from services.ledger.core import receipt
 from services.ledger.core.writer import TopicWriter
 from tests.simulation import publish
 from tests.simulation.publish import World
@@ -69,6 +72,17 @@ def test_switching_deduplication_on_under_load_leaves_no_hole(seed: int) -> None
         (TopicWriter, "under_way = (self._asked, self._ready, self._writing)", "under_way = ()"),
         # the client sends nothing before everything is answered
         (Outbox, "if self._held and not self._parcels_out", "if self._held"),
+        # a chunk follows the one before it, of its own layout
+        (_judge_chunk, "Verdict.LAYOUT_CONFLICT if chunk.chunk_id else Verdict.NEW", "Verdict.NEW"),
+        (_judge_chunk, "if reached.layout == chunk.layout:", "if True:"),
+        (_judge_chunk, "and stored.layout == chunk.layout", ""),
+        # the id of a large message counts with its last chunk
+        (sequence.advance, "if chunk is not None and not chunk.is_last:", "if False:"),
+        # what ends an attempt says so
+        (sequence.admit, "aborts[index] = open_attempt.uuid", "pass"),
+        # an attempt has a name of its own, and one that cannot go on is over
+        (LargeMessage, "uuid.uuid4().hex", "str(self.message.sequence_id)"),
+        (Outbox, "parcel.large.broken = True", "pass"),
     ],
 )
 def test_a_missing_rule_is_found(
@@ -81,14 +95,9 @@ def test_a_missing_rule_is_found(
     scope = vars(home).copy()
     exec(compile(mutated, "mutant", "exec"), scope)
     mutant = scope[owner.__name__]
-    if owner is TopicState:
-        monkeypatch.setattr(publish.dedup, "TopicState", mutant)
-    elif owner is sequence.admit:
-        monkeypatch.setattr(publish.dedup, "admit", mutant)
-    elif owner is sequence._judge:
-        monkeypatch.setattr(sequence, "_judge", mutant)
-    else:
-        monkeypatch.setattr(publish, owner.__name__, mutant)
+    for module in (publish, publish.dedup, sequence, receipt):
+        if getattr(module, owner.__name__, None) is owner:
+            monkeypatch.setattr(module, owner.__name__, mutant)
 
     for each in range(seed, seed + MUTANT_HISTORIES):
         try:

@@ -324,7 +324,7 @@ CHUNKS = [Chunk(str(n), each, 2 + n % 2, 60) for n in range(4) for each in range
 CLAIMS = st.one_of(
     st.builds(one, st.integers(0, 4), st.sampled_from(CHUNKS)),
     st.builds(one, st.integers(0, 4)),
-    st.builds(Claim, st.integers(0, 2), st.integers(2, 4)),
+    st.builds(Claim, st.integers(0, 2), st.integers(2, 4), st.none()),
 )
 
 

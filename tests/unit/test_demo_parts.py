@@ -6,10 +6,17 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 
+import pytest
+
+from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import MessageId, Receipt
 from tools.demo.faults import Kind, plan
 from tools.demo.flights import Flight, by_carrier, load_flights, read_flights, write_flights
 from tools.demo.journal import Acknowledged, Counter, Journal, acknowledged
+from tools.demo.line import Gate, one_by_one
+from tools.demo.stations import CHUNK_BYTES
+from tools.demo.weather import Weather, by_airport, load_weather, months_for
 
 
 def test_every_flight_is_a_message_of_its_own() -> None:
@@ -57,3 +64,75 @@ def test_each_plan_has_every_fault_in_order() -> None:
         assert set(kinds) == set(Kind)
         assert kinds.index(Kind.COPY_REDIS) < kinds.index(Kind.RESTORE_REDIS)
         assert Multiset(kinds)[Kind.WIPE_REDIS] == Multiset(kinds)[Kind.RESTORE_REDIS] == 1
+        interrupting = [kind for kind in kinds if kind.interrupts_stations]
+        assert interrupting[0] is Kind.KILL_STATIONS
+
+
+def test_the_weather_is_a_large_message_for_each_airport_and_month() -> None:
+    airports = load_weather(12)
+    assert list(airports) == ["EWR", "JFK", "LGA"]
+    for airport, weather in airports.items():
+        assert [month.sequence_id for month in weather] == list(range(201301, 201313))
+        assert {(month.producer, month.key) for month in weather} == {(airport, airport)}
+        assert all(len(month.payload) > 10 * max(CHUNK_BYTES) for month in weather)
+        assert load_weather(2)[airport] == weather[:2]
+
+
+def test_a_table_is_cut_by_airport_and_month() -> None:
+    head = b"origin,year,month,temp\n"
+    rows = [b"JFK,2013,2,1\n", b"EWR,2013,10,2\n", b"EWR,2013,9,3\n", b"JFK,2013,2,4\n"]
+    assert by_airport(head + b"".join(rows)) == {
+        "EWR": [
+            Weather("EWR", 201309, head + rows[2]),
+            Weather("EWR", 201310, head + rows[1]),
+        ],
+        "JFK": [Weather("JFK", 201302, head + rows[0] + rows[3])],
+    }
+
+
+@pytest.mark.parametrize(
+    ("flights", "months"), [(1, 2), (56_000, 2), (84_000, 3), (336_776, 12), (10**9, 12)]
+)
+def test_fewer_flights_come_with_fewer_months(flights: int, months: int) -> None:
+    assert months_for(flights) == months
+
+
+def chunk(uuid: str, chunk_id: int, num_chunks: int = 5) -> EntryMetadata:
+    return EntryMetadata(uuid=uuid, chunk_id=chunk_id, num_chunks_from_msg=num_chunks)
+
+
+def stops(gate: Gate, uuid: str) -> list[bool]:
+    return [gate.stops(chunk(uuid, chunk_id)) for chunk_id in range(5)]
+
+
+def test_an_attempt_stops_once_somewhere_in_its_middle() -> None:
+    places = set()
+    for seed in range(50):
+        gate = Gate(Random(seed))
+        first = stops(gate, "a")
+        assert first == sorted(first)
+        assert (first[0], first[-1]) == (False, True)
+        assert stops(gate, "a") == first  # the same chunks, on another stream
+        gate.release(["a"])
+        assert not any(stops(gate, "a"))
+        assert any(stops(gate, "b"))
+        places.add(first.index(True))
+    assert places == {1, 2, 3, 4}
+
+
+def test_nothing_stops_that_is_no_chunk_or_comes_after_the_end() -> None:
+    gate = Gate(Random(0))
+    assert not gate.stops(EntryMetadata(sequence_id=7))
+    gate.open()
+    assert not any(stops(gate, "a"))
+
+
+def test_the_line_takes_requests_apart() -> None:
+    opening = pb.PublishRequest(open=pb.Open(topic="t"))
+    assert list(one_by_one(opening)) == [opening]
+    both = [pb.Publication(request_id=3, resume=True), pb.Publication(request_id=4)]
+    request = pb.PublishRequest(publications=pb.Publications(publications=both, ledger_id=9))
+    assert list(one_by_one(request)) == [
+        pb.PublishRequest(publications=pb.Publications(publications=[each], ledger_id=9))
+        for each in both
+    ]

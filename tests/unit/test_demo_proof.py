@@ -4,8 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from seqgate.client import Message, MessageId
+from seqgate.api.entry.v1.entry_pb2 import EntryMetadata, Position
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.client import Dropped, DropReason, Message, MessageId
+from tools.demo.chunk_proof import ChunkProof, LargeFindings
 from tools.demo.flights import Flight
+from tools.demo.line import Standing
 from tools.demo.proof import Findings, Proof
 
 FLIGHTS = [
@@ -20,11 +24,11 @@ def stored(flight: Flight, entry_id: int) -> Message:
         topic="nyc/2013/flights",
         id=MessageId(1, entry_id),
         payload=flight.payload,
-        producer_name=flight.carrier,
+        producer_name=flight.producer,
         sequence_id=flight.sequence_id,
         publish_time_ms=0,
         append_time_ms=0,
-        key=flight.aircraft,
+        key=flight.key,
         properties=flight.properties,
     )
 
@@ -85,3 +89,111 @@ def test_a_receipt_for_what_is_not_in_the_log_is_found() -> None:
 def test_a_mark_that_is_not_where_the_log_ends_is_found(mark: int | None) -> None:
     findings = judge(GOOD, [], {"UA": mark})
     assert findings.marks_wrong == findings.broken == 1
+
+
+def entry(entry_id: int, uuid: str, chunk_id: int, aborts: str = "") -> pb.StoredEntry:
+    """A chunk of a message that has three."""
+    chunk = EntryMetadata(
+        producer_name="EWR",
+        sequence_id=201301,
+        uuid=uuid,
+        chunk_id=chunk_id,
+        num_chunks_from_msg=3,
+    )
+    position = Position(ledger_id=1, entry_id=entry_id)
+    return pb.StoredEntry(position=position, metadata=chunk, aborts=aborts)
+
+
+# An attempt that a crash ended after two chunks, and the one that took its place.
+LOG = [
+    entry(0, "old", 0),
+    entry(1, "old", 1),
+    entry(2, "new", 0, aborts="old"),
+    entry(3, "new", 1),
+    entry(4, "new", 2),
+]
+READ = [4]
+TOLD = ["old"]
+CRASHES = [[Standing("EWR", "old", 2)]]
+
+
+def judge_chunks(
+    log: list[pb.StoredEntry],
+    read: list[int],
+    told: list[str],
+    crashes: list[list[Standing]],
+    messages: Findings | None = None,
+) -> LargeFindings:
+    proof = ChunkProof()
+    for stored_entry in log:
+        proof.see_entry(stored_entry)
+    for entry_id in read:
+        proof.see_message(stored(FLIGHTS[0], entry_id))
+    for uuid in told:
+        proof.see_dropped(Dropped(DropReason.ABORTED, "EWR", 201301, uuid, ()))
+    for standing in crashes:
+        proof.see_crash(standing)
+    return proof.findings(messages or Findings(), sent=1)
+
+
+def test_a_large_message_that_crashed_halfway_is_found_whole() -> None:
+    found = judge_chunks(LOG, READ, TOLD, CRASHES)
+    assert (found.large_messages_sent, found.large_messages_read) == (1, 1)
+    assert (found.large_messages_chunks, found.large_message_attempts_aborted) == (5, 1)
+    assert (found.large_message_crashes, found.broken, found.examples) == (1, 0, {})
+
+
+@pytest.mark.parametrize(
+    ("anomaly", "log", "read", "told"),
+    [
+        ("orphan_chunks_delivered", LOG, [1], TOLD),
+        ("large_messages_wrong", LOG, READ, []),
+        ("large_messages_wrong", LOG, READ, ["old", "new"]),
+        ("large_messages_wrong", [*LOG, entry(5, "left", 0)], READ, TOLD),
+        ("large_messages_wrong", [LOG[0], entry(1, "old", 0), *LOG[2:]], READ, TOLD),
+        ("large_messages_wrong", [*LOG[:4], entry(4, "new", 1)], READ, TOLD),
+    ],
+)
+def test_an_anomaly_among_the_chunks_is_found(
+    anomaly: str, log: list[pb.StoredEntry], read: list[int], told: list[str]
+) -> None:
+    found = judge_chunks(log, read, told, CRASHES)
+    assert getattr(found, anomaly) == found.broken == 1
+    assert list(found.examples) == [anomaly]
+
+
+def test_a_large_message_that_is_not_read_once_is_found() -> None:
+    for read in ([], [4, 4]):
+        assert judge_chunks(LOG, read, TOLD, CRASHES).broken == 1
+
+
+def test_a_large_message_that_is_not_the_original_is_found() -> None:
+    messages = Findings(altered=1, examples={"altered": ["EWR"]})
+    found = judge_chunks(LOG, READ, TOLD, CRASHES, messages)
+    assert (found.large_messages_wrong, found.broken) == (1, 1)
+    assert found.examples == {"altered": ["EWR"]}
+
+
+@pytest.mark.parametrize(
+    "standing",
+    [
+        [],
+        [Standing("EWR", "old", 3)],  # more than the log has
+        [Standing("EWR", "new", 3)],  # the message was complete
+        [Standing("EWR", "old", 0)],  # it was not begun
+        [Standing("EWR", "none", 1)],
+        [Standing("JFK", "old", 1)],
+    ],
+)
+def test_a_crash_counts_only_if_the_log_has_half_a_message(standing: list[Standing]) -> None:
+    found = judge_chunks(LOG, READ, TOLD, [standing])
+    assert (found.large_message_crashes, found.broken) == (0, 1)
+
+
+def test_nothing_is_proved_without_an_attempt_that_was_ended() -> None:
+    found = judge_chunks(LOG[2:], READ, [], [[Standing("EWR", "new", 1)]])
+    assert (found.large_message_attempts_aborted, found.large_message_crashes) == (1, 1)
+    assert found.large_messages_wrong == 1
+    whole = [entry(0, "new", 0), entry(1, "new", 1), entry(2, "new", 2)]
+    found = judge_chunks(whole, [2], [], [[Standing("EWR", "new", 1)]])
+    assert (found.large_message_attempts_aborted, found.broken) == (0, 1)

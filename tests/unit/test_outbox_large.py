@@ -623,7 +623,7 @@ def _rival(sequence_id: int, uuid: str, chunk_bytes: int) -> list[Logged]:
 
 
 WINDOWS = st.sampled_from([(1, 10_000), (3, 700), (10_000, 10_000)])
-CHUNK_BYTES = st.sampled_from([3, 5, 8, 30])
+CHUNK_BYTES = st.sampled_from([8, 8, 8, 3, 5, 30])
 RARELY = [False, False, False, False, False, True]
 MESSAGES = st.lists(st.sampled_from([1, 1, 1, 2, 0, -1, -4]), min_size=1, max_size=4)
 
@@ -722,6 +722,20 @@ class PublishingLarge(RuleBasedStateMachine):
         if gives_up:
             self._note(self.outbox.fail_all(SendTimeoutError("no receipt came in time")))
             assert self.outbox.pending == 0
+        self.connected = False
+
+    @precondition(lambda self: self.connected and self.outbox.waits_to_resume is None)
+    @rule(count=st.integers(1, 4), trims=st.booleans())
+    def break_off(self, count: int, trims: bool) -> None:
+        """As soon as the next few are answered."""
+        for _ in range(count):
+            self._send(1)
+            while self.service.arriving:
+                self.service.decide()
+            while self.service.receipts:
+                self._receive(0)
+        if trims:
+            self.service.trim_unfinished()
         self.connected = False
 
     @precondition(lambda self: not self.connected and self.outbox.unresolved)

@@ -70,7 +70,7 @@ def attempt(uuid: str, chunks: int) -> Unfinished:
     """What is in the log of an attempt at three chunks."""
     place = large(7, uuid, 3)[chunks - 1].chunk
     assert place is not None
-    return Unfinished(place, PLACES[:chunks])
+    return Unfinished({place.layout: PLACES[:chunks]})
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ CHUNK_BYTES: Final = (MIB, 64 * KIB)
 COMMIT_BYTES: Final = 8 * MIB
 """What the service stores together at most, unless told otherwise."""
 
-SECONDS_MAX: Final = 0.25
-"""How long a round takes at most: there are many, and each writes a hundred megabytes."""
+SECONDS_MAX: Final = 0.15
+"""How long a round takes at most: there are many, and one writes some ten megabytes."""
 
 SERVICES: Final[Mapping[Kind, tuple[str, ...]]] = {
     "publish": ("ledger", "dedup", "redis"),

@@ -22,8 +22,8 @@ from tools.bench.workload import CLIENT, OTHERS, Job, Outcome, Workload, outcome
 PENDING_MAX: Final = 10_000
 """How many entries a producer has pending: the client's own default."""
 
-PENDING_BYTES_MAX: Final = 32 * 1024 * 1024
-"""How many bytes they have at most: twice what the service lets be unanswered."""
+PENDING_BYTES_MAX: Final = 20 * 1024 * 1024
+"""How many bytes they have at most: what the service lets be unanswered, and a burst."""
 
 BURST_MESSAGES: Final = 100
 BURST_BYTES: Final = 4 * 1024 * 1024
@@ -34,7 +34,8 @@ RESEND_MESSAGES: Final = 20_000
 """How many messages there are to be sent again."""
 
 READ_MESSAGES: Final = 20_000
-"""How many messages there are to be read."""
+READ_BYTES: Final = 20 * 1024 * 1024
+"""How many messages there are to be read at most, and about how many bytes."""
 
 BATCHING: Final = Batching(messages_max=1_000, bytes_max=1024 * 1024, delay_s=0.01)
 """Batches are full: a producer that sends all it can waits for no clock."""
@@ -90,7 +91,8 @@ async def _prepare(workload: Workload, seconds: float) -> None:
             await _pump(producer, workload, until=float("inf"), count_max=RESEND_MESSAGES)
         else:
             until = time.perf_counter() + seconds
-            await _pump(producer, workload, until=until, count_max=READ_MESSAGES)
+            count_max = min(READ_MESSAGES, READ_BYTES // workload.payload_bytes)
+            await _pump(producer, workload, until=until, count_max=count_max)
 
 
 async def _round(workload: Workload, seconds: float, meter: _Meter) -> Round:

@@ -94,7 +94,7 @@ class Airline:
         self._journal.count(Counter.SENT)
         return producer.send_nowait(
             flight.payload,
-            key=flight.aircraft,
+            key=flight.key,
             properties=flight.properties,
             sequence_id=flight.sequence_id,
         )

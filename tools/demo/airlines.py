@@ -1,22 +1,17 @@
 """The airlines' processes: started, killed, started again, until each has published all it has."""
 
 import asyncio
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Final, Self
 
+from tools.demo.application import Application
 from tools.demo.journal import Counter, Journal
-from tools.stack.child import bound_to_us
 
 PROCESSES: Final = 4
 """Over how many processes the carriers are spread."""
-
-
-class AirlineFailed(Exception):
-    """An airline's process ended with an error of its own."""
 
 
 class Airlines:
@@ -36,9 +31,10 @@ class Airlines:
         self._ledger = ledger
         self._flights = sum(flights.values())
         self._random = random
-        self._crews = _spread(flights)
+        self._applications = [
+            self._application(number, crew) for number, crew in enumerate(_spread(flights))
+        ]
         self._journals = {carrier: Journal(folder, carrier) for carrier in flights}
-        self._running: dict[int, asyncio.subprocess.Process] = {}
         self.crashes = 0
 
     @property
@@ -59,10 +55,8 @@ class Airlines:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for process in self._running.values():
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+        for application in self._applications:
+            await application.kill()
         for journal in self._journals.values():
             journal.close()
 
@@ -70,41 +64,25 @@ class Airlines:
         """Run the processes until every carrier has published everything.
 
         Raises:
-            AirlineFailed: one ended otherwise than well, or by being killed.
+            ApplicationFailed: one ended otherwise than well, or by being killed.
         """
         async with asyncio.TaskGroup() as tasks:
-            for number in range(len(self._crews)):
-                tasks.create_task(self._keep_running(number))
+            for application in self._applications:
+                tasks.create_task(application.run())
 
     async def kill_one(self) -> None:
         """SIGKILL one of the processes that still run, if any does."""
-        running = [process for process in self._running.values() if process.returncode is None]
+        running = [application for application in self._applications if application.runs]
         if running:
-            self._random.choice(running).kill()
+            await self._random.choice(running).kill()
             self.crashes += 1
 
-    async def _keep_running(self, number: int) -> None:
-        log = self._folder / f"airlines-{number}.log"
-        while True:
-            process = await self._spawn(self._crews[number], log)
-            self._running[number] = process
-            status = await process.wait()
-            if status == 0:
-                return
-            if status > 0:
-                tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-                raise AirlineFailed(f"{', '.join(self._crews[number])} ended with {status}: {tail}")
+    def _application(self, number: int, crew: Sequence[str]) -> Application:
+        def arguments() -> Sequence[str]:
+            return [self._ledger, str(self._folder), str(self._random.random()), *crew]
 
-    async def _spawn(self, crew: Sequence[str], log: Path) -> asyncio.subprocess.Process:
-        seed = str(self._random.random())
-        arguments = [self._ledger, str(self._folder), seed, *crew]
-        with log.open("ab") as out:
-            return await asyncio.create_subprocess_exec(
-                *bound_to_us([sys.executable, "-m", "tools.demo.airline", *arguments]),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-            )
+        log = self._folder / f"airlines-{number}.log"
+        return Application("tools.demo.airline", arguments, log)
 
 
 def _spread(flights: Mapping[str, int]) -> list[list[str]]:

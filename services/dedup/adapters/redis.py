@@ -61,6 +61,10 @@ CLOCK_AGE_MAX_S: Final = 10.0
 _CURSOR: Final = re.compile(r"[0-9]{0,20}")
 """Redis's scan cursors are 64-bit numbers."""
 
+_CONDITION: Final = re.compile(r"(?!ERR|WRONGTYPE)[A-Z]+ ")
+"""How Redis's errors begin that speak of its condition: MISCONF, OOM, CLUSTERDOWN and so on. Those
+of a mistake begin with ERR, which the client library cuts off."""
+
 _VERDICTS: Final = {
     "N": Verdict.NEW,
     "I": Verdict.IN_FLIGHT,
@@ -334,7 +338,7 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except (RedisError, OSError, TimeoutError) as error:
-        if type(error) is ResponseError and str(error).startswith(("ERR", "WRONGTYPE")):
+        if type(error) is ResponseError and not _CONDITION.match(str(error)):
             raise
         raise StateUnavailable(
             "the deduplication state does not answer", retry_after_s=RETRY_AFTER_S

@@ -22,6 +22,7 @@ class Block(NamedTuple):
 
     ledger_id: int
     first_entry: int
+    last_entry: int
     append_ms: int
     entries: bytes
     entries_crc: int
@@ -54,6 +55,7 @@ def encode_block(
     return Block(
         ledger_id,
         first_entry,
+        first_entry + len(entries) - 1,
         append_ms,
         packed,
         google_crc32c.value(packed),
@@ -66,7 +68,8 @@ def decode_block(block: Block) -> list[StoredEntry]:
     """The entries of a block; without payloads, these are empty.
 
     Raises:
-        EntryCorrupt: a blob is not what was written.
+        EntryCorrupt: a blob is not what was written, so none of the entries can be read. What
+            follows begins after the one that is named.
     """
     payloads = block.payloads
     if google_crc32c.value(block.entries) != block.entries_crc or (
@@ -75,7 +78,8 @@ def decode_block(block: Block) -> list[StoredEntry]:
         raise EntryCorrupt(
             "a stored block does not match its checksum",
             ledger_id=block.ledger_id,
-            entry_id=block.first_entry,
+            entry_id=block.last_entry,
+            first_entry_id=block.first_entry,
         )
     stored = []
     offset = 0

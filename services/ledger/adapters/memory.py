@@ -113,10 +113,10 @@ class MemoryLedgerStore:
         return sum(1 for each in entries if position is None or each.position > position)
 
     async def find(
-        self, topic: TopicName, producer: str, sequence_ids: Sequence[int]
+        self, topic: TopicName, producer: str, sequence_ids: Sequence[int], *, uuid: str = ""
     ) -> list[Fate]:
         log = self._log(topic)
-        finder = Finder(producer, sequence_ids)
+        finder = Finder(producer, sequence_ids, uuid)
         for stored in log.entries:
             finder.show(stored)
         trimmed = log.trimmed.get(producer, -1)
@@ -156,6 +156,11 @@ class MemoryLedgerStore:
                 log.trimmed[entry.producer] = highest
         del log.entries[: len(gone)]
         return Trimmed(len(gone), log.state(topic).first)
+
+    async def renew(self, topic: TopicName) -> None:
+        log = self._log(topic)
+        log.ledger_id += 1
+        log.incarnation = log.ledger_id
 
     async def cuts_unfinished(self, topic: TopicName, before: Position) -> bool:
         log = self._log(topic)

@@ -89,7 +89,8 @@ _GROW_TOPIC: Final = """UPDATE topic SET tail_ledger = ?, tail_entry = ?,
     first_ledger = coalesce(first_ledger, ?), first_entry = coalesce(first_entry, ?),
     entries = entries + ?, messages = messages + ?, size_bytes = size_bytes + ? WHERE id = ?"""
 
-_BLOCK = "ledger_id, first_entry, append_ms, entries, entries_crc, {payloads}, payloads_crc"
+_BLOCK = """ledger_id, first_entry, last_entry, append_ms, entries, entries_crc, {payloads},
+    payloads_crc"""
 _WITH_PAYLOADS: Final = _BLOCK.format(payloads="payloads")
 _WITHOUT_PAYLOADS: Final = _BLOCK.format(payloads="NULL")
 _LOG: Final = """name, incarnation, ledger_id, created_ms, first_ledger, first_entry, tail_ledger,
@@ -160,7 +161,6 @@ class SqliteLedgerStore:
         assert entries
         same = expected_tail is not None and expected_tail.ledger_id == ledger_id
         first_entry = expected_tail.entry_id + 1 if same and expected_tail else 0
-        last_entry = first_entry + len(entries) - 1
         block = encode_block(ledger_id, first_entry, append_ms, entries)
         messages = sum(entry.message_count for entry in entries)
         size_bytes = sum(entry.size_bytes for entry in entries)
@@ -173,7 +173,7 @@ class SqliteLedgerStore:
             topic_id, state = row
             if state.ledger_id != ledger_id or state.tail != expected_tail:
                 raise Fenced("another writer has the topic", epoch=state.ledger_id)
-            place = (topic_id, ledger_id, first_entry, last_entry, append_ms)
+            place = (topic_id, ledger_id, first_entry, block.last_entry, append_ms)
             crcs = (block.entries_crc, block.payloads_crc)
             db.execute(
                 _INSERT_BLOCK, (*place, messages, size_bytes, *crcs, block.entries, block.payloads)
@@ -186,7 +186,7 @@ class SqliteLedgerStore:
                     for producer, each in ranges.items()
                 ),
             )
-            tail, first = (ledger_id, last_entry), (ledger_id, first_entry)
+            tail, first = (ledger_id, block.last_entry), (ledger_id, first_entry)
             db.execute(_GROW_TOPIC, (*tail, *first, len(entries), messages, size_bytes, topic_id))
 
         await self._connections.write(work)
@@ -238,11 +238,12 @@ class SqliteLedgerStore:
         return await self._connections.read(work)
 
     async def find(
-        self, topic: TopicName, producer: str, sequence_ids: Sequence[int]
+        self, topic: TopicName, producer: str, sequence_ids: Sequence[int], *, uuid: str = ""
     ) -> list[Fate]:
         def work(db: apsw.Connection) -> list[Fate]:
             topic_id, state = _existing(db, topic)
-            finder = _find(db, topic_id, producer, sequence_ids, state.first)
+            finder = Finder(producer, sequence_ids, uuid)
+            _show(db, topic_id, producer, sequence_ids, state.first, finder)
             trimmed = _rows(db, TRIMMED_OF, topic_id, producer)
             trimmed_through = trimmed[0][0] if trimmed else -1
             return [
@@ -306,6 +307,17 @@ class SqliteLedgerStore:
             removed_entries += step.removed_entries
             if step.first is None or step.first >= before:
                 return Trimmed(removed_entries, step.first)
+
+    async def renew(self, topic: TopicName) -> None:
+        def work(db: apsw.Connection) -> None:
+            topic_id, state = _existing(db, topic)
+            renewed = state.ledger_id + 1
+            db.execute(
+                "UPDATE topic SET ledger_id = ?, incarnation = ? WHERE id = ?",
+                (renewed, renewed, topic_id),
+            )
+
+        await self._connections.write(work)
 
     async def cuts_unfinished(self, topic: TopicName, before: Position) -> bool:
         def work(db: apsw.Connection) -> bool:
@@ -469,14 +481,15 @@ def _entries(
                 yield stored
 
 
-def _find(
+def _show(
     db: apsw.Connection,
     topic_id: int,
     producer: str,
     sequence_ids: Sequence[int],
     first: Position | None,
-) -> Finder:
-    finder = Finder(producer, sequence_ids)
+    finder: Finder,
+) -> None:
+    """Show what may hold a producer's ids to the finder, until it is done."""
     rows: Iterator[Any] = db.execute(
         f"""SELECT {_WITHOUT_PAYLOADS} FROM block WHERE id IN (
                 SELECT block FROM producer_block
@@ -490,7 +503,6 @@ def _find(
                 finder.show(stored)
         if finder.done:
             break
-    return finder
 
 
 def _trim_some(db: apsw.Connection, topic: TopicName, before: Position) -> Trimmed:
@@ -503,20 +515,20 @@ def _trim_some(db: apsw.Connection, topic: TopicName, before: Position) -> Trimm
     gone: list[int] = []
     rows = _rows(
         db,
-        f"""SELECT id, last_entry, messages, size_bytes, {_WITHOUT_PAYLOADS} FROM block
+        f"""SELECT id, messages, size_bytes, {_WITHOUT_PAYLOADS} FROM block
             WHERE topic = ? ORDER BY ledger_id, last_entry LIMIT ?""",
         topic_id,
         REMOVE_BLOCKS_MAX,
     )
-    for block_id, last_entry, block_messages, block_bytes, *columns in rows:
+    for block_id, block_messages, block_bytes, *columns in rows:
         block = Block(*columns)
         if Position(block.ledger_id, block.first_entry) >= before:
             break
-        last = Position(block.ledger_id, last_entry)
+        last = Position(block.ledger_id, block.last_entry)
         if last < before:
             gone.append(block_id)
         if last < before and Position(block.ledger_id, block.first_entry) >= first:
-            entries += last_entry + 1 - block.first_entry
+            entries += block.last_entry + 1 - block.first_entry
             messages += block_messages
             size_bytes += block_bytes
             continue

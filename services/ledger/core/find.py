@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from seqgate.types import Chunk, Layout, Position
 from services.ledger.core.entry import StoredEntry, places
 from services.ledger.core.receipt import Found, Unfinished
 
@@ -9,14 +10,15 @@ from services.ledger.core.receipt import Found, Unfinished
 class Finder:
     """Looks for messages of one producer among entries that it is shown in the order of the log.
 
-    A message that is there more than once (deduplication was off) is where it was first. Of a large
-    message that is not complete, the attempt that came last counts.
+    A message that is there more than once (deduplication was off) is where it was first. With a
+    uuid, only this attempt at a large message is looked for.
     """
 
-    def __init__(self, producer: str, sequence_ids: Iterable[int]) -> None:
+    def __init__(self, producer: str, sequence_ids: Iterable[int], uuid: str = "") -> None:
         self._producer = producer
+        self._uuid = uuid
         self._wanted = set(sequence_ids)
-        self._open: dict[tuple[int, str], Unfinished] = {}
+        self._open: dict[int, dict[Layout, tuple[Position, ...]]] = {}
         self._found: dict[int, Found] = {}
 
     @property
@@ -29,8 +31,10 @@ class Finder:
         entry = stored.entry
         if entry.producer != self._producer or entry.marker:
             return
+        if self._uuid and (entry.chunk is None or entry.chunk.uuid != self._uuid):
+            return
         if entry.chunk is not None:
-            self._show_chunk(stored)
+            self._show_chunk(stored, entry.chunk)
             return
         for sequence_id, batch_index in places(entry):
             if sequence_id in self._wanted:
@@ -41,25 +45,18 @@ class Finder:
         """What there is of a message, if anything."""
         if sequence_id in self._found:
             return self._found[sequence_id]
-        attempts = [each for (of, _), each in self._open.items() if of == sequence_id]
-        return attempts[-1] if attempts else None
+        attempts = self._open.get(sequence_id)
+        return Unfinished(attempts) if attempts else None
 
-    def _show_chunk(self, stored: StoredEntry) -> None:
-        sequence_id, chunk = stored.entry.lowest, stored.entry.chunk
-        if chunk is None or sequence_id not in self._wanted:
+    def _show_chunk(self, stored: StoredEntry, chunk: Chunk) -> None:
+        sequence_id = stored.entry.lowest
+        if sequence_id not in self._wanted:
             return
-        key = sequence_id, chunk.uuid
-        before = self._open.get(key)
-        if chunk.chunk_id == 0:
-            self._open.pop(key, None)  # the attempt that came last is the last in the dictionary
-            self._open[key] = Unfinished(chunk, (stored.position,))
-        elif (
-            before is not None
-            and before.chunk.layout == chunk.layout
-            and before.chunk.chunk_id + 1 == chunk.chunk_id
-        ):
-            self._open[key] = Unfinished(chunk, (*before.chunks, stored.position))
-        if chunk.is_last and key in self._open and self._open[key].chunk == chunk:
+        attempts = self._open.setdefault(sequence_id, {})
+        before = attempts.get(chunk.layout, ()) if chunk.chunk_id else ()
+        if len(before) != chunk.chunk_id:
+            return
+        attempts[chunk.layout] = positions = (*before, stored.position)
+        if chunk.is_last:
             self._wanted.discard(sequence_id)
-            positions = self._open[key].chunks
             self._found[sequence_id] = Found(stored.position, None, positions, chunk.uuid)

@@ -11,11 +11,11 @@ every message is in the log:
 A large message is in the log when all its chunks of one attempt are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-from seqgate.types import Chunk, Position
+from seqgate.types import Chunk, Layout, Position
 from services.errors import DomainError
 from services.ledger.core.entry import Unit
 
@@ -31,10 +31,9 @@ class Found(NamedTuple):
 
 
 class Unfinished(NamedTuple):
-    """A large message that is in the log up to a chunk; where its chunks are."""
+    """A large message that is in the log in part: where the chunks of each attempt are."""
 
-    chunk: Chunk
-    chunks: tuple[Position, ...]
+    attempts: Mapping[Layout, tuple[Position, ...]]
 
 
 class Missing(Enum):
@@ -131,11 +130,10 @@ def _settled_chunk(chunk: Chunk, fate: Fate, *, finished: bool) -> Receipt:
             return Receipt(Status.DUPLICATE, chunks[chunk.chunk_id])
         case Found():
             return Receipt(Status.DUPLICATE, fates=(fate,))
-        case Unfinished(reached, chunks) if (
-            not finished and reached.layout == chunk.layout and chunk.chunk_id < len(chunks)
-        ):
-            return Receipt(Status.DUPLICATE, chunks[chunk.chunk_id])
-        case Unfinished():
+        case Unfinished(attempts):
+            chunks = () if finished else attempts.get(chunk.layout, ())
+            if chunk.chunk_id < len(chunks):
+                return Receipt(Status.DUPLICATE, chunks[chunk.chunk_id])
             return Receipt(Status.STALE, fates=(Missing.STALE,))
         case Missing():
             return Receipt(Status.STALE, fates=(fate,))

@@ -219,7 +219,8 @@ class Writer(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """Which log of this name it is: grows when a topic is deleted and created
-    again. State of an older incarnation is dropped. At most 2^63 - 1.
+    again, and when what was remembered of it must count no more. State of an
+    older incarnation is dropped. At most 2^63 - 1.
     """
     epoch: _builtins.int
     """The fencing epoch: grows with each takeover. The state of an older epoch is
@@ -850,8 +851,8 @@ class Withdrawal(_message.Message):
     """1 to 255 bytes of UTF-8, no control characters."""
     keep_through_sequence_id: _builtins.int
     """The highest sequence id of this producer that was let through and is still
-    being appended; absent: none is. Everything above it is withdrawn. The chunks
-    of a large message that are not durable are kept or withdrawn together.
+    being appended; absent: none is. Everything above it is withdrawn. A large
+    message is kept as a whole: its further chunks wait for the next Rollback.
     """
     def __init__(
         self,

@@ -815,7 +815,7 @@ class StoredEntry(_message.Message):
     aborts: _builtins.str
     """The uuid of an attempt at a large message of the same producer that this
     entry ends: the chunks of it that lie before will never make a message.
-    Empty: it ends none.
+    Empty: it ends none that deduplication knew of.
     """
     @_builtins.property
     def position(self) -> _entry_pb2.Position:
@@ -1121,22 +1121,28 @@ class FindMessageRequest(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     PRODUCER_NAME_FIELD_NUMBER: _builtins.int
     SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    UUID_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """tenant/namespace/name."""
     producer_name: _builtins.str
     """The producer."""
     sequence_id: _builtins.int
     """The message's own sequence id, at most 2^63 - 1."""
+    uuid: _builtins.str
+    """Look only for this attempt at a large message. Empty: for the message, and if
+    it was stored more than once, because deduplication was off, for the first.
+    """
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         producer_name: _builtins.str = ...,
         sequence_id: _builtins.int = ...,
+        uuid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["producer_name", b"producer_name", "sequence_id", b"sequence_id", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["producer_name", b"producer_name", "sequence_id", b"sequence_id", "topic", b"topic", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,52 @@
+"""Which chunks did a reading leave out?
+
+A reader lets go of chunks for two kinds of reasons. Some will never make a message, whoever reads
+them: they are left out for good. Others were only not kept, and come with their message after all
+if its last chunk comes: whoever starts to read in the middle of a large message leaves nothing out.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+from seqgate.client import Dropped, DropReason, Message
+
+FINAL: Final = (
+    DropReason.ABORTED,
+    DropReason.RESTARTED,
+    DropReason.DUPLICATE,
+    DropReason.CORRUPT,
+)
+"""Why chunks never make a message."""
+
+UNFINISHED_MAX: Final = 1_000
+"""How many messages are remembered of which chunks were not kept."""
+
+
+class LeftOut:
+    """Counts chunks, by reason."""
+
+    def __init__(self) -> None:
+        self._for_good = Counter[DropReason]()
+        self._unfinished: dict[tuple[str, int], Counter[DropReason]] = {}
+
+    def add(self, dropped: Dropped) -> None:
+        """Chunks were let go."""
+        count = len(dropped.positions)
+        if dropped.reason in FINAL:
+            self._for_good[dropped.reason] += count
+            return
+        message = (dropped.producer, dropped.sequence_id)
+        self._unfinished.setdefault(message, Counter())[dropped.reason] += count
+        if len(self._unfinished) > UNFINISHED_MAX:  # the oldest will hardly come any more
+            self._for_good += self._unfinished.pop(next(iter(self._unfinished)))
+
+    def came(self, message: Message) -> None:
+        """A message was read, whole."""
+        self._unfinished.pop((message.producer_name, message.sequence_id), None)
+
+    @property
+    def counts(self) -> Mapping[DropReason, int]:
+        """How many are left out, in the order of the reasons."""
+        counts = sum(self._unfinished.values(), self._for_good)
+        return {reason: counts[reason] for reason in DropReason if counts[reason]}
