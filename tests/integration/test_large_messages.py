@@ -740,7 +740,6 @@ async def test_what_ends_before_the_start_is_not_told_to_be_damaged(
         (begin,) = await store(one, [first])
         await store(other, chunks(0, noise(3 * KIB, 1), message_crc32c=1))
         *_, end = await store(one, others)
-    # BUG: it stops the reader.
     (message,) = await read_all(client, topic, start=ChunkMessageId(begin, end))
     assert message.payload == body
 
@@ -777,8 +776,6 @@ async def test_damage_on_the_disk_inside_large_messages_is_not_in_the_way(
         await stack.run("ledger")
         async with client.reader(topic, follow=False) as reader:
             assert await some(reader, 1) == [b"before 0"]
-            # BUG: of what was stored together the service names the first entry, from wherever one
-            # reads on.
             assert await rest_past_damage(reader) == [b"before 1", b"before 2", b"behind"]
 
 
@@ -799,7 +796,6 @@ async def test_a_damaged_entry_in_a_large_message_is_not_in_the_way(
         await stack.run("ledger")
         async with client.reader(topic, follow=False) as reader:
             assert await some(reader, 1) == [b"before"]
-            # BUG: what FindMessage says of the first chunk is passed on as it is.
             assert await rest_past_damage(reader) == [b"behind"]
 
 
