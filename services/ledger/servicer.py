@@ -443,16 +443,16 @@ def _ids(metadata: entry_pb2.EntryMetadata) -> tuple[int, int, int | None]:
     return lowest, highest, messages
 
 
-_CHUNK_FIELDS: Final = ("uuid", "num_chunks_from_msg", "total_chunk_msg_size", "chunk_id")
+_TOTAL: Final = "total_chunk_msg_size"
 
 
 def _chunk(metadata: entry_pb2.EntryMetadata, payload_bytes: int, limits: Limits) -> Chunk | None:
     """Which chunk of a large message an entry is; None: it is none. A message of one chunk is none
     either."""
-    given = [metadata.HasField(name) for name in _CHUNK_FIELDS]
-    if not any(given):
+    has = metadata.HasField  # asked of every entry
+    if not (has("uuid") or has("chunk_id") or has("num_chunks_from_msg") or has(_TOTAL)):
         return None
-    if not all(given):
+    if not (has("uuid") and has("chunk_id") and has("num_chunks_from_msg") and has(_TOTAL)):
         raise InvalidEntry(
             "a chunk has a uuid, a place, a number of chunks and a total size",
             field="entries.metadata.chunk_id",

@@ -114,6 +114,10 @@ def unit_of(
     session: int, request_id: int, entries: Sequence[Entry], *, resume: bool = False
 ) -> Unit:
     """The unit that these entries make."""
+    if len(entries) == 1:
+        (entry,) = entries
+        ids = (entry.lowest, entry.highest)
+        return Unit(session, request_id, entry.producer, *ids, (entry,), resume)
     assert entries
     assert all(earlier.highest < later.highest for earlier, later in pairwise(entries))
     return Unit(
