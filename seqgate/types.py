@@ -17,6 +17,9 @@ TOPIC_NAME_BYTES_MAX: Final = 255
 PRODUCER_NAME_BYTES_MAX: Final = 255
 """The longest producer name, in bytes of UTF-8."""
 
+CURSOR_NAME_BYTES_MAX: Final = 255
+"""The longest name of a cursor, or of who holds its lease, in bytes of UTF-8."""
+
 _TOPIC_PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:=-]*", re.ASCII)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -34,7 +37,7 @@ class InvalidChunkError(ValueError):
 
 
 class InvalidNameError(ValueError):
-    """A topic or producer name that cannot be one."""
+    """A name of a topic, a producer or a cursor that cannot be one."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -100,10 +103,22 @@ def check_producer_name(name: str) -> str:
     Raises:
         InvalidNameError: it is empty, longer than 255 bytes, or holds control characters.
     """
-    if not name or _CONTROL.search(name) or len(name.encode()) > PRODUCER_NAME_BYTES_MAX:
+    return _check_name("a producer name", name, PRODUCER_NAME_BYTES_MAX)
+
+
+def check_cursor_name(name: str) -> str:
+    """The name itself, if it can be one of a cursor, or of who holds its lease.
+
+    Raises:
+        InvalidNameError: it is empty, longer than 255 bytes, or holds control characters.
+    """
+    return _check_name("a cursor name", name, CURSOR_NAME_BYTES_MAX)
+
+
+def _check_name(what: str, name: str, bytes_max: int) -> str:
+    if not name or _CONTROL.search(name) or len(name.encode()) > bytes_max:
         raise InvalidNameError(
-            f"a producer name is 1 to {PRODUCER_NAME_BYTES_MAX} bytes of UTF-8 "
-            "without control characters"
+            f"{what} is 1 to {bytes_max} bytes of UTF-8 without control characters"
         )
     return name
 

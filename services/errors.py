@@ -105,3 +105,17 @@ class Fenced(DomainError):
 
     kind = Kind.FENCED
     reason = "FENCED"
+
+
+class StoreFull(DomainError):
+    """The store has no room. Nothing was stored."""
+
+    kind = Kind.EXHAUSTED
+    reason = "STORE_FULL"
+
+
+class StoreUnavailable(DomainError):
+    """The store failed; whether it did what it was asked is not known."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "STORE_UNAVAILABLE"

@@ -44,6 +44,10 @@ class Given:
         str | None,
         typer.Option("--dedup", metavar="HOST:PORT", help="The dedup service."),
     ] = None
+    cursor: Annotated[
+        str | None,
+        typer.Option("--cursor", metavar="HOST:PORT", help="The cursor service."),
+    ] = None
     timeout: Annotated[
         float | None,
         typer.Option("--timeout", metavar="SECONDS", help="How long a service may take to answer."),
@@ -124,6 +128,7 @@ def _run(options: Given, work: Callable[[Run], Coroutine[Any, Any, int]]) -> int
             context=options.context,
             ledger=options.ledger,
             dedup=options.dedup,
+            cursor=options.cursor,
             timeout_s=options.timeout,
         )
         return asyncio.run(work(Run(settings, output)))

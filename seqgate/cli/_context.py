@@ -22,13 +22,20 @@ async def ls(run: Run) -> int:
                     "current": name == current,
                     "ledger": context.ledger,
                     "dedup": context.dedup,
+                    "cursor": context.cursor,
                 }
             )
         return DONE
     run.output.table(
-        ("CURRENT", "CONTEXT", "LEDGER", "DEDUP"),
+        ("CURRENT", "CONTEXT", "LEDGER", "DEDUP", "CURSOR"),
         [
-            ("*" if name == current else "", name, context.ledger, context.dedup)
+            (
+                "*" if name == current else "",
+                name,
+                context.ledger,
+                context.dedup,
+                context.cursor,
+            )
             for name, context in sorted(config.contexts.items())
         ],
     )
@@ -44,6 +51,7 @@ async def show(run: Run) -> int:
         "context": settings.context,
         "ledger": settings.ledger,
         "dedup": settings.dedup,
+        "cursor": settings.cursor,
     }
     if run.output.json:
         run.output.record(

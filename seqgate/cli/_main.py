@@ -9,6 +9,7 @@ import typer
 
 from seqgate.cli._command import command, group
 from seqgate.cli._context import app as context
+from seqgate.cli._cursor import app as cursor
 from seqgate.cli._dedup import app as dedup
 from seqgate.cli._failure import INTERRUPTED, WrongUsage, exit_code
 from seqgate.cli._output import Format, Output
@@ -38,6 +39,7 @@ VERSION: Final = inspect.Parameter(
 app = group("Exactly-once publishing: topics, messages, and why they were stored or not.", VERSION)
 app.add_typer(topic, name="topic")
 app.add_typer(dedup, name="dedup")
+app.add_typer(cursor, name="cursor")
 app.add_typer(context, name="context")
 command(app, "publish")(publish)
 command(app, "read")(read)

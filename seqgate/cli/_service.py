@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+from seqgate.api.cursor.v1 import cursor_pb2_grpc
 from seqgate.api.dedup.v1 import dedup_pb2_grpc
 from seqgate.api.ledger.v1 import ledger_pb2_grpc
 from seqgate.cli._settings import Settings
@@ -46,6 +47,15 @@ async def dedup_service(settings: Settings) -> AsyncIterator[Service]:
     async with open_channel(target) as channel:
         stub = dedup_pb2_grpc.DedupServiceStub(channel)
         yield Service("dedup", target, stub, settings.timeout_s)
+
+
+@asynccontextmanager
+async def cursor_service(settings: Settings) -> AsyncIterator[Service]:
+    """The cursor service."""
+    target = settings.cursor.value
+    async with open_channel(target) as channel:
+        stub = cursor_pb2_grpc.CursorServiceStub(channel)
+        yield Service("cursor", target, stub, settings.timeout_s)
 
 
 @contextmanager

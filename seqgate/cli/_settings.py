@@ -11,6 +11,7 @@ A config file names contexts, and the one that is used unless another is asked f
     [contexts.dev]
     ledger = "127.0.0.1:7702"
     dedup = "127.0.0.1:7701"
+    cursor = "127.0.0.1:7703"
 """
 
 import tomllib
@@ -23,6 +24,7 @@ from seqgate.cli._failure import InvalidSettings
 
 LEDGER_DEFAULT: Final = "127.0.0.1:7702"
 DEDUP_DEFAULT: Final = "127.0.0.1:7701"
+CURSOR_DEFAULT: Final = "127.0.0.1:7703"
 
 TIMEOUT_DEFAULT_S: Final = 30.0
 TIMEOUT_MAX_S: Final = 86_400.0
@@ -44,6 +46,7 @@ class Context:
 
     ledger: str | None = None
     dedup: str | None = None
+    cursor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Settings:
     context: Setting | None
     ledger: Setting
     dedup: Setting
+    cursor: Setting
     timeout_s: float
 
 
@@ -72,6 +76,7 @@ def resolve(
     context: str | None = None,
     ledger: str | None = None,
     dedup: str | None = None,
+    cursor: str | None = None,
     timeout_s: float | None = None,
 ) -> Settings:
     """The settings, given the options of the command line.
@@ -100,10 +105,16 @@ def resolve(
         Setting(chosen.dedup or "", origin),
         Setting(DEDUP_DEFAULT, "default"),
     )
+    cursor_setting = _target(
+        Setting(cursor or "", "--cursor"),
+        Setting(environment.get("SEQGATE_CURSOR", ""), "SEQGATE_CURSOR"),
+        Setting(chosen.cursor or "", origin),
+        Setting(CURSOR_DEFAULT, "default"),
+    )
     timeout_s = TIMEOUT_DEFAULT_S if timeout_s is None else timeout_s
     if not 0 < timeout_s <= TIMEOUT_MAX_S:
         raise InvalidSettings(f"--timeout is more than 0 and at most {TIMEOUT_MAX_S:.0f} seconds")
-    return Settings(config, name, ledger_setting, dedup_setting, timeout_s)
+    return Settings(config, name, ledger_setting, dedup_setting, cursor_setting, timeout_s)
 
 
 def load(environment: Environment) -> Config:
@@ -142,7 +153,7 @@ def _config(path: Path, values: Mapping[str, Any]) -> Config:
         raise InvalidSettings(f"{path}: contexts are tables: [contexts.NAME]")
     contexts = {}
     for name, table in tables.items():
-        _known(path, f"contexts.{name}.", table, {"ledger", "dedup"})
+        _known(path, f"contexts.{name}.", table, {"ledger", "dedup", "cursor"})
         for key, value in table.items():
             if not isinstance(value, str):
                 raise InvalidSettings(f"{path}: contexts.{name}.{key} is a text, HOST:PORT")

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from seqgate.types import Position
-from services.errors import DomainError, Fenced, Kind
+from services.errors import DomainError, Fenced, Kind, StoreUnavailable
 from services.ledger.core.entry import StoredEntry, Unit
 from services.ledger.core.receipt import Receipt, Unsettled, old_ids, settled
 from services.ledger.core.writer import (
@@ -44,7 +44,6 @@ from services.ledger.ports import (
     Judged,
     LedgerStore,
     LogState,
-    StoreUnavailable,
     Trimmed,
     WriterName,
 )

@@ -22,20 +22,6 @@ class TopicNotFound(DomainError):
     reason = "TOPIC_NOT_FOUND"
 
 
-class StoreFull(DomainError):
-    """The store has no room. Nothing was stored."""
-
-    kind = Kind.EXHAUSTED
-    reason = "STORE_FULL"
-
-
-class StoreUnavailable(DomainError):
-    """The store failed; whether it did what it was asked is not known."""
-
-    kind = Kind.UNAVAILABLE
-    reason = "STORE_UNAVAILABLE"
-
-
 class EntryCorrupt(DomainError):
     """Stored bytes do not match their checksum."""
 

@@ -60,7 +60,11 @@ def bare(tmp_path: Path) -> CommandLine:
 @pytest.fixture
 def seqgate(bare: CommandLine, stack: Stack) -> CommandLine:
     """The command line, told by its environment where the services are."""
-    return bare.with_(SEQGATE_LEDGER=stack.address("ledger"), SEQGATE_DEDUP=stack.address("dedup"))
+    return bare.with_(
+        SEQGATE_LEDGER=stack.address("ledger"),
+        SEQGATE_DEDUP=stack.address("dedup"),
+        SEQGATE_CURSOR=stack.address("cursor"),
+    )
 
 
 @pytest_asyncio.fixture

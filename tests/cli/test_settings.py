@@ -15,6 +15,7 @@ current = "dev"
 [contexts.dev]
 ledger = "dev-ledger:1"
 dedup = "dev-dedup:1"
+cursor = "dev-cursor:1"
 
 [contexts.half]
 ledger = "half-ledger:1"
@@ -37,6 +38,7 @@ def test_without_anything_the_services_are_on_this_machine(tmp_path: Path) -> No
 
     assert settings.ledger == Setting("127.0.0.1:7702", "default")
     assert settings.dedup == Setting("127.0.0.1:7701", "default")
+    assert settings.cursor == Setting("127.0.0.1:7703", "default")
     assert settings.context is None
     assert settings.timeout_s == 30
 
@@ -53,6 +55,10 @@ def test_an_option_wins_over_the_environment_over_the_context_over_the_default(
     assert resolve(environment, context="half").ledger.value == "half-ledger:1"
     assert resolve(environment, context="half").dedup == Setting("127.0.0.1:7701", "default")
     assert resolve(environment, dedup="given:1").dedup == Setting("given:1", "--dedup")
+    assert resolve(environment, cursor="given:1").cursor == Setting("given:1", "--cursor")
+    assert resolve(environment).cursor == Setting("dev-cursor:1", "context dev")
+    by_name = {**environment, "SEQGATE_CURSOR": "named:1"}
+    assert resolve(by_name).cursor == Setting("named:1", "SEQGATE_CURSOR")
 
 
 def test_a_context_is_chosen_by_option_then_environment_then_file(
@@ -159,13 +165,25 @@ def test_contexts_are_listed_and_the_one_in_effect_is_marked(
 
     assert table.code == 0
     assert table.rows == [
-        ["CURRENT", "CONTEXT", "LEDGER", "DEDUP"],
-        ["-", "dev", "dev-ledger:1", "dev-dedup:1"],
-        ["*", "half", "half-ledger:1", "-"],
+        ["CURRENT", "CONTEXT", "LEDGER", "DEDUP", "CURSOR"],
+        ["-", "dev", "dev-ledger:1", "dev-dedup:1", "dev-cursor:1"],
+        ["*", "half", "half-ledger:1", "-", "-"],
     ]
     assert listed.records == [
-        {"context": "dev", "current": True, "ledger": "dev-ledger:1", "dedup": "dev-dedup:1"},
-        {"context": "half", "current": False, "ledger": "half-ledger:1", "dedup": None},
+        {
+            "context": "dev",
+            "current": True,
+            "ledger": "dev-ledger:1",
+            "dedup": "dev-dedup:1",
+            "cursor": "dev-cursor:1",
+        },
+        {
+            "context": "half",
+            "current": False,
+            "ledger": "half-ledger:1",
+            "dedup": None,
+            "cursor": None,
+        },
     ]
 
 
@@ -183,6 +201,7 @@ def test_the_settings_in_effect_say_where_they_come_from(
         ["context", "dev", environment["SEQGATE_CONFIG"]],
         ["ledger", "second:1", "--ledger"],
         ["dedup", "named:1", "SEQGATE_DEDUP"],
+        ["cursor", "dev-cursor:1", "context dev"],
     ]
     assert shown.record == {
         "config": environment["SEQGATE_CONFIG"],
@@ -190,6 +209,7 @@ def test_the_settings_in_effect_say_where_they_come_from(
         "context": {"value": "half", "source": "--context"},
         "ledger": {"value": "half-ledger:1", "source": "context half"},
         "dedup": {"value": "named:1", "source": "SEQGATE_DEDUP"},
+        "cursor": {"value": "127.0.0.1:7703", "source": "default"},
     }
 
 

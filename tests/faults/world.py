@@ -7,7 +7,7 @@ from random import Random
 
 from tests.support.application import Application
 from tests.support.crash_points import ORDER, REPLAY_PAGE, Order
-from tools.stack.stack import SERVICES, Stack
+from tools.stack.stack import PUBLISHING, Stack
 
 REPLAY_PAGE_ENTRIES = 40
 
@@ -18,13 +18,14 @@ class World:
     def __init__(
         self, folder: Path, *, ports: Mapping[str, int] | None = None, **environment: str
     ) -> None:
-        self.orders = {service: folder / f"order-{service}" for service in SERVICES}
+        self.orders = {service: folder / f"order-{service}" for service in PUBLISHING}
         commands = {}
         for service, file in self.orders.items():
             module = [sys.executable, "-m", "tests.support.crash_points", service]
             commands[service] = ["env", f"{ORDER}={file}", *module]
         self.stack = Stack(
             folder,
+            services=PUBLISHING,
             commands=commands,
             ports=ports,
             environment={REPLAY_PAGE: str(REPLAY_PAGE_ENTRIES), **environment},

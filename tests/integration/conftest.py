@@ -41,6 +41,12 @@ def dedup(services: Services) -> Any:
     return services.dedup
 
 
+@pytest.fixture(scope="session")
+def cursor(services: Services) -> Any:
+    """A stub for the cursor service of `services`."""
+    return services.cursor
+
+
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
     """A topic that nobody has used before."""

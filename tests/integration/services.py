@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from grpc import StatusCode, aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis.asyncio import Redis
 
+from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
@@ -35,6 +36,7 @@ class Services:
     stack: Stack
     ledger: Any
     dedup: Any
+    cursor: Any
 
     async def read(self, topic: str, **request: Any) -> list[ledger_pb2.StoredEntry]:
         """The entries of a topic, all of them unless asked otherwise."""
@@ -126,7 +128,9 @@ def log_lines(stack: Stack, service: str) -> list[dict[str, Any]]:
 
 def surprises(stack: Stack) -> list[dict[str, Any]]:
     """What services have written that a test never provokes: errors that nobody expected."""
-    return [line for service in SERVICES for line in log_lines(stack, service) if is_bad(line)]
+    return [
+        line for service in stack.services for line in log_lines(stack, service) if is_bad(line)
+    ]
 
 
 def is_bad(line: dict[str, Any]) -> bool:
@@ -136,16 +140,17 @@ def is_bad(line: dict[str, Any]) -> bool:
 
 @asynccontextmanager
 async def running(
-    folder: Path, *, policies: str = "", **environment: str
+    folder: Path, *, services: Sequence[str] = SERVICES, policies: str = "", **environment: str
 ) -> AsyncIterator[Services]:
     """A stack of a test's own.
 
     Args:
         folder: where it keeps its data.
+        services: which services it has; the stubs of others reach nobody.
         policies: the deduplication policies, as TOML.
         environment: settings, by their full name.
     """
-    stack = Stack(folder, environment=environment)
+    stack = Stack(folder, services=services, environment=environment)
     stack.folder.mkdir(parents=True, exist_ok=True)
     if policies:
         stack.policy_file.write_text(policies)
@@ -159,8 +164,11 @@ async def connected(stack: Stack) -> AsyncIterator[Services]:
     async with (
         channel_to(stack.address("ledger")) as ledger,
         channel_to(stack.address("dedup")) as dedup,
+        channel_to(stack.address("cursor")) as cursor,
     ):
-        yield Services(stack, LedgerServiceStub(ledger), DedupServiceStub(dedup))
+        yield Services(
+            stack, LedgerServiceStub(ledger), DedupServiceStub(dedup), CursorServiceStub(cursor)
+        )
     assert surprises(stack) == []
 
 

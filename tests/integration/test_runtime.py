@@ -43,7 +43,7 @@ from tests.integration.services import (
 from tests.support.publisher import Publisher, publishing, single
 from tests.support.waiting import eventually
 from tools.stack.ports import free_ports
-from tools.stack.stack import SERVICES, Stack
+from tools.stack.stack import PUBLISHING, SERVICES, Stack
 
 STORED, DUPLICATE = pb.RECEIPT_STATUS_STORED, pb.RECEIPT_STATUS_DUPLICATE
 FAILED = pb.RECEIPT_STATUS_FAILED
@@ -483,9 +483,9 @@ async def test_every_line_of_the_logs_is_json_whatever_happens(tmp_path: Path, t
             assert await stack.terminate(service) == 0
         for service in SERVICES:
             lines = log_lines(stack, service)
-            assert {"listening", "ready", "not ready", "stopped"} <= {
-                each["event"] for each in lines
-            }
+            seen = {each["event"] for each in lines}
+            assert {"listening", "ready", "stopped"} <= seen
+            assert ("not ready" in seen) == (service in PUBLISHING)  # the other needs neither
             for line in lines:
                 assert line["service"] == service
                 assert {"event", "level", "timestamp"} <= line.keys()
@@ -583,6 +583,8 @@ SETTINGS: dict[str, tuple[str, dict[str, str], str]] = {
         {"CONFIG_FILE": 'store_path = "x"'},
         "store_path",
     ),
+    "readers that are none": ("cursor", {"STORE_READERS": "0"}, "store_readers"),
+    "a size below nothing": ("cursor", {"STORE_BYTES_MAX": "-1"}, "store_bytes_max"),
     "a file that is no TOML": ("dedup", {"CONFIG_FILE": "listen = "}, ""),
     "a file that is not there": ("dedup", {"CONFIG_FILE": ""}, "settings"),
 }
@@ -673,15 +675,20 @@ def another_layout(file: Path) -> None:
         pytest.param(another_layout, id="another layout"),
     ],
 )
-async def test_the_ledger_does_not_start_when_its_database_is(tmp_path: Path, spoil: Any) -> None:
-    file = tmp_path / "data" / "ledger.db"
+@pytest.mark.parametrize("service", ["ledger", "cursor"])
+async def test_a_service_does_not_start_when_its_database_is(
+    tmp_path: Path, service: str, spoil: Any
+) -> None:
+    file = tmp_path / "data" / f"{service}.db"
     file.mkdir(parents=True)
     spoil(file)
     ended = await end_of(
-        *("-m", "services.ledger"),
+        *("-m", f"services.{service}"),
         cwd=tmp_path,
-        SEQGATE_LEDGER_LISTEN="127.0.0.1:0",
-        SEQGATE_LEDGER_STORE_PATH=str(file),
+        **{
+            f"SEQGATE_{service.upper()}_LISTEN": "127.0.0.1:0",
+            f"SEQGATE_{service.upper()}_STORE_PATH": str(file),
+        },
     )
     assert ended.status == 1
     assert [json.loads(line)["event"] for line in ended.error.splitlines()] == ["failed"]
@@ -812,11 +819,12 @@ async def test_no_process_outlives_a_stack_that_was_killed(tmp_path: Path) -> No
 
 
 async def test_the_stack_listens_where_it_is_told_to(tmp_path: Path) -> None:
-    base = consecutive_ports(3)
+    base = consecutive_ports(4)
     async with stack_command(tmp_path / "stack", "--port-base", str(base)) as (_, endpoints):
         assert endpoints["redis"] == f"redis://127.0.0.1:{base}/0"
         assert endpoints["dedup"] == f"127.0.0.1:{base + 1}"
         assert endpoints["ledger"] == f"127.0.0.1:{base + 2}"
+        assert endpoints["cursor"] == f"127.0.0.1:{base + 3}"
         taken = await end_of(
             *("-m", "tools.stack", "run", "--dir", str(tmp_path / "other")),
             *("--port-base", str(base)),

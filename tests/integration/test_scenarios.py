@@ -420,7 +420,7 @@ async def _are(services: Services, topic: str, marks: tuple[int, int]) -> bool:
 
 IMPATIENT = """
 import sys
-from services.ledger.adapters import sqlite_threads
+from services.runtime import sqlite as sqlite_threads
 sqlite_threads.BUSY_TIMEOUT_MS = 30
 from services.ledger.app import run
 from services.ledger.config import LedgerConfig

@@ -48,7 +48,7 @@ from seqgate.message_id import ChunkMessageId
 from seqgate.types import Chunk, Position
 from services.dedup.core import topic as dedup
 from services.dedup.core.sequence import Claim
-from services.errors import Fenced
+from services.errors import Fenced, StoreFull, StoreUnavailable
 from services.ledger.core.entry import Entry, StoredEntry, Unit, places, unit_of
 from services.ledger.core.find import Finder
 from services.ledger.core.receipt import Fate, Missing, old_ids, settled
@@ -70,7 +70,9 @@ from services.ledger.core.writer import (
     TopicWriter,
     Verdict,
 )
-from services.ledger.ports import DedupUnavailable, StoreFull, StoreUnavailable
+from services.ledger.ports import (
+    DedupUnavailable,
+)
 from services.ledger.servicer import LedgerServicer, _to_receipt
 from services.ledger.servicer import Limits as ServicerLimits
 

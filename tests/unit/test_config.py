@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from services.cursor.config import CursorConfig
 from services.dedup.config import DedupConfig
 from services.ledger.config import LedgerConfig
 from services.runtime.config import ServiceConfig
@@ -16,7 +17,7 @@ FILE = "SEQGATE_LEDGER_CONFIG_FILE"
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever runs the tests may have some."""
-    for config in (LedgerConfig, DedupConfig):
+    for config in (LedgerConfig, DedupConfig, CursorConfig):
         for name in (*config.model_fields, "config_file"):
             monkeypatch.delenv(f"SEQGATE_{config.service}_{name}".upper(), raising=False)
 
@@ -29,7 +30,11 @@ def ledger_with(monkeypatch: pytest.MonkeyPatch, **environment: str) -> LedgerCo
 
 @pytest.mark.parametrize(
     ("config", "listen"),
-    [(LedgerConfig, "127.0.0.1:7702"), (DedupConfig, "127.0.0.1:7701")],
+    [
+        (LedgerConfig, "127.0.0.1:7702"),
+        (DedupConfig, "127.0.0.1:7701"),
+        (CursorConfig, "127.0.0.1:7703"),
+    ],
 )
 def test_a_service_starts_without_settings_and_only_for_this_machine(
     config: type[ServiceConfig], listen: str

@@ -35,7 +35,7 @@ from typing import Final
 import pytest
 
 from seqgate.types import Position
-from services.errors import DomainError, Draining, Fenced
+from services.errors import DomainError, Draining, Fenced, StoreFull, StoreUnavailable
 from services.ledger.core.entry import Entry, Unit, unit_of
 from services.ledger.core.writer import (
     Admit,
@@ -58,8 +58,6 @@ from services.ledger.core.writer import (
 from services.ledger.ports import (
     DedupUnavailable,
     EntryCorrupt,
-    StoreFull,
-    StoreUnavailable,
     TooManyProducers,
 )
 from tests.support.entries import batch, marker, single

@@ -31,7 +31,7 @@ from tools.demo.publishing import Publishing
 from tools.demo.screen import Screen, show_result
 from tools.demo.stations import Stations
 from tools.demo.weather import load_weather, months_for
-from tools.stack.stack import Stack, StackError
+from tools.stack.stack import PUBLISHING, Stack, StackError
 
 TIME_LIMIT_S: Final = 600
 """After how long the demo gives up."""
@@ -52,7 +52,7 @@ async def run(folder: Path, seed: int, flights_max: int | None) -> int:
             write_flights(producers / f"{carrier}.flights", own)
         async with (
             asyncio.timeout(TIME_LIMIT_S),
-            Stack(folder / "stack") as stack,
+            Stack(folder / "stack", services=PUBLISHING) as stack,
             Airlines(
                 producers,
                 {carrier: len(own) for carrier, own in carriers.items()},

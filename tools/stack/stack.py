@@ -4,7 +4,8 @@ Used by `python -m tools.stack`, by the demo, and by tests. A stack keeps its da
 goes on from it:
 
     redis/        the append-only file
-    ledger/       the SQLite database
+    ledger/       the SQLite database of the logs
+    cursor/       the SQLite database of the cursors
     logs/         what each process wrote, appended
     policies.toml deduplication policies, if there are any
 """
@@ -32,8 +33,11 @@ READY_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 30.0
 """How long a process may take to stop after SIGTERM."""
 
-SERVICES: Final = ("dedup", "ledger")
+SERVICES: Final = ("dedup", "ledger", "cursor")
 """In the order in which they depend on each other; stopped the other way round."""
+
+PUBLISHING: Final = ("dedup", "ledger")
+"""What it takes to publish and to read."""
 
 
 class StackError(Exception):
@@ -41,12 +45,13 @@ class StackError(Exception):
 
 
 class Stack:
-    """The processes, by name: redis, and the names of SERVICES."""
+    """The processes, by name: redis, and those of SERVICES that are asked for."""
 
     def __init__(
         self,
         folder: Path,
         *,
+        services: Sequence[str] = SERVICES,
         environment: Mapping[str, str] | None = None,
         commands: Mapping[str, Sequence[str]] | None = None,
         ports: Mapping[str, int] | None = None,
@@ -54,15 +59,17 @@ class Stack:
         """
         Args:
             folder: where data and logs are kept; made if it does not exist.
+            services: which of SERVICES to run, in their order.
             environment: settings (SEQGATE_<SERVICE>_<NAME>) on top of the stack's own.
             commands: what to run instead of `python -m services.<name>`.
             ports: on which ports to listen, by name; free ones otherwise.
         """
         self.folder = folder.resolve()
+        self.services = tuple(services)
         self.environment = dict(environment or {})
         """Settings on top of the stack's own; a change counts from a process's next start on."""
         self._commands = dict(commands or {})
-        names = ["redis", *SERVICES]
+        names = ["redis", *SERVICES]  # a service that does not run has an address, too
         chosen = dict(zip(names, free_ports(len(names)), strict=True)) | dict(ports or {})
         self.ports = chosen
         self._processes: dict[str, asyncio.subprocess.Process] = {}
@@ -88,7 +95,7 @@ class Stack:
     def endpoints(self) -> dict[str, object]:
         """All addresses and process ids."""
         return {
-            **{service: self.address(service) for service in SERVICES},
+            **{service: self.address(service) for service in self.services},
             "redis": self.redis_url,
             "pids": {name: process.pid for name, process in self._processes.items()},
         }
@@ -123,20 +130,20 @@ class Stack:
         Raises:
             StackError: a process ended, or was not ready in time; another stack has the folder.
         """
-        for part in ("redis", "ledger", "logs"):
+        for part in ("redis", "ledger", "cursor", "logs"):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
         if not self.policy_file.exists():
             self.policy_file.write_text("# Deduplication policies; read again when this changes.\n")
         self._take_folder()
         await self._spawn("redis")
-        for service in SERVICES:
+        for service in self.services:
             await self._spawn(service)
-        for name in ("redis", *SERVICES):
+        for name in ("redis", *self.services):
             await self.ready(name)
 
     async def stop(self) -> None:
         """Stop everything in good order."""
-        for name in (*reversed(SERVICES), "redis"):
+        for name in (*reversed(self.services), "redis"):
             await self.terminate(name)
         if self._lock is not None:
             os.close(self._lock)
@@ -236,6 +243,9 @@ class Stack:
             "SEQGATE_LEDGER_DEDUP_TARGET": self.address("dedup"),
             "SEQGATE_LEDGER_STORE_PATH": str(self.folder / "ledger" / "ledger.db"),
             "SEQGATE_LEDGER_HEALTH_INTERVAL_S": "0.1",
+            "SEQGATE_CURSOR_LISTEN": self.address("cursor"),
+            "SEQGATE_CURSOR_STORE_PATH": str(self.folder / "cursor" / "cursor.db"),
+            "SEQGATE_CURSOR_HEALTH_INTERVAL_S": "0.1",
             **self.environment,
         }
 

@@ -9,13 +9,18 @@ from typing import Any, Final, NamedTuple
 import apsw
 
 from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
-from services.errors import Fenced
+from services.errors import Fenced, StoreUnavailable
 from services.ledger.adapters.block import Block, decode_block, encode_block
-from services.ledger.adapters.sqlite_threads import Connections, connections
 from services.ledger.core.entry import Entry, StoredEntry
 from services.ledger.core.find import Finder
 from services.ledger.core.receipt import Fate, Missing
-from services.ledger.ports import EntryCorrupt, LogState, StoreUnavailable, TopicNotFound, Trimmed
+from services.ledger.ports import (
+    EntryCorrupt,
+    LogState,
+    TopicNotFound,
+    Trimmed,
+)
+from services.runtime.sqlite import Connections, connections
 
 LAYOUT: Final = 2
 """The version of the tables below. A database with another one is not opened."""

@@ -17,8 +17,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import apsw
 
-from services.errors import DomainError
-from services.ledger.ports import StoreFull, StoreUnavailable
+from services.errors import DomainError, StoreFull, StoreUnavailable
 
 T = TypeVar("T")
 Work = Callable[[apsw.Connection], T]

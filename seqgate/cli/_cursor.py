@@ -1,0 +1,486 @@
+"""`seqgate cursor`: how far somebody has come in a topic, and moving it."""
+
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from seqgate.api.cursor.v1 import cursor_pb2 as pb
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.cli._command import Run, command, group, topic_name
+from seqgate.cli._failure import DONE, InvalidInput, OutputFailed, WrongUsage
+from seqgate.cli._output import time_shown
+from seqgate.cli._service import Service, cursor_service, ledger_service, reaching
+from seqgate.client import ChunkMessageId, MessageId
+from seqgate.client._channel import translated
+from seqgate.errors import UnavailableError
+from seqgate.types import SEQUENCE_ID_MAX, InvalidNameError, Position, TopicName, check_cursor_name
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+
+HOLES_SHOWN: Final = 20
+"""How many runs of entries and batches `show` names; it counts all of them."""
+
+FILE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The largest file that `import` reads, in bytes."""
+
+app = group("How far somebody has come in a topic.")
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The cursor.", show_default=False)]
+
+
+@command(app, "ls")
+def ls(
+    run: Run,
+    topic: Annotated[
+        str,
+        typer.Argument(metavar="TOPIC", help="Only those of this topic.", show_default=False),
+    ] = "",
+) -> Coroutine[Any, Any, int]:
+    """List cursors, in the order of their topics and names."""
+    return _ls(run, str(topic_name(topic)) if topic else "")
+
+
+@command(app, "show")
+def show(run: Run, topic: Topic, name: Name) -> Coroutine[Any, Any, int]:
+    """Show a cursor: its position, what is acknowledged beyond it, its properties and its lease.
+
+    Of what is acknowledged beyond, the first 20 runs of entries and batches are named.
+    """
+    return _show(run, topic_name(topic), _cursor_name(name))
+
+
+@command(app, "create")
+def create(
+    run: Run,
+    topic: Topic,
+    name: Name,
+    *,
+    at: Annotated[
+        str,
+        typer.Option(
+            "--at", metavar="PLACE", help="earliest, latest, or the id of the first message."
+        ),
+    ] = EARLIEST,
+) -> Coroutine[Any, Any, int]:
+    """Create a cursor, unless it exists: then it stays as it is.
+
+    latest asks the ledger service for the last message: everything up to it counts as acknowledged.
+    With an id, that message will be the next one: everything before it counts as acknowledged. Of a
+    message in a batch, the whole batch will be next, and a large message is read from its first
+    chunk on.
+    """
+    return _create(run, topic_name(topic), _cursor_name(name), _place("--at", at))
+
+
+@command(app, "reset")
+def reset(
+    run: Run,
+    topic: Topic,
+    name: Name,
+    *,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="PLACE",
+            help="earliest, latest, or the id of the message that will be the next one.",
+            show_default=False,
+        ),
+    ],
+) -> Coroutine[Any, Any, int]:
+    """Move a cursor, backwards too. What was acknowledged beyond its new position, deliveries that
+    were counted, and the properties of its position are forgotten.
+
+    With an id, that message will be the next one: everything before it counts as acknowledged, and
+    it does not. Of a message in a batch, the whole batch will be next, and a large message is read
+    from its first chunk on. latest asks the ledger service for the last message: everything up to
+    it counts as acknowledged.
+    """
+    return _reset(run, topic_name(topic), _cursor_name(name), _place("--to", to))
+
+
+@command(app, "rm")
+def rm(run: Run, topic: Topic, name: Name) -> Coroutine[Any, Any, int]:
+    """Remove a cursor."""
+    return _rm(run, topic_name(topic), _cursor_name(name))
+
+
+@command(app, "import")
+def import_(
+    run: Run,
+    topic: Topic,
+    name: Name,
+    info_file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="INFO_FILE",
+            help="Pulsar's ManagedCursorInfo, as the metadata store keeps it.",
+            show_default=False,
+        ),
+    ],
+    position_file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="POSITION_FILE",
+            help="PositionInfo, the last entry of the cursor ledger: it is newer.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace a cursor that exists.")
+    ] = False,
+) -> Coroutine[Any, Any, int]:
+    """Create a cursor from what Pulsar keeps of one.
+
+    A cursor that was not closed in good order has its last state in its cursor ledger: give the
+    last entry of that as POSITION_FILE.
+    """
+    info = _read(info_file)
+    position = b"" if position_file is None else _read(position_file)
+    request = pb.ImportManagedCursorRequest(
+        topic=str(topic_name(topic)),
+        name=_cursor_name(name),
+        managed_cursor_info=info,
+        position_info=position,
+        replace=replace,
+    )
+    return _import(run, request)
+
+
+@command(app, "export")
+def export(
+    run: Run,
+    topic: Topic,
+    name: Name,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Where to write it.", show_default=False)
+    ],
+) -> Coroutine[Any, Any, int]:
+    """Write a cursor to a file, as Pulsar's ManagedCursorInfo."""
+    return _export(run, topic_name(topic), _cursor_name(name), file)
+
+
+async def _ls(run: Run, topic: str) -> int:
+    rows = []
+    async with cursor_service(run.settings) as service:
+        async for cursor in _cursors(service, topic):
+            record = _record(cursor)
+            if run.output.json:
+                run.output.record(record)
+            else:
+                rows.append(
+                    (
+                        record["topic"],
+                        record["cursor"],
+                        record["mark_delete"],
+                        record["acknowledged_entries"],
+                        record["partial_batches"],
+                        record["version"],
+                        _owner(record),
+                    )
+                )
+    if not run.output.json:
+        headings = ("TOPIC", "CURSOR", "MARK-DELETE", "BEYOND", "PARTIAL", "VERSION", "LEASE")
+        run.output.table(headings, rows)
+    return DONE
+
+
+async def _show(run: Run, topic: TopicName, name: str) -> int:
+    async with cursor_service(run.settings) as service:
+        found = await service.call("GetCursor", pb.GetCursorRequest(topic=str(topic), name=name))
+        request = pb.ReadAcknowledgedRequest(topic=str(topic), name=name, page_size=HOLES_SHOWN)
+        page = await service.call("ReadAcknowledged", request)
+    record = _record(found.cursor) | {
+        "ranges": [_range_record(each) for each in page.ranges],
+        "batches": [_batch_record(each) for each in page.batches],
+        "more": page.HasField("next_after"),
+    }
+    if run.output.json:
+        run.output.record(record)
+    else:
+        run.output.fields(_fields(record))
+    return DONE
+
+
+async def _create(run: Run, topic: TopicName, name: str, place: MessageId | str) -> int:
+    mark_delete = await _before(run, topic, place)
+    request = pb.CreateCursorRequest(
+        topic=str(topic), name=name, mark_delete=_to_position(mark_delete)
+    )
+    async with cursor_service(run.settings) as service:
+        answer = await service.call("CreateCursor", request)
+    return _tell(run, answer.cursor, created=answer.created)
+
+
+async def _reset(run: Run, topic: TopicName, name: str, place: MessageId | str) -> int:
+    mark_delete = await _before(run, topic, place)
+    request = pb.ResetCursorRequest(
+        topic=str(topic), name=name, mark_delete=_to_position(mark_delete)
+    )
+    async with cursor_service(run.settings) as service:
+        answer = await service.call("ResetCursor", request)
+    return _tell(run, answer.cursor)
+
+
+async def _rm(run: Run, topic: TopicName, name: str) -> int:
+    async with cursor_service(run.settings) as service:
+        await service.call("DeleteCursor", pb.DeleteCursorRequest(topic=str(topic), name=name))
+    if run.output.json:
+        run.output.record({"topic": str(topic), "cursor": name, "removed": True})
+    return DONE
+
+
+async def _import(run: Run, request: pb.ImportManagedCursorRequest) -> int:
+    async with cursor_service(run.settings) as service:
+        answer = await service.call("ImportManagedCursor", request)
+    return _tell(run, answer.cursor)
+
+
+async def _export(run: Run, topic: TopicName, name: str, file: Path) -> int:
+    request = pb.ExportManagedCursorRequest(topic=str(topic), name=name)
+    async with cursor_service(run.settings) as service:
+        info = (await service.call("ExportManagedCursor", request)).managed_cursor_info
+    _write(file, info)
+    if run.output.json:
+        run.output.record(
+            {"topic": str(topic), "cursor": name, "file": str(file), "bytes": len(info)}
+        )
+    return DONE
+
+
+async def _cursors(service: Service, topic: str) -> AsyncIterator[pb.Cursor]:
+    request = pb.ListCursorsRequest(topic=topic)
+    while True:
+        page = await service.call("ListCursors", request)
+        for cursor in page.cursors:
+            yield cursor
+        if not page.next_page_token:
+            return
+        request.page_token = page.next_page_token
+
+
+# ---- places
+
+
+def _place(option: str, text: str) -> MessageId | str:
+    """Earliest, latest, or the message that will be the next one."""
+    if text in (EARLIEST, LATEST):
+        return text
+    try:
+        place = MessageId.parse(text)
+    except ValueError:
+        place = None
+    if place is None or min(place.position) < 0:
+        raise WrongUsage(
+            f"{option} is earliest, latest, or a message's id (LEDGER:ENTRY, or as read shows it)",
+            details={"given": text},
+        )
+    return place.first_chunk if isinstance(place, ChunkMessageId) else place
+
+
+async def _before(run: Run, topic: TopicName, place: MessageId | str) -> Position | None:
+    """The last entry before a place. Before the first one of a ledger lies the last one of an
+    earlier ledger, which only the ledger service knows."""
+    match place:
+        case MessageId(ledger_id=ledger_id, entry_id=entry_id) if entry_id > 0:
+            return Position(ledger_id, entry_id - 1)
+        case MessageId(ledger_id=ledger_id):
+            async with ledger_service(run.settings) as service:
+                return await _last_before(run, service, topic, ledger_id)
+        case _ if place == LATEST:
+            request = ledger_pb2.LastMessageIdRequest(topic=str(topic))
+            async with ledger_service(run.settings) as service:
+                answer = await service.call("LastMessageId", request)
+            return _position(answer.last) if answer.HasField("last") else None
+        case _:
+            return None
+
+
+async def _last_before(
+    run: Run, service: Service, topic: TopicName, ledger_id: int
+) -> Position | None:
+    """The last entry of all ledgers before one, found by halving: first the ledger, then in it."""
+    found = await service.call("GetTopic", ledger_pb2.GetTopicRequest(topic=str(topic)))
+
+    async def follows(place: Position) -> Position | None:
+        """The first entry from a place on that is in one of those ledgers."""
+        request = ledger_pb2.ReadRequest(topic=str(topic), max_entries=1, metadata_only=True)
+        request.at.ledger_id, request.at.entry_id = place
+        request.through.ledger_id, request.through.entry_id = ledger_id - 1, SEQUENCE_ID_MAX
+        with reaching("ledger", run.settings.ledger.value):
+            return await translated(_first(service, request, run.settings.timeout_s))
+
+    first = await follows(Position(0, 0)) if ledger_id else None
+    if first is None:
+        return None
+    low, high = first.ledger_id, ledger_id
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if await follows(Position(middle, 0)) else (low, middle)
+    last = await follows(Position(low, 0)) or first
+    low, high = last.entry_id, last.entry_id + found.topic.entries
+    while high - low > 1:
+        middle = (low + high) // 2
+        there = await follows(Position(last.ledger_id, middle))
+        low, high = (middle, high) if there else (low, middle)
+    return Position(last.ledger_id, low)
+
+
+async def _first(
+    service: Service, request: ledger_pb2.ReadRequest, timeout_s: float
+) -> Position | None:
+    found = None
+    async for response in service.stub.Read(request, timeout=timeout_s):
+        if response.HasField("draining"):
+            raise UnavailableError("the ledger service is shutting down", reason="DRAINING")
+        for each in response.entries.entries:
+            found = found or _position(each.position)
+    return found
+
+
+# ---- what is shown
+
+
+def _tell(run: Run, cursor: pb.Cursor, *, created: bool | None = None) -> int:
+    record = _record(cursor)
+    if created is not None:
+        record |= {"created": created}
+    if run.output.json:
+        run.output.record(record)
+        return DONE
+    fields = [
+        ("Topic", record["topic"]),
+        ("Cursor", record["cursor"]),
+        ("Mark-delete position", record["mark_delete"]),
+        ("Version", record["version"]),
+    ]
+    if created is not None:
+        fields.append(("Created", "now" if created else "before; it stays as it is"))
+    run.output.fields(fields)
+    return DONE
+
+
+def _record(cursor: pb.Cursor) -> dict[str, Any]:
+    return {
+        "topic": cursor.topic,
+        "cursor": cursor.name,
+        "created_ms": cursor.created.ToMilliseconds(),
+        "mark_delete": _shown(cursor.mark_delete) if cursor.HasField("mark_delete") else None,
+        "mark_delete_properties": dict(sorted(cursor.mark_delete_properties.items())),
+        "properties": dict(sorted(cursor.properties.items())),
+        "version": cursor.version,
+        "acknowledged_entries": cursor.acknowledged_entries,
+        "partial_batches": cursor.partial_batches,
+        "lease": _lease_record(cursor.lease) if cursor.HasField("lease") else None,
+    }
+
+
+def _lease_record(lease: pb.Lease) -> dict[str, Any]:
+    return {
+        "owner": lease.owner,
+        "epoch": lease.epoch,
+        "expires_ms": lease.expires.ToMilliseconds(),
+    }
+
+
+def _range_record(range_: pb.PositionRange) -> dict[str, Any]:
+    return {"first": _shown(range_.first), "last_entry_id": range_.last_entry_id}
+
+
+def _batch_record(batch: pb.BatchAcknowledgement) -> dict[str, Any]:
+    return {
+        "position": _shown(batch.position),
+        "batch_size": batch.batch_size,
+        "indexes": list(batch.indexes),
+    }
+
+
+def _fields(record: dict[str, Any]) -> list[tuple[str, object]]:
+    lease = record["lease"]
+    fields: list[tuple[str, object]] = [
+        ("Topic", record["topic"]),
+        ("Cursor", record["cursor"]),
+        ("Created", time_shown(record["created_ms"])),
+        ("Version", record["version"]),
+        ("Mark-delete position", record["mark_delete"]),
+        *_properties("attached to it", record["mark_delete_properties"]),
+        ("Entries acknowledged beyond", record["acknowledged_entries"]),
+        *[("  entries", _range_shown(each)) for each in record["ranges"]],
+        ("Batches acknowledged in part", record["partial_batches"]),
+        *[("  batch", _batch_shown(each)) for each in record["batches"]],
+    ]
+    if record["more"]:
+        fields.append(("  and more", "not shown"))
+    fields += _properties("Properties", record["properties"])
+    fields.append(("Lease", None if lease is None else lease["owner"]))
+    if lease is not None:
+        fields += [("  epoch", lease["epoch"]), ("  expires", time_shown(lease["expires_ms"]))]
+    return fields
+
+
+def _properties(title: str, properties: dict[str, str]) -> list[tuple[str, object]]:
+    lines: list[tuple[str, object]] = [
+        ("  property", f"{name} = {value}") for name, value in properties.items()
+    ]
+    return [(f"  {title}" if title.islower() else title, len(properties)), *lines]
+
+
+def _range_shown(range_: dict[str, Any]) -> str:
+    first, last = range_["first"], range_["last_entry_id"]
+    return first if first.endswith(f":{last}") else f"{first} to {last}"
+
+
+def _batch_shown(batch: dict[str, Any]) -> str:
+    return f"{batch['position']}: {len(batch['indexes'])} of {batch['batch_size']} messages"
+
+
+def _owner(record: dict[str, Any]) -> str | None:
+    return None if record["lease"] is None else str(record["lease"]["owner"])
+
+
+# ---- translating
+
+
+def _cursor_name(name: str) -> str:
+    try:
+        return check_cursor_name(name)
+    except InvalidNameError as error:
+        raise WrongUsage(str(error), reason="INVALID_CURSOR_NAME") from error
+
+
+def _read(file: Path) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            read = opened.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise InvalidInput(f"{file}: {error.strerror}") from error
+    if len(read) > FILE_BYTES_MAX:
+        raise InvalidInput(f"{file} is larger than {FILE_BYTES_MAX:,} bytes")
+    return read
+
+
+def _write(file: Path, data: bytes) -> None:
+    try:
+        file.write_bytes(data)
+    except OSError as error:
+        raise OutputFailed(f"{file}: {error.strerror}") from error
+
+
+def _to_position(position: Position | None) -> entry_pb2.Position | None:
+    if position is None:
+        return None
+    return entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
+
+
+def _position(position: entry_pb2.Position) -> Position:
+    return Position(position.ledger_id, position.entry_id)
+
+
+def _shown(position: entry_pb2.Position) -> str:
+    return str(_position(position))

@@ -1,0 +1,1 @@
+"""The cursor service: how far somebody has come in a topic, kept durably."""

@@ -1,0 +1,182 @@
+"""A cursor store that forgets everything when its process ends. For tests, and the yardstick for
+the SQLite adapter: dictionaries, copied for each step."""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+from seqgate.types import Position, TopicName
+from services.cursor.core.cursor import CursorState
+from services.cursor.core.state import PAGE_ENTRIES, Batch, Head
+from services.cursor.ports import CursorNotFound
+
+T = TypeVar("T")
+K = TypeVar("K", bound=tuple[Any, ...])
+V = TypeVar("V")
+
+
+class _Sorted(Generic[K, V]):
+    """A dictionary that knows the order of its keys."""
+
+    def __init__(self, values: Mapping[K, V] | None = None) -> None:
+        self.values = dict(values or {})
+        self._keys: list[K] = sorted(self.values)
+
+    def put(self, key: K, value: V | None) -> None:
+        if not value:
+            if key in self.values:
+                del self.values[key]
+                del self._keys[bisect_left(self._keys, key)]
+            return
+        if key not in self.values:
+            insort(self._keys, key)
+        self.values[key] = value
+
+    def after(self, key: K | None) -> Iterator[tuple[K, V]]:
+        """What lies after a key, as it is now."""
+        start = 0 if key is None else bisect_right(self._keys, key)
+        return iter([(each, self.values[each]) for each in self._keys[start:]])
+
+    def drop(self, first: K | None, last: K | None) -> int:
+        """Remove what lies from one key to another, both included; how much that was."""
+        if not self._keys:
+            return 0
+        start: int = 0 if first is None else bisect_left(self._keys, first)
+        end: int = len(self._keys) if last is None else bisect_right(self._keys, last)
+        for key in self._keys[start:end]:
+            del self.values[key]
+        del self._keys[start:end]
+        return end - start
+
+
+class MemoryHoles:
+    """See services.cursor.core.state.Holes. `successions` belongs to the topic."""
+
+    def __init__(self, successions: dict[Position, Position] | None = None) -> None:
+        self.successions = {} if successions is None else successions
+        self._pages = _Sorted[tuple[int, int], int]()
+        self._batches = _Sorted[Position, Batch]()
+        self._attempts = _Sorted[Position, int]()
+
+    def copy(self, successions: dict[Position, Position]) -> "MemoryHoles":
+        """The same holes again, over other successions."""
+        holes = MemoryHoles(successions)
+        holes._pages = _Sorted(self._pages.values)
+        holes._batches = _Sorted(self._batches.values)
+        holes._attempts = _Sorted(self._attempts.values)
+        return holes
+
+    def page(self, ledger_id: int, number: int) -> int:
+        bits: int = self._pages.values.get((ledger_id, number), 0)
+        return bits
+
+    def put_page(self, ledger_id: int, number: int, bits: int) -> None:
+        assert bits.bit_length() <= PAGE_ENTRIES
+        self._pages.put((ledger_id, number), bits)
+
+    def pages(self, after: Position | None) -> Iterator[tuple[int, int, int]]:
+        start = None if after is None else _last_ended(after)
+        for (ledger_id, number), bits in self._pages.after(start):
+            yield ledger_id, number, bits
+
+    def batch(self, position: Position) -> Batch | None:
+        return self._batches.values.get(position)
+
+    def put_batch(self, position: Position, batch: Batch | None) -> None:
+        self._batches.put(position, batch)
+
+    def batches(self, after: Position | None) -> Iterator[tuple[Position, Batch]]:
+        return self._batches.after(after)
+
+    def attempts(self, position: Position) -> int:
+        count: int = self._attempts.values.get(position, 0)
+        return count
+
+    def put_attempts(self, position: Position, count: int) -> None:
+        self._attempts.put(position, count)
+
+    def drop_run(self, first: Position, last_entry: int) -> int:
+        last = Position(first.ledger_id, last_entry)
+        self._attempts.drop(first, last)
+        return self._batches.drop(first, last)
+
+    def next_after(self, last: Position) -> Position | None:
+        return self.successions.get(last)
+
+    def put_succession(self, last: Position, following: Position) -> None:
+        self.successions[last] = following
+
+    def drop_through(self, position: Position | None) -> int:
+        self._pages.drop(None, None if position is None else _last_ended(position))
+        self._attempts.drop(None, position)
+        return self._batches.drop(None, position)
+
+
+def _last_ended(position: Position) -> tuple[int, int]:
+    """Ledger and number of the last page that ends at or before a position."""
+    return position.ledger_id, (position.entry_id + 1) // PAGE_ENTRIES - 1
+
+
+class MemoryCursorStore:
+    """See services.cursor.ports.CursorStore."""
+
+    def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
+        self._now_ms = now_ms
+        self._cursors: dict[tuple[str, str], tuple[Head, MemoryHoles]] = {}
+        self._successions: dict[TopicName, dict[Position, Position]] = {}
+
+    async def create(
+        self,
+        topic: TopicName,
+        name: str,
+        *,
+        mark_delete: Position | None,
+        properties: Mapping[str, str],
+    ) -> tuple[Head, bool]:
+        key = str(topic), name
+        created = key not in self._cursors
+        if created:
+            head = Head(topic, name, self._now_ms(), mark_delete, properties=dict(properties))
+            self._cursors[key] = head, MemoryHoles()
+        head, _ = self._cursors[key]
+        return replace(head), created
+
+    async def change(self, topic: TopicName, name: str, step: Callable[[CursorState, int], T]) -> T:
+        state, successions = self._copied(topic, name)
+        answer = step(state, self._now_ms())
+        assert isinstance(state.holes, MemoryHoles)
+        self._cursors[str(topic), name] = replace(state.head), state.holes
+        self._successions[topic] = successions
+        return answer
+
+    async def look(self, topic: TopicName, name: str, look: Callable[[CursorState], T]) -> T:
+        state, _ = self._copied(topic, name)
+        return look(state)
+
+    def _copied(self, topic: TopicName, name: str) -> tuple[CursorState, dict[Position, Position]]:
+        """A cursor for one step, which may fail half way."""
+        if (str(topic), name) not in self._cursors:
+            raise _not_found(topic, name)
+        head, holes = self._cursors[str(topic), name]
+        successions = dict(self._successions.get(topic, {}))
+        return CursorState(replace(head), holes.copy(successions)), successions
+
+    async def cursors(
+        self, topic: TopicName | None, *, after: tuple[str, str], limit: int
+    ) -> list[Head]:
+        wanted = None if topic is None else str(topic)
+        keys = sorted(key for key in self._cursors if key > after and wanted in (None, key[0]))
+        heads = (self._cursors[key][0] for key in keys[:limit])
+        return [replace(head, mark_delete_properties={}) for head in heads]
+
+    async def delete(self, topic: TopicName, name: str) -> None:
+        if self._cursors.pop((str(topic), name), None) is None:
+            raise _not_found(topic, name)
+
+    async def check(self) -> None:
+        return
+
+
+def _not_found(topic: TopicName, name: str) -> CursorNotFound:
+    return CursorNotFound("there is no such cursor", topic=topic, cursor=name)

@@ -1,0 +1,30 @@
+"""Settings of the cursor service: SEQGATE_CURSOR_<NAME>."""
+
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from services.runtime.config import Port, ServiceConfig, settings_for
+
+
+class CursorConfig(ServiceConfig):
+    """What the cursor service can be told."""
+
+    model_config = settings_for("cursor")
+    service: ClassVar[str] = "cursor"
+
+    listen: Port = "127.0.0.1:7703"
+
+    message_bytes_max: Annotated[int, Field(ge=64 * 1024, le=256 * 1024 * 1024)] = 32 * 1024 * 1024
+    """The largest gRPC message, in bytes. The properties of a mark-delete position, 16 MiB
+    together, fit in as they stand."""
+
+    store_path: Path = Path("cursor.db")
+    """The SQLite database; its folder must exist."""
+
+    store_bytes_max: Annotated[int, Field(ge=0)] = 0
+    """How large the database may grow, in bytes; 0: as large as the disk."""
+
+    store_readers: Annotated[int, Field(ge=1, le=64)] = 2
+    """How many reads may go on at a time."""

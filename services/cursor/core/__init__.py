@@ -1,0 +1,1 @@
+"""What a cursor is, and how it moves."""

@@ -1,0 +1,109 @@
+"""What is kept of a cursor.
+
+Small things, which change together, are the head. What is acknowledged beyond the mark-delete
+position may be a million holes; it is kept in pages, and a step of the core touches few of them:
+
+    mark-delete        page 0                    page 1
+    --------|  ..#.##..#..#....###..#.#   #.#.#.#.#.#.#.#.#.  ...      # acknowledged
+
+A store hands out both for one step, and makes what the step changed durable, all of it or nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+from seqgate.types import Position, TopicName
+
+PAGE_ENTRIES: Final = 65_536
+"""How many entries of one ledger a page covers."""
+
+
+class Lease(NamedTuple):
+    """Who may move the cursor, and until when, by the store's clock."""
+
+    owner: str
+    epoch: int
+    expires_ms: int
+
+
+class Batch(NamedTuple):
+    """A batch that is acknowledged in part; bit i of `acknowledged` is message i."""
+
+    size: int
+    acknowledged: int
+
+
+@dataclass(slots=True)
+class Head:
+    """A cursor without its holes. `version` moves with each change but those of the lease and of
+    what is acknowledged beyond the mark-delete position; `acknowledged` and `partial` count entries
+    and batches there."""
+
+    topic: TopicName
+    name: str
+    created_ms: int
+    mark_delete: Position | None = None
+    mark_delete_properties: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    version: int = 0
+    acknowledged: int = 0
+    partial: int = 0
+    lease: Lease | None = None
+
+
+class Holes(Protocol):
+    """What is acknowledged beyond the mark-delete position of one cursor, and what is known of the
+    entries there. Synchronous: it belongs to one step."""
+
+    def page(self, ledger_id: int, number: int) -> int:
+        """A page: bit i is set when entry number * PAGE_ENTRIES + i is acknowledged; 0: none is."""
+        ...
+
+    def put_page(self, ledger_id: int, number: int, bits: int) -> None:
+        """Keep a page; 0 removes it."""
+        ...
+
+    def pages(self, after: Position | None) -> Iterator[tuple[int, int, int]]:
+        """The pages that may hold something after a position, in order: ledger, number, bits."""
+        ...
+
+    def batch(self, position: Position) -> Batch | None:
+        """A batch that is acknowledged in part."""
+        ...
+
+    def put_batch(self, position: Position, batch: Batch | None) -> None:
+        """Keep one; None removes it."""
+        ...
+
+    def batches(self, after: Position | None) -> Iterator[tuple[Position, Batch]]:
+        """The batches after a position, in order."""
+        ...
+
+    def attempts(self, position: Position) -> int:
+        """How often an entry was delivered, as far as it was counted."""
+        ...
+
+    def put_attempts(self, position: Position, count: int) -> None:
+        """Keep a count; 0 removes it."""
+        ...
+
+    def drop_run(self, first: Position, last_entry: int) -> int:
+        """Remove the batches and the counts of attempts of a run of entries of one ledger. Returns
+        how many batches were removed."""
+        ...
+
+    def next_after(self, last: Position) -> Position | None:
+        """The entry after the last one of its ledger, in a later ledger; None: not known."""
+        ...
+
+    def put_succession(self, last: Position, following: Position) -> None:
+        """Note that nothing lies between two positions of different ledgers. Known to all cursors
+        of the topic."""
+        ...
+
+    def drop_through(self, position: Position | None) -> int:
+        """Remove every page that ends at or before a position, and batches and counts of attempts
+        up to it; None: everything of the cursor. Returns how many batches were removed. What a page
+        that the position divides holds up to it is the core's to clear."""
+        ...

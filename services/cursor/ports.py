@@ -1,0 +1,74 @@
+"""What the cursor service needs from outside: a store for cursors.
+
+tests/conformance judges every adapter by the same suite. PostgreSQL fits behind it: a step is one
+transaction, and a page one row.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
+
+from seqgate.types import Position, TopicName
+from services.cursor.core.cursor import CursorState
+from services.cursor.core.state import Head
+from services.errors import DomainError, Kind
+
+T = TypeVar("T")
+
+
+class CursorNotFound(DomainError):
+    """There is no such cursor."""
+
+    kind = Kind.NOT_FOUND
+    reason = "CURSOR_NOT_FOUND"
+
+
+class CursorCorrupt(DomainError):
+    """Stored bytes of a cursor do not match their checksum. Resetting the cursor forgets damaged
+    pages; deleting it always works."""
+
+    kind = Kind.DATA_LOSS
+    reason = "CURSOR_CORRUPT"
+
+
+class CursorStore(Protocol):
+    """Cursors by topic and name.
+
+    Raises:
+        CursorNotFound: from change, look and delete.
+        StoreUnavailable, StoreFull: from every method; see services.runtime.sqlite.
+    """
+
+    async def create(
+        self,
+        topic: TopicName,
+        name: str,
+        *,
+        mark_delete: Position | None,
+        properties: Mapping[str, str],
+    ) -> tuple[Head, bool]:
+        """Make the cursor unless it exists; whether this call made it."""
+        ...
+
+    async def change(self, topic: TopicName, name: str, step: Callable[[CursorState, int], T]) -> T:
+        """Do one step of the core with a cursor and the store's time in milliseconds. What it
+        changed is durable when this returns; nothing is, when the step refuses."""
+        ...
+
+    async def look(self, topic: TopicName, name: str, look: Callable[[CursorState], T]) -> T:
+        """Read a cursor, in one state of it."""
+        ...
+
+    async def cursors(
+        self, topic: TopicName | None, *, after: tuple[str, str], limit: int
+    ) -> list[Head]:
+        """Cursors of a topic, or of all, in the order of topic and name, after one; without what is
+        attached to their mark-delete positions, which may be large."""
+        ...
+
+    async def delete(self, topic: TopicName, name: str) -> None:
+        """Remove the cursor."""
+        ...
+
+    async def check(self) -> None:
+        """Return if the store answers."""
+        ...

@@ -1,0 +1,594 @@
+"""The wire of the cursor service: check, translate, call, translate back."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from grpc import aio
+
+from seqgate.api.cursor.v1 import cursor_pb2 as pb
+from seqgate.api.cursor.v1 import cursor_pb2_grpc as pb_grpc
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.types import (
+    CURSOR_NAME_BYTES_MAX,
+    SEQUENCE_ID_MAX,
+    InvalidNameError,
+    Position,
+    TopicName,
+    check_cursor_name,
+)
+from services.cursor.core.cursor import (
+    PROPERTIES_MAX,
+    BatchAck,
+    Caller,
+    CursorState,
+    InvalidPosition,
+    InvalidProperty,
+    Range,
+    Succession,
+)
+from services.cursor.core.managed import Imported, InvalidManagedCursor
+from services.cursor.core.state import Head, Lease
+from services.cursor.ports import CursorStore
+from services.cursor.service import ManagedCursors
+from services.errors import DomainError, InvalidPage, InvalidTopicName, Kind
+
+PROPERTY_BYTES_MAX: Final = 4 * 1024
+"""The largest property of a cursor's own, name and value together, in bytes of UTF-8."""
+
+MARK_DELETE_PROPERTIES_MAX: Final = 100_000
+"""How many properties may be attached to a mark-delete position."""
+
+MARK_DELETE_PROPERTIES_BYTES_MAX: Final = 16 * 1024 * 1024
+"""How large they may be, names and values together, in bytes of UTF-8."""
+
+RESERVED: Final = "#seqgate.internal."
+"""How the names of properties begin that outlast clearing."""
+
+RANGES_MAX: Final = 10_000
+"""How many ranges one Acknowledge may hold."""
+
+RANGE_ENTRIES_MAX: Final = 10_000_000
+"""How many entries a range may hold."""
+
+ENTRIES_MAX: Final = 100_000_000
+"""How many entries all ranges together may hold; 12 MiB of bits."""
+
+BATCHES_MAX: Final = 10_000
+"""How many batches one Acknowledge may hold."""
+
+BATCH_MESSAGES_MAX: Final = 10_000
+"""How many messages a batch may hold."""
+
+SUCCESSIONS_MAX: Final = 10_000
+"""How many ends of ledgers one call may tell."""
+
+ATTEMPTS_MAX: Final = 10_000
+"""How many deliveries one RecordAttempts may count."""
+
+LEASE_MIN_MS: Final = 100
+LEASE_MAX_MS: Final = 3_600_000
+"""How long a lease may be asked for, at least and at most, in milliseconds."""
+
+CURSORS_DEFAULT: Final = 100
+CURSORS_MAX: Final = 1_000
+"""How many cursors a page holds, unless asked otherwise, and at most."""
+
+CURSORS_BYTES_MAX: Final = 4 * 1024 * 1024
+"""A page of cursors ends before it is larger than this, in bytes; one cursor it always holds."""
+
+CURSORS_STEP: Final = 8
+"""How many cursors are read at a time: each may be 16 MiB large."""
+
+HOLES_DEFAULT: Final = 10_000
+HOLES_MAX: Final = 100_000
+"""How many ranges and batches a page holds, unless asked otherwise, and at most."""
+
+HOLES_STEP: Final = 1_000
+"""How many ranges and batches are translated at a time."""
+
+HOLES_INDEXES_MAX: Final = 1_000_000
+"""A page of holes ends when it has so many messages of batches, and a step more at most."""
+
+Context = aio.ServicerContext[Any, Any]
+
+
+class InvalidCursorName(DomainError):
+    """A cursor's name is empty, too long, or holds control characters."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_CURSOR_NAME"
+
+
+class InvalidLease(DomainError):
+    """A lease is for nobody, or for too short or too long."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_LEASE"
+
+
+class CursorServicer(pb_grpc.CursorServiceServicer):
+    """See cursor.proto. What a step answers is translated inside it: later the cursor may have
+    moved on."""
+
+    def __init__(self, store: CursorStore, managed: ManagedCursors) -> None:
+        self._store = store
+        self._managed = managed
+
+    # ---- cursors
+
+    async def CreateCursor(
+        self, request: pb.CreateCursorRequest, context: Context
+    ) -> pb.CreateCursorResponse:
+        topic, name = _names(request)
+        head, created = await self._store.create(
+            topic,
+            name,
+            mark_delete=_optional_position(request, "mark_delete"),
+            properties=_own_properties("properties", request.properties),
+        )
+        return pb.CreateCursorResponse(cursor=_to_cursor(head), created=created)
+
+    async def GetCursor(
+        self, request: pb.GetCursorRequest, context: Context
+    ) -> pb.GetCursorResponse:
+        def look(state: CursorState) -> pb.GetCursorResponse:
+            return pb.GetCursorResponse(cursor=_to_cursor(state.head))
+
+        return await self._store.look(*_names(request), look)
+
+    async def ListCursors(
+        self, request: pb.ListCursorsRequest, context: Context
+    ) -> pb.ListCursorsResponse:
+        topic = _topic(request.topic) if request.topic else None
+        size = _page_size(request.page_size, CURSORS_DEFAULT, CURSORS_MAX)
+        after = _page_token(request.page_token, topic)
+        page: list[pb.Cursor] = []
+        bytes_left = CURSORS_BYTES_MAX
+        while len(page) < size:
+            limit = min(CURSORS_STEP, size - len(page))
+            heads = await self._store.cursors(topic, after=after, limit=limit)
+            for cursor in map(_to_cursor, heads):
+                bytes_left -= cursor.ByteSize()
+                if bytes_left < 0 and page:
+                    return _to_page(page)
+                page.append(cursor)
+            if len(heads) < limit:
+                return pb.ListCursorsResponse(cursors=page)
+            after = (page[-1].topic, page[-1].name)
+        return _to_page(page)
+
+    async def DeleteCursor(
+        self, request: pb.DeleteCursorRequest, context: Context
+    ) -> pb.DeleteCursorResponse:
+        await self._store.delete(*_names(request))
+        return pb.DeleteCursorResponse()
+
+    async def UpdateCursorProperties(
+        self, request: pb.UpdateCursorPropertiesRequest, context: Context
+    ) -> pb.UpdateCursorPropertiesResponse:
+        topic, name = _names(request)
+        put = _own_properties("put", request.put)
+        if request.clear and any(each.startswith(RESERVED) for each in put):
+            raise InvalidProperty(
+                f"names that begin with {RESERVED} are not set with everything", field="put"
+            )
+        caller = Caller(version=_optional(request, "version"))
+
+        def step(state: CursorState, _: int) -> pb.UpdateCursorPropertiesResponse:
+            state.update_properties(put, request.remove, caller, clear=request.clear)
+            return pb.UpdateCursorPropertiesResponse(cursor=_to_cursor(state.head))
+
+        return await self._store.change(topic, name, step)
+
+    # ---- moving
+
+    async def ResetCursor(
+        self, request: pb.ResetCursorRequest, context: Context
+    ) -> pb.ResetCursorResponse:
+        topic, name = _names(request)
+        mark_delete = _optional_position(request, "mark_delete")
+        caller = Caller(epoch=_optional(request, "epoch"))
+
+        def step(state: CursorState, _: int) -> pb.ResetCursorResponse:
+            state.reset(mark_delete, caller)
+            return pb.ResetCursorResponse(cursor=_to_cursor(state.head))
+
+        return await self._store.change(topic, name, step)
+
+    async def MarkDelete(
+        self, request: pb.MarkDeleteRequest, context: Context
+    ) -> pb.MarkDeleteResponse:
+        topic, name = _names(request)
+        position = _required_position(request, "position")
+        properties = _mark_delete_properties("properties", request.properties)
+        caller = _caller(request)._replace(version=_optional(request, "version"))
+
+        def step(state: CursorState, _: int) -> pb.MarkDeleteResponse:
+            state.mark_delete(position, properties, caller)
+            head = state.head
+            return pb.MarkDeleteResponse(
+                mark_delete=_to_position(head.mark_delete), version=head.version
+            )
+
+        return await self._store.change(topic, name, step)
+
+    async def Acknowledge(
+        self, request: pb.AcknowledgeRequest, context: Context
+    ) -> pb.AcknowledgeResponse:
+        topic, name = _names(request)
+        ranges, batches = _ranges(request.ranges), _batches(request.batches)
+        caller = _caller(request)
+
+        def step(state: CursorState, _: int) -> pb.AcknowledgeResponse:
+            state.acknowledge(ranges, batches, caller)
+            head = state.head
+            return pb.AcknowledgeResponse(
+                mark_delete=_to_position(head.mark_delete), version=head.version
+            )
+
+        return await self._store.change(topic, name, step)
+
+    async def ReadAcknowledged(
+        self, request: pb.ReadAcknowledgedRequest, context: Context
+    ) -> pb.ReadAcknowledgedResponse:
+        topic, name = _names(request)
+        after = _optional_position(request, "after")
+        size = _page_size(request.page_size, HOLES_DEFAULT, HOLES_MAX)
+
+        def look(state: CursorState) -> pb.ReadAcknowledgedResponse:
+            return _to_acknowledged(state, after, size)
+
+        return await self._store.look(topic, name, look)
+
+    async def RecordAttempts(
+        self, request: pb.RecordAttemptsRequest, context: Context
+    ) -> pb.RecordAttemptsResponse:
+        topic, name = _names(request)
+        if len(request.positions) > ATTEMPTS_MAX:
+            raise InvalidPosition(
+                f"at most {ATTEMPTS_MAX:,} positions at a time", field="positions"
+            )
+        positions = [_position("positions", each) for each in request.positions]
+        caller = Caller(epoch=_optional(request, "epoch"))
+
+        def step(state: CursorState, _: int) -> pb.RecordAttemptsResponse:
+            return pb.RecordAttemptsResponse(attempts=state.record_attempts(positions, caller))
+
+        return await self._store.change(topic, name, step)
+
+    # ---- leases
+
+    async def AcquireLease(
+        self, request: pb.AcquireLeaseRequest, context: Context
+    ) -> pb.AcquireLeaseResponse:
+        topic, name = _names(request)
+        owner, duration_ms = _owner(request.owner), _duration(request.duration_ms)
+
+        def step(state: CursorState, now_ms: int) -> pb.AcquireLeaseResponse:
+            lease = state.acquire_lease(owner, now_ms, duration_ms)
+            return pb.AcquireLeaseResponse(lease=_to_lease(lease))
+
+        return await self._store.change(topic, name, step)
+
+    async def RenewLease(
+        self, request: pb.RenewLeaseRequest, context: Context
+    ) -> pb.RenewLeaseResponse:
+        topic, name = _names(request)
+        owner, duration_ms = _owner(request.owner), _duration(request.duration_ms)
+
+        def step(state: CursorState, now_ms: int) -> pb.RenewLeaseResponse:
+            lease = state.renew_lease(owner, request.epoch, now_ms, duration_ms)
+            return pb.RenewLeaseResponse(lease=_to_lease(lease))
+
+        return await self._store.change(topic, name, step)
+
+    async def ReleaseLease(
+        self, request: pb.ReleaseLeaseRequest, context: Context
+    ) -> pb.ReleaseLeaseResponse:
+        topic, name = _names(request)
+
+        def step(state: CursorState, now_ms: int) -> pb.ReleaseLeaseResponse:
+            state.release_lease(request.epoch, now_ms)
+            return pb.ReleaseLeaseResponse()
+
+        return await self._store.change(topic, name, step)
+
+    # ---- Pulsar's records
+
+    async def ImportManagedCursor(
+        self, request: pb.ImportManagedCursorRequest, context: Context
+    ) -> pb.ImportManagedCursorResponse:
+        topic, name = _names(request)
+        imported = _importable(
+            self._managed.read(request.managed_cursor_info, request.position_info)
+        )
+        head = await self._managed.import_cursor(topic, name, imported, replacing=request.replace)
+        return pb.ImportManagedCursorResponse(cursor=_to_cursor(head), stale=imported.stale)
+
+    async def ExportManagedCursor(
+        self, request: pb.ExportManagedCursorRequest, context: Context
+    ) -> pb.ExportManagedCursorResponse:
+        info = await self._managed.export_cursor(*_names(request))
+        return pb.ExportManagedCursorResponse(managed_cursor_info=info)
+
+
+# ---- checking
+
+
+def _importable(imported: Imported) -> Imported:
+    """The cursor itself, if it is within the bounds of those that are made here."""
+    _own_properties("managed_cursor_info", imported.properties)
+    _mark_delete_properties("managed_cursor_info", imported.mark_delete_properties)
+    entries = sum(each.last_entry - each.first.entry_id + 1 for each in imported.ranges)
+    if entries > ENTRIES_MAX:
+        raise InvalidManagedCursor(
+            f"at most {ENTRIES_MAX:,} entries are acknowledged beyond the mark-delete position",
+            field="managed_cursor_info",
+            entries=entries,
+        )
+    return imported
+
+
+def _names(request: Any) -> tuple[TopicName, str]:
+    """The cursor that a request is about."""
+    topic = _topic(request.topic)
+    try:
+        return topic, check_cursor_name(request.name)
+    except InvalidNameError as error:
+        raise InvalidCursorName(str(error), field="name") from error
+
+
+def _topic(text: str) -> TopicName:
+    try:
+        return TopicName.parse(text)
+    except InvalidNameError as error:
+        raise InvalidTopicName(str(error), field="topic") from error
+
+
+def _owner(name: str) -> str:
+    try:
+        return check_cursor_name(name)
+    except InvalidNameError as error:
+        raise InvalidLease(
+            f"an owner is 1 to {CURSOR_NAME_BYTES_MAX} bytes of UTF-8 without control characters",
+            field="owner",
+        ) from error
+
+
+def _duration(duration_ms: int) -> int:
+    if not LEASE_MIN_MS <= duration_ms <= LEASE_MAX_MS:
+        raise InvalidLease(
+            f"a lease lasts {LEASE_MIN_MS:,} to {LEASE_MAX_MS:,} milliseconds",
+            field="duration_ms",
+            given=duration_ms,
+        )
+    return duration_ms
+
+
+def _page_size(given: int, default: int, most: int) -> int:
+    if not 0 <= given <= most:
+        raise InvalidPage(f"a page holds 1 to {most:,}", field="page_size", given=given)
+    return given or default
+
+
+def _page_token(token: str, topic: TopicName | None) -> tuple[str, str]:
+    """A page's token is the topic and the name of its last cursor: tenant/namespace/name/cursor."""
+    if not token:
+        return "", ""
+    parts = token.split("/", 3)
+    try:
+        last = TopicName.parse("/".join(parts[:3]))
+        name = check_cursor_name("".join(parts[3:]))
+    except InvalidNameError as error:
+        raise InvalidPage("no page has this token", field="page_token") from error
+    if topic not in (None, last):
+        raise InvalidPage("the page was of another topic", field="page_token")
+    return str(last), name
+
+
+def _optional(request: Any, field: str) -> Any:
+    """A field's value; None: it is absent."""
+    return getattr(request, field) if request.HasField(field) else None
+
+
+def _position(field: str, position: entry_pb2.Position) -> Position:
+    if max(position.ledger_id, position.entry_id) > SEQUENCE_ID_MAX:
+        raise InvalidPosition(
+            "a position's numbers are at most 2^63 - 1",
+            field=field,
+            ledger_id=position.ledger_id,
+            entry_id=position.entry_id,
+        )
+    return Position(position.ledger_id, position.entry_id)
+
+
+def _optional_position(request: Any, field: str) -> Position | None:
+    return _position(field, getattr(request, field)) if request.HasField(field) else None
+
+
+def _required_position(message: Any, field: str, path: str = "") -> Position:
+    if not message.HasField(field):
+        raise InvalidPosition("a position is missing", field=f"{path}{field}")
+    return _position(f"{path}{field}", getattr(message, field))
+
+
+def _caller(request: pb.MarkDeleteRequest | pb.AcknowledgeRequest) -> Caller:
+    if len(request.successions) > SUCCESSIONS_MAX:
+        raise InvalidPosition(
+            f"at most {SUCCESSIONS_MAX:,} successions at a time", field="successions"
+        )
+    return Caller(
+        epoch=_optional(request, "epoch"),
+        log_end=_optional_position(request, "log_end"),
+        successions=tuple(map(_succession, request.successions)),
+    )
+
+
+def _succession(given: pb.Succession) -> Succession:
+    last = _required_position(given, "last", "successions.")
+    following = _required_position(given, "next", "successions.")
+    if last.ledger_id >= following.ledger_id:
+        raise InvalidPosition(
+            "what follows the end of a ledger is in a later one",
+            field="successions.next",
+            last=last,
+            next=following,
+        )
+    return Succession(last, following)
+
+
+def _ranges(given: Any) -> list[Range]:
+    if len(given) > RANGES_MAX:
+        raise InvalidPosition(f"at most {RANGES_MAX:,} ranges at a time", field="ranges")
+    ranges = [_range(each) for each in given]
+    if sum(each.last_entry - each.first.entry_id + 1 for each in ranges) > ENTRIES_MAX:
+        raise InvalidPosition(f"at most {ENTRIES_MAX:,} entries at a time", field="ranges")
+    return ranges
+
+
+def _range(given: pb.PositionRange) -> Range:
+    first = _required_position(given, "first", "ranges.")
+    if not first.entry_id <= given.last_entry_id <= SEQUENCE_ID_MAX:
+        raise InvalidPosition(
+            "a range ends at its first entry or later, and at most at 2^63 - 1",
+            field="ranges.last_entry_id",
+            first=first,
+            last_entry_id=given.last_entry_id,
+        )
+    if given.last_entry_id - first.entry_id >= RANGE_ENTRIES_MAX:
+        raise InvalidPosition(
+            f"a range holds at most {RANGE_ENTRIES_MAX:,} entries",
+            field="ranges.last_entry_id",
+            first=first,
+            last_entry_id=given.last_entry_id,
+        )
+    return Range(first, given.last_entry_id)
+
+
+def _batches(given: Any) -> list[BatchAck]:
+    if len(given) > BATCHES_MAX:
+        raise InvalidPosition(f"at most {BATCHES_MAX:,} batches at a time", field="batches")
+    return [_batch(each) for each in given]
+
+
+def _batch(given: pb.BatchAcknowledgement) -> BatchAck:
+    position = _required_position(given, "position", "batches.")
+    size = given.batch_size
+    if not 1 <= size <= BATCH_MESSAGES_MAX:
+        raise InvalidPosition(
+            f"a batch has 1 to {BATCH_MESSAGES_MAX:,} messages",
+            field="batches.batch_size",
+            position=position,
+            batch_size=size,
+        )
+    if len(given.indexes) > size or max(given.indexes, default=0) >= size:
+        raise InvalidPosition(
+            "the messages of a batch are numbered from 0, and named once",
+            field="batches.indexes",
+            position=position,
+            batch_size=size,
+        )
+    return BatchAck(position, size, tuple(given.indexes))
+
+
+def _own_properties(field: str, given: Mapping[str, str]) -> dict[str, str]:
+    if len(given) > PROPERTIES_MAX:
+        raise InvalidProperty(
+            f"a cursor has at most {PROPERTIES_MAX} properties", field=field, count=len(given)
+        )
+    if any(_bytes([each]) > PROPERTY_BYTES_MAX for each in given.items()):
+        raise InvalidProperty(
+            f"a property is at most {PROPERTY_BYTES_MAX:,} bytes long, with its name", field=field
+        )
+    return dict(given)
+
+
+def _mark_delete_properties(field: str, given: Mapping[str, str]) -> dict[str, str]:
+    if len(given) > MARK_DELETE_PROPERTIES_MAX:
+        raise InvalidProperty(
+            f"at most {MARK_DELETE_PROPERTIES_MAX:,} properties are attached to a position",
+            field=field,
+            count=len(given),
+        )
+    size_bytes = _bytes(given.items())
+    if size_bytes > MARK_DELETE_PROPERTIES_BYTES_MAX:
+        raise InvalidProperty(
+            "the properties of a position are at most "
+            f"{MARK_DELETE_PROPERTIES_BYTES_MAX:,} bytes long together",
+            field=field,
+            bytes=size_bytes,
+        )
+    return dict(given)
+
+
+def _bytes(properties: Iterable[tuple[str, str]]) -> int:
+    return sum(len(name.encode()) + len(value.encode()) for name, value in properties)
+
+
+# ---- translating back
+
+
+def _to_position(position: Position | None) -> entry_pb2.Position | None:
+    if position is None:
+        return None
+    return entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
+
+
+def _to_time(milliseconds: int) -> Timestamp:
+    time = Timestamp()
+    time.FromMilliseconds(milliseconds)
+    return time
+
+
+def _to_lease(lease: Lease) -> pb.Lease:
+    return pb.Lease(owner=lease.owner, epoch=lease.epoch, expires=_to_time(lease.expires_ms))
+
+
+def _to_cursor(head: Head) -> pb.Cursor:
+    return pb.Cursor(
+        topic=str(head.topic),
+        name=head.name,
+        mark_delete=_to_position(head.mark_delete),
+        mark_delete_properties=head.mark_delete_properties,
+        properties=head.properties,
+        version=head.version,
+        created=_to_time(head.created_ms),
+        acknowledged_entries=head.acknowledged,
+        partial_batches=head.partial,
+        lease=None if head.lease is None else _to_lease(head.lease),
+    )
+
+
+def _to_page(page: list[pb.Cursor]) -> pb.ListCursorsResponse:
+    """A page that others follow."""
+    return pb.ListCursorsResponse(cursors=page, next_page_token=f"{page[-1].topic}/{page[-1].name}")
+
+
+def _to_acknowledged(
+    state: CursorState, after: Position | None, size: int
+) -> pb.ReadAcknowledgedResponse:
+    response = pb.ReadAcknowledgedResponse(mark_delete=_to_position(state.head.mark_delete))
+    indexes_left = HOLES_INDEXES_MAX
+    while size > 0 and indexes_left > 0:
+        page = state.acknowledged(after, min(size, HOLES_STEP))
+        response.ranges.extend(map(_to_range, page.ranges))
+        response.batches.extend(map(_to_batch, page.batches))
+        if page.next_after is None:
+            return response
+        after = page.next_after
+        size -= len(page.ranges) + len(page.batches)
+        indexes_left -= sum(len(each.indexes) for each in page.batches)
+    if after is not None:
+        response.next_after.ledger_id, response.next_after.entry_id = after
+    return response
+
+
+def _to_range(range_: Range) -> pb.PositionRange:
+    return pb.PositionRange(first=_to_position(range_.first), last_entry_id=range_.last_entry)
+
+
+def _to_batch(batch: BatchAck) -> pb.BatchAcknowledgement:
+    return pb.BatchAcknowledgement(
+        position=_to_position(batch.position), batch_size=batch.size, indexes=batch.indexes
+    )

@@ -1,0 +1,92 @@
+"""A process that is killed in the middle of its changes leaves cursors as one of them left each."""
+
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+from seqgate.types import Position, TopicName
+from services.cursor.adapters.sqlite import open_sqlite_store
+from services.cursor.core.cursor import CursorState
+from services.cursor.core.state import Batch
+
+TOPIC = TopicName.parse("test/faults/cursors")
+CURSORS = 5
+KILLS = 4
+
+PROGRAM = """
+import asyncio, sys
+from pathlib import Path
+from services.cursor.adapters.sqlite import open_sqlite_store
+from tests.faults.test_cursor_store import CURSORS, TOPIC, move
+
+async def keep_moving(store, name):
+    await store.create(TOPIC, name, mark_delete=None, properties={})
+    while True:
+        version = await store.change(TOPIC, name, move)
+        print(name, version, flush=True)
+
+async def main():
+    async with open_sqlite_store(Path(sys.argv[1])) as store, asyncio.TaskGroup() as tasks:
+        for i in range(CURSORS):
+            tasks.create_task(keep_moving(store, str(i)))
+
+asyncio.run(main())
+"""
+
+
+def move(state: CursorState, _: int) -> int:
+    """A change of everything, all of it told by the version."""
+    version = state.head.version + 1
+    state.head.version = version
+    state.head.mark_delete = Position(version, 0)
+    state.head.mark_delete_properties = {"version": str(version) * 500}
+    state.holes.drop_through(None)
+    for number in range(version % 50 + 1):
+        state.holes.put_page(version, number, version)
+        state.holes.put_batch(Position(version, number), Batch(100, version % 100))
+    return version
+
+
+def version_of(state: CursorState) -> int:
+    """The version of a cursor, if all of it belongs to one."""
+    version = state.head.version
+    if version == 0:
+        return 0
+    numbers = range(version % 50 + 1)
+    assert state.head.mark_delete == Position(version, 0)
+    assert state.head.mark_delete_properties == {"version": str(version) * 500}
+    assert list(state.holes.pages(None)) == [(version, number, version) for number in numbers]
+    batches = [(Position(version, number), Batch(100, version % 100)) for number in numbers]
+    assert list(state.holes.batches(None)) == batches
+    return version
+
+
+def run_until_killed(root: Path, path: Path, lines: int) -> dict[str, int]:
+    """Let a process move cursors, and kill it in the middle. Returns what it said was durable."""
+    told: dict[str, int] = {}
+    program = [sys.executable, "-c", PROGRAM, str(path)]
+    with subprocess.Popen(program, cwd=root, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for _ in range(lines):
+            name, version = process.stdout.readline().split()
+            told[name] = int(version)
+        process.kill()
+        for line in process.stdout:
+            if line.endswith("\n"):
+                name, version = line.split()
+                told[name] = int(version)
+    return told
+
+
+async def test_a_killed_process_leaves_cursors_that_were_committed(
+    root: Path, tmp_path: Path, seed: int
+) -> None:
+    random = Random(seed)
+    path = tmp_path / "cursor.db"
+    told = {str(i): 0 for i in range(CURSORS)}
+    for _ in range(KILLS):
+        told |= run_until_killed(root, path, random.randint(CURSORS, 200))
+        async with open_sqlite_store(path) as store:
+            found = {name: await store.look(TOPIC, name, version_of) for name in told}
+        assert all(found[name] >= told[name] for name in told), (found, told)

@@ -1,0 +1,648 @@
+"""How a cursor moves, case by case. Numbers at the tests are those of the semantics reference."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from seqgate.types import Position, TopicName
+from services.cursor.adapters.memory import MemoryCursorStore, MemoryHoles
+from services.cursor.core.cursor import (
+    BEFORE_FIRST,
+    PROPERTIES_MAX,
+    AlreadyMarkDeleted,
+    BatchAck,
+    Caller,
+    CursorState,
+    InvalidPosition,
+    InvalidProperty,
+    LeaseHeld,
+    Range,
+    Succession,
+    VersionConflict,
+)
+from services.cursor.core.state import PAGE_ENTRIES, Batch, Head, Lease
+from services.errors import DomainError, Fenced
+
+TOPIC = TopicName.parse("a/b/c")
+NOBODY = Caller()
+
+
+def at(entry_id: int, ledger_id: int = 1) -> Position:
+    return Position(ledger_id, entry_id)
+
+
+def run(first: int, last: int | None = None, ledger_id: int = 1) -> Range:
+    return Range(Position(ledger_id, first), first if last is None else last)
+
+
+def cursor(mark_delete: Position | None = None, **more: Any) -> CursorState:
+    return CursorState(Head(TOPIC, "n", 0, mark_delete, **more), MemoryHoles())
+
+
+def acknowledge(
+    state: CursorState, *given: Range | BatchAck, caller: Caller = NOBODY
+) -> Position | None:
+    state.acknowledge(
+        [each for each in given if isinstance(each, Range)],
+        [each for each in given if isinstance(each, BatchAck)],
+        caller,
+    )
+    return state.head.mark_delete
+
+
+def beyond(state: CursorState) -> list[Range | BatchAck]:
+    ranges, batches, _ = state.acknowledged(None, 1_000)
+    return [*ranges, *batches]
+
+
+def picture(state: CursorState) -> Any:
+    holes = state.holes
+    assert isinstance(holes, MemoryHoles)
+    kept = [dict(each.values) for each in (holes._pages, holes._batches, holes._attempts)]
+    return replace(state.head), dict(holes.successions), kept
+
+
+def refused(state: CursorState, error: type[DomainError], call: Callable[[], Any]) -> Any:
+    """The refusal's details, once it is clear that nothing changed."""
+    before = picture(state)
+    with pytest.raises(error) as caught:
+        call()
+    assert picture(state) == before
+    return caught.value.details
+
+
+# Mark-delete, 121 to 123.
+
+
+@pytest.mark.parametrize(
+    ("properties", "after"), [({"a": "4"}, {"a": "4"}), ({}, {}), ({"b": "1"}, {"b": "1"})]
+)
+@pytest.mark.parametrize("position", [at(3), at(4), at(0, ledger_id=2)])
+def test_properties_come_with_the_position(
+    position: Position, properties: Mapping[str, str], after: Mapping[str, str]
+) -> None:
+    state = cursor()
+    state.mark_delete(at(3), {"a": "1"}, NOBODY)
+    state.mark_delete(position, properties, NOBODY)
+
+    assert (state.head.mark_delete, state.head.mark_delete_properties) == (position, after)
+    assert state.head.version == 2
+
+
+def test_acknowledgements_keep_the_properties() -> None:
+    state = cursor()
+    state.mark_delete(at(3), {"a": "1"}, NOBODY)
+
+    assert acknowledge(state, run(4)) == at(4)
+    assert state.head.mark_delete_properties == {"a": "1"}
+    assert state.head.version == 2
+    acknowledge(state, run(9))
+    assert state.head.version == 2, "only a mark-delete position that moves is a new version"
+
+
+@pytest.mark.parametrize(
+    ("position", "caller", "error"),
+    [
+        (at(4), NOBODY, AlreadyMarkDeleted),
+        (at(9), NOBODY, None),
+        (at(5), Caller(log_end=at(9)), None),
+        (at(9), Caller(log_end=at(9)), None),
+        (at(10), Caller(log_end=at(9)), InvalidPosition),
+        (at(0, ledger_id=2), Caller(log_end=at(9)), InvalidPosition),
+        (at(9), Caller(version=7), None),
+        (at(9), Caller(version=6), VersionConflict),
+        (at(9), Caller(version=8), VersionConflict),
+        (at(9), Caller(epoch=3), None),
+        (at(9), Caller(epoch=2), Fenced),
+        (at(9), Caller(epoch=4), Fenced),  # nobody was granted it
+        (at(9, ledger_id=0), NOBODY, InvalidPosition),
+        (at(9), Caller(successions=(Succession(at(9), at(10)),)), InvalidPosition),
+        (at(9), Caller(successions=(Succession(at(9), at(0, ledger_id=2)),)), None),
+    ],
+)
+def test_what_a_mark_delete_is_refused_for(
+    position: Position, caller: Caller, error: type[DomainError] | None
+) -> None:
+    state = cursor(at(5), version=7, lease=Lease("o", 3, 0))
+    acknowledge(state, run(7), BatchAck(at(8), 2, (1,)))
+    state.record_attempts([at(6), at(8)], NOBODY)
+
+    def call() -> None:
+        state.mark_delete(position, {"a": "1"}, caller)
+
+    if error is None:
+        call()
+        assert (state.head.mark_delete, state.head.version) == (position, 8)
+    else:
+        refused(state, error, call)
+
+
+def test_an_epoch_is_fenced_when_there_was_no_lease() -> None:
+    state = cursor()
+    refused(state, Fenced, lambda: state.mark_delete(at(1), {}, Caller(epoch=0)))
+
+
+def test_the_refusal_says_where_the_cursor_is() -> None:
+    state = cursor(at(5))
+    details = refused(state, AlreadyMarkDeleted, lambda: state.mark_delete(at(4), {}, NOBODY))
+    assert details == {"mark_delete": at(5)}
+
+
+def test_a_mark_delete_takes_in_what_follows_and_forgets_what_it_covers() -> None:
+    state = cursor(at(0))
+    acknowledge(
+        state, run(2), run(5, 6), run(9), BatchAck(at(3), 3, (0,)), BatchAck(at(8), 2, (0,))
+    )
+    state.record_attempts([at(1), at(8)], NOBODY)
+
+    state.mark_delete(at(4), {}, NOBODY)
+
+    assert state.head.mark_delete == at(6)
+    assert beyond(state) == [run(9), BatchAck(at(8), 2, (0,))]
+    assert (state.head.acknowledged, state.head.partial) == (1, 1)
+    assert [state.holes.attempts(at(each)) for each in (1, 8)] == [0, 1]
+
+
+# Acknowledgements, 124, 125, 134.
+
+
+def test_entries_acknowledged_backwards() -> None:
+    state = cursor()
+    for entry, acknowledged in ((3, 1), (2, 2), (1, 3)):
+        assert acknowledge(state, run(entry)) is None
+        assert state.head.acknowledged == acknowledged
+    assert acknowledge(state, run(2)) is None, "twice changes nothing"
+    assert (state.head.acknowledged, state.head.version) == (3, 0)
+
+    assert acknowledge(state, run(0)) == at(3)
+    assert (state.head.acknowledged, state.head.version) == (0, 1)
+    assert beyond(state) == []
+
+
+def test_holes_stay_until_they_are_filled() -> None:
+    state = cursor()
+    acknowledge(state, run(7, 9), run(2), run(5))
+    assert beyond(state) == [run(2), run(5), run(7, 9)]
+
+    assert acknowledge(state, run(0, 19)) == at(19)
+    assert beyond(state) == []
+    assert acknowledge(state, run(3, 12)) == at(19), "a stale range is ignored"
+    assert (state.head.acknowledged, state.head.version) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "after", "left"),
+    [
+        ([run(6)], 6, []),
+        ([run(0, 6)], 6, []),
+        ([run(8), run(6)], 6, [run(8)]),
+        ([run(7), run(6)], 7, []),
+        ([run(8, 9), run(6, 8)], 9, []),
+        ([run(7)], 5, [run(7)]),
+        ([run(6, 10**12)], 10**12, []),  # needs no pages
+        ([run(0, 10**12)], 10**12, []),
+        ([run(PAGE_ENTRIES - 1, PAGE_ENTRIES)], 5, [run(PAGE_ENTRIES - 1, PAGE_ENTRIES)]),
+        ([run(7, 2 * PAGE_ENTRIES), run(6)], 2 * PAGE_ENTRIES, []),
+        ([run(7, PAGE_ENTRIES - 1), BatchAck(at(6), 1, (0,))], PAGE_ENTRIES - 1, []),
+    ],
+)
+def test_the_run_that_touches_moves_the_cursor(
+    given: list[Range | BatchAck], after: int, left: list[Range]
+) -> None:
+    state = cursor(at(5))
+    assert acknowledge(state, *given) == at(after)
+    assert beyond(state) == left
+    assert state.head.acknowledged == sum(
+        each.last_entry - each.first.entry_id + 1 for each in left
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "caller", "error"),
+    [
+        ([run(6), run(8, 10)], Caller(log_end=at(9)), InvalidPosition),
+        ([run(6), BatchAck(at(10), 2, (0,))], Caller(log_end=at(9)), InvalidPosition),
+        ([run(6)], Caller(epoch=2), Fenced),
+        ([run(6)], Caller(version=1), VersionConflict),
+        ([run(6), run(9, 8)], NOBODY, InvalidPosition),
+        ([run(6), BatchAck(at(8), 3, (0,))], NOBODY, InvalidPosition),  # it has two
+        ([run(6), BatchAck(at(9), 2, (2,))], NOBODY, InvalidPosition),
+        ([BatchAck(at(9), 2, (1,)), BatchAck(at(9), 3, (1,))], NOBODY, InvalidPosition),
+    ],
+)
+def test_all_of_a_call_or_nothing(
+    given: list[Range | BatchAck], caller: Caller, error: type[DomainError]
+) -> None:
+    state = cursor(at(5), version=7, lease=Lease("o", 3, 0))
+    acknowledge(state, BatchAck(at(8), 2, (1,)))
+    refused(state, error, lambda: acknowledge(state, *given, caller=caller))
+
+
+# Batches, 126 to 130.
+
+
+def test_a_batch_message_by_message() -> None:
+    state = cursor(at(5))
+    for indexes, known in (
+        ((2, 3, 4), (2, 3, 4)),
+        ((3, 4, 5, 6, 7, 8), (2, 3, 4, 5, 6, 7, 8)),
+        ((0,), (0, 2, 3, 4, 5, 6, 7, 8)),
+        ((), (0, 2, 3, 4, 5, 6, 7, 8)),
+    ):
+        acknowledge(state, BatchAck(at(6), 10, indexes))
+        assert beyond(state) == [BatchAck(at(6), 10, known)]
+        assert (state.head.partial, state.head.acknowledged, state.head.version) == (1, 0, 0)
+
+    assert acknowledge(state, BatchAck(at(6), 10, (1, 9))) == at(6)
+    assert beyond(state) == []
+    assert (state.head.partial, state.head.acknowledged, state.head.version) == (0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda state: acknowledge(state, run(7)),
+        lambda state: acknowledge(state, run(6, 9)),
+        lambda state: acknowledge(state, BatchAck(at(7), 3, (1,)), run(7)),
+        lambda state: acknowledge(state, BatchAck(at(7), 3, (1, 2))),
+        lambda state: state.mark_delete(at(7), {}, NOBODY),
+        lambda state: state.mark_delete(at(0, ledger_id=2), {}, NOBODY),
+        lambda state: state.reset(None, NOBODY),
+        lambda state: state.reset(at(6), NOBODY),
+    ],
+)
+def test_what_ends_the_state_of_a_batch(step: Callable[[CursorState], Any]) -> None:
+    state = cursor(at(5))
+    acknowledge(state, BatchAck(at(7), 3, (0,)))
+    state.record_attempts([at(7)], NOBODY)
+
+    step(state)
+
+    assert state.holes.batch(at(7)) is None
+    assert state.holes.attempts(at(7)) == 0
+    assert state.head.partial == 0
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_a_batch_that_is_acknowledged_whole_is_acknowledged(size: int) -> None:
+    """Also for a caller who has forgotten how many messages it had."""
+    state = cursor(at(5))
+    acknowledge(state, BatchAck(at(7), 3, (0, 1, 2)))
+    acknowledge(state, BatchAck(at(7), size, (0,)), BatchAck(at(3), size, (9,)))
+    assert beyond(state) == [run(7)]
+
+
+def test_a_batch_of_which_nothing_is_acknowledged_is_not_kept() -> None:
+    state = cursor(at(5))
+    acknowledge(state, BatchAck(at(7), 3, ()))
+    assert (state.holes.batch(at(7)), state.head.partial) == (None, 0)
+
+
+# Where ledgers end.
+
+TO_2 = Succession(at(9), at(0, ledger_id=2))
+TO_4 = Succession(at(0, ledger_id=2), at(5, ledger_id=4))
+
+
+@pytest.mark.parametrize(
+    ("said", "after"),
+    [
+        ((), at(9)),
+        ((TO_4,), at(9)),
+        ((TO_2,), at(0, ledger_id=2)),
+        ((TO_2, TO_4), at(6, ledger_id=4)),
+    ],
+)
+@pytest.mark.parametrize("when", ["first", "then", "last"])
+def test_the_end_of_a_ledger_is_passed_once_it_is_known(
+    said: tuple[Succession, ...], after: Position, when: str
+) -> None:
+    state, knows = cursor(at(5)), Caller(successions=said)
+    acknowledge(state, run(0, ledger_id=2), caller=knows if when == "first" else NOBODY)
+    acknowledge(state, run(5, 6, ledger_id=4), caller=knows if when == "first" else NOBODY)
+    acknowledge(state, run(6, 9), caller=knows if when == "then" else NOBODY)
+    acknowledge(state, caller=knows if when == "last" else NOBODY)
+
+    assert state.head.mark_delete == after
+
+
+def test_a_mark_delete_at_the_end_of_a_ledger_goes_on_only_if_that_is_acknowledged() -> None:
+    state = cursor()
+    state.mark_delete(at(9), {}, Caller(successions=(TO_2,)))
+    assert state.head.mark_delete == at(9)
+    assert acknowledge(state, run(0, 4, ledger_id=2)) == at(4, ledger_id=2)
+
+
+def test_a_ledger_that_goes_on_has_not_ended() -> None:
+    """Whoever says that ledger 1 ends with entry 9 is wrong when entry 10 is acknowledged: to stop
+    is safe, to leave out what may lie behind it is not."""
+    state = cursor(at(8))
+    acknowledge(state, run(10), caller=Caller(successions=(TO_2,)))
+    acknowledge(state, run(0, ledger_id=2))
+    assert acknowledge(state, run(9), run(1, ledger_id=2)) == at(10)
+    assert beyond(state) == [run(0, 1, ledger_id=2)]
+
+
+def test_a_ledger_that_goes_on_has_not_ended_in_one_call() -> None:
+    state = cursor(at(8))
+    acknowledge(state, run(10))
+    first_of_2 = run(0, ledger_id=2)
+    assert acknowledge(state, run(9), first_of_2, caller=Caller(successions=(TO_2,))) == at(10)
+    assert beyond(state) == [first_of_2]
+
+
+@pytest.mark.parametrize(
+    ("said", "known"),
+    [
+        ((Succession(at(9), at(1, ledger_id=2)),), (TO_2,)),
+        ((Succession(at(9), at(0, ledger_id=3)),), (TO_2,)),
+        ((TO_2, Succession(at(9), at(0, ledger_id=3))), ()),
+        ((Succession(at(9), at(10)),), ()),
+        ((Succession(at(0, ledger_id=2), at(9)),), ()),
+    ],
+)
+def test_successions_that_cannot_be_true(
+    said: tuple[Succession, ...], known: tuple[Succession, ...]
+) -> None:
+    state = cursor()
+    acknowledge(state, caller=Caller(successions=known))
+    refused(
+        state,
+        InvalidPosition,
+        lambda: acknowledge(state, run(0), caller=Caller(None, None, None, said)),
+    )
+
+
+def test_the_first_entry_of_a_topic_is_1_0_until_it_is_trimmed() -> None:
+    state = cursor()
+    assert acknowledge(state, run(1), run(0, 2, ledger_id=3)) is None
+    trimmed = Caller(successions=(Succession(BEFORE_FIRST, at(1, ledger_id=3)),))
+    assert acknowledge(state, caller=trimmed) == at(2, ledger_id=3)
+    assert (beyond(state), state.head.acknowledged) == ([], 0)
+
+
+def test_a_log_that_is_trimmed_further_begins_later() -> None:
+    state = cursor()
+    for ledger_id in (3, 5, 4):  # the last one knows less
+        first = Succession(BEFORE_FIRST, at(0, ledger_id=ledger_id))
+        acknowledge(state, caller=Caller(successions=(first,)))
+    assert acknowledge(state, run(0, ledger_id=4)) is None
+    assert acknowledge(state, run(0, ledger_id=5)) == at(0, ledger_id=5)
+
+
+# Reset.
+
+
+@pytest.mark.parametrize("position", [None, at(2), at(5), at(0, ledger_id=7)])
+def test_a_reset_goes_where_it_is_told(position: Position | None) -> None:
+    state = cursor(at(3), mark_delete_properties={"a": "1"}, properties={"b": "2"}, version=4)
+    acknowledge(state, run(6, 8), BatchAck(at(9), 2, (0,)))
+    state.record_attempts([at(5)], NOBODY)
+
+    state.reset(position, NOBODY)
+
+    expected = cursor(position, properties={"b": "2"}, version=5)
+    assert picture(state) == picture(expected)
+
+
+def test_a_reset_is_fenced() -> None:
+    state = cursor(at(3), lease=Lease("o", 3, 0))
+    refused(state, Fenced, lambda: state.reset(None, Caller(epoch=2)))
+
+
+# Reading.
+
+
+def test_pages_of_holes_are_cut_anywhere() -> None:
+    state = cursor(at(5))
+    long = run(20, 3 * PAGE_ENTRIES)
+    other = run(0, ledger_id=2)
+    batch = BatchAck(at(12), 3, (0, 2))
+    acknowledge(state, run(10), run(14), long, other, batch)
+
+    expected: list[Range | BatchAck] = [run(10), batch, run(14), long, other]
+    for limit in range(1, 7):
+        found: list[Range | BatchAck] = []
+        after = None
+        while True:
+            ranges, batches, after = state.acknowledged(after, limit)
+            found += sorted([*ranges, *batches])
+            if after is None:
+                break
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("after", "first"),
+    [
+        (at(0), run(10, 12)),  # the mark-delete position is further
+        (at(9), run(10, 12)),
+        (at(10), run(11, 12)),
+        (at(12), run(0, ledger_id=2)),
+        (at(9, ledger_id=2), None),
+    ],
+)
+def test_reading_begins_after_a_position(after: Position, first: Range | None) -> None:
+    state = cursor(at(5))
+    acknowledge(state, run(10, 12), run(0, ledger_id=2))
+    assert state.acknowledged(after, 1).ranges == ([] if first is None else [first])
+
+
+def test_a_run_does_not_go_on_in_the_next_ledger() -> None:
+    state = cursor()
+    runs = [run(1, PAGE_ENTRIES - 1), run(PAGE_ENTRIES, ledger_id=2)]
+    acknowledge(state, *runs)
+    assert beyond(state) == runs
+
+
+# Attempts.
+
+
+def test_attempts_are_counted_until_the_entry_is_acknowledged() -> None:
+    state = cursor(at(5))
+    acknowledge(state, run(8))
+    assert state.record_attempts([at(7), at(8), at(5), at(7)], NOBODY) == [1, 0, 0, 2]
+    assert state.record_attempts([at(7)], NOBODY) == [3]
+    assert state.head.version == 0
+
+    acknowledge(state, run(7))
+    assert state.record_attempts([at(7)], NOBODY) == [0]
+    refused(state, Fenced, lambda: state.record_attempts([at(6)], Caller(epoch=1)))
+
+
+# Properties of the cursor, 135.
+
+
+@pytest.mark.parametrize(
+    ("put", "remove", "clear", "after"),
+    [
+        ({"a": "2"}, [], False, {"a": "2", "b": "1", "#seqgate.internal.x": "1"}),
+        ({}, ["a", "unknown"], False, {"b": "1", "#seqgate.internal.x": "1"}),
+        ({}, [], True, {"#seqgate.internal.x": "1"}),
+        ({"c": "1"}, [], True, {"c": "1", "#seqgate.internal.x": "1"}),
+        ({}, ["#seqgate.internal.x"], True, {}),
+        ({"#seqgate.internal.x": "2"}, ["a", "b"], False, {"#seqgate.internal.x": "2"}),
+        ({"a": "2"}, ["a"], True, {"a": "2", "#seqgate.internal.x": "1"}),
+    ],
+)
+def test_properties_change(
+    put: dict[str, str], remove: list[str], clear: bool, after: dict[str, str]
+) -> None:
+    state = cursor(at(5), properties={"a": "1", "b": "1", "#seqgate.internal.x": "1"}, version=7)
+    refused(
+        state,
+        VersionConflict,
+        lambda: state.update_properties(put, remove, Caller(version=6), clear=clear),
+    )
+    state.update_properties(put, remove, Caller(version=7), clear=clear)
+    assert (state.head.properties, state.head.version) == (after, 8)
+
+    state.mark_delete(at(6), {}, NOBODY)
+    acknowledge(state, run(7))
+    assert state.head.properties == after
+
+
+def test_properties_cannot_become_too_many_step_by_step() -> None:
+    many = {str(each): "" for each in range(PROPERTIES_MAX)}
+    state = cursor(properties=many)
+    refused(
+        state, InvalidProperty, lambda: state.update_properties({"a": ""}, [], NOBODY, clear=False)
+    )
+    state.update_properties({"a": ""}, ["0"], NOBODY, clear=False)
+    assert len(state.head.properties) == PROPERTIES_MAX
+
+
+# Leases.
+
+
+@pytest.mark.parametrize(
+    ("owner", "now_ms", "after"),
+    [
+        ("a", 1_000, Lease("a", 3, 2_000)),
+        ("a", 1_500, Lease("a", 3, 2_500)),
+        ("a", 1_999, Lease("a", 3, 2_999)),
+        ("a", 2_000, Lease("a", 4, 3_000)),  # it lasted until then, exclusively
+        ("b", 2_000, Lease("b", 4, 3_000)),
+        ("b", 9_000, Lease("b", 4, 10_000)),
+        ("b", 1_999, 1),
+        ("b", 1_000, 1_000),
+        ("a", 10, Lease("a", 3, 2_000)),  # the clock went back: nothing is lost
+        ("b", 10, 1_990),  # nor given away
+    ],
+)
+def test_who_gets_the_lease(owner: str, now_ms: int, after: Lease | int) -> None:
+    state = cursor(at(5), version=7, lease=Lease("a", 3, 2_000))
+    if isinstance(after, int):
+        details = refused(state, LeaseHeld, lambda: state.acquire_lease(owner, now_ms, 1_000))
+        assert details == {"owner": "a", "remaining_ms": after}
+    else:
+        assert state.acquire_lease(owner, now_ms, 1_000) == after == state.head.lease
+        assert state.head.version == 7
+
+
+def test_the_first_lease() -> None:
+    assert cursor().acquire_lease("a", 5, 100) == Lease("a", 1, 105)
+
+
+@pytest.mark.parametrize(
+    ("lease", "owner", "epoch", "now_ms", "expires_ms"),
+    [
+        (Lease("a", 3, 2_000), "a", 3, 1_500, 2_500),
+        (Lease("a", 3, 2_000), "a", 3, 9_000, 10_000),  # expired, but nobody took it
+        (Lease("a", 3, 2_000), "a", 3, 10, 2_000),  # the clock went back
+        (Lease("a", 3, 2_000), "a", 2, 1_500, None),
+        (Lease("a", 3, 2_000), "a", 4, 1_500, None),
+        (Lease("a", 3, 2_000), "b", 3, 1_500, None),
+        (None, "a", 0, 1_500, None),
+    ],
+)
+def test_who_keeps_the_lease(
+    lease: Lease | None, owner: str, epoch: int, now_ms: int, expires_ms: int | None
+) -> None:
+    state = cursor(lease=lease)
+    if expires_ms is None:
+        refused(state, Fenced, lambda: state.renew_lease(owner, epoch, now_ms, 1_000))
+    else:
+        assert state.renew_lease(owner, epoch, now_ms, 1_000) == Lease(owner, epoch, expires_ms)
+
+
+def test_a_lease_that_was_given_back_is_free_and_its_epoch_is_spent() -> None:
+    state = cursor()
+    state.acquire_lease("a", 0, 1_000)
+    for now_ms in (10, 20):
+        state.release_lease(1, now_ms)
+        assert state.head.lease == Lease("a", 1, 10)
+    state.mark_delete(at(1), {}, Caller(epoch=1))  # nobody came since
+
+    assert state.acquire_lease("b", 20, 1_000) == Lease("b", 2, 1_020)
+    refused(state, Fenced, lambda: state.release_lease(1, 30))
+    refused(state, Fenced, lambda: state.renew_lease("a", 1, 30, 1_000))
+    refused(state, Fenced, lambda: state.mark_delete(at(2), {}, Caller(epoch=1)))
+
+
+# Many.
+
+
+def test_a_million_holes() -> None:
+    """Every second entry: no call may walk entry by entry through what is there."""
+    count = 2 * 16 * PAGE_ENTRIES  # entries; half of them are acknowledged
+    state = cursor()
+    for number in range(count // PAGE_ENTRIES):
+        state.holes.put_page(1, number, int("10" * (PAGE_ENTRIES // 2), 2))
+    state.head.acknowledged = count // 2
+    began = time.process_time()
+
+    ranges = [run(each) for each in range(count + 1, count + 20_001, 2)]
+    assert acknowledge(state, *ranges) is None
+    assert state.head.acknowledged == count // 2 + 10_000
+
+    page = state.acknowledged(at(1_000_001), 10_000)
+    assert page.ranges == [run(each) for each in range(1_000_003, 1_020_003, 2)]
+
+    for entry in range(0, 1_000, 2):
+        assert acknowledge(state, run(entry)) == at(entry + 1)
+    state.mark_delete(at(1_000_000), {}, NOBODY)
+    assert state.head.mark_delete == at(1_000_001)
+    assert state.head.acknowledged == (count + 20_000 - 1_000_002) // 2
+
+    acknowledge(state, *[run(each) for each in range(1_000_004, 1_020_004, 2)])
+    acknowledge(state, run(1_020_004, count + 20_000))
+    assert acknowledge(state, run(1_000_002)) == at(count + 20_000)
+    assert (state.head.acknowledged, beyond(state)) == (0, [])
+    assert time.process_time() - began < 2, "a tenth of that is usual"
+
+
+# The memory store: a step is done, or not.
+
+
+async def test_a_step_that_fails_half_way_has_not_begun() -> None:
+    store = MemoryCursorStore()
+    await store.create(TOPIC, "n", mark_delete=None, properties={})
+
+    def half(state: CursorState, now_ms: int) -> None:
+        state.acknowledge([run(1)], [], Caller(successions=(TO_2,)))
+        state.holes.put_batch(at(3), Batch(2, 1))
+        raise Fenced("now")
+
+    with pytest.raises(Fenced):
+        await store.change(TOPIC, "n", half)
+    head, created = await store.create(TOPIC, "n", mark_delete=at(1), properties={})
+    assert (head, created) == (Head(TOPIC, "n", 0), False)
+    assert await store.look(TOPIC, "n", beyond) == []
+    assert await store.look(TOPIC, "n", lambda state: state.holes.next_after(at(9))) is None
+
+
+async def test_successions_are_known_to_all_cursors_of_a_topic() -> None:
+    store = MemoryCursorStore()
+    for name in "ab":
+        await store.create(TOPIC, name, mark_delete=at(5), properties={})
+    await store.change(
+        TOPIC, "a", lambda state, _: acknowledge(state, caller=Caller(successions=(TO_2,)))
+    )
+    moved = await store.change(
+        TOPIC, "b", lambda state, _: acknowledge(state, run(6, 9), run(0, ledger_id=2))
+    )
+    assert moved == at(0, ledger_id=2)
