@@ -239,7 +239,8 @@ async def health(address: str, service: str = "") -> str:
         try:
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
         except aio.AioRpcError as error:
-            if error.code() is not StatusCode.UNAVAILABLE:
+            # gRPC says CANCELLED of a call that came while the server was closing.
+            if error.code() not in (StatusCode.UNAVAILABLE, StatusCode.CANCELLED):
                 raise
             return ""
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
