@@ -1,6 +1,7 @@
 """Large messages whatever dies between their chunks: the promises of publish.py, and that each
 message is read back byte for byte or not at all."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -9,6 +10,9 @@ from tests.simulation.publish import World
 
 HISTORIES = 2_000
 STEPS_INTO_A_MESSAGE_MAX = 200
+
+TIMEOUT_S = 600
+"""All histories are one test, of a minute or so on a machine that has nothing else to do."""
 
 
 class Publishing(RuleBasedStateMachine):
@@ -89,7 +93,7 @@ class Publishing(RuleBasedStateMachine):
             self.world.settle()
 
 
-test_large_messages_survive_everything = Publishing.TestCase
+test_large_messages_survive_everything = pytest.mark.timeout(TIMEOUT_S)(Publishing.TestCase)
 Publishing.TestCase.settings = settings(
     max_examples=HISTORIES, stateful_step_count=20, derandomize=True
 )
