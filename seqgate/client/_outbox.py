@@ -111,7 +111,7 @@ class Outbox:
 
     @property
     def pending(self) -> int:
-        """How many parcels are not resolved."""
+        """How many parcels are not done with."""
         return len(self._parcels)
 
     @property
@@ -133,16 +133,12 @@ class Outbox:
     def add(self, messages: list[OutgoingMessage], entries: list[pb.Entry], now: float) -> None:
         """Hand over a parcel, encoded."""
         size_bytes = sum(entry.ByteSize() for entry in entries)
-        self._parcels[self._next_id] = _Parcel(messages, entries, size_bytes, now)
-        self._unsent.append(self._next_id)
-        self._next_id += 1
+        self._append(_Parcel(messages, entries, size_bytes, now))
 
     def add_large(self, large: LargeMessage, now: float) -> None:
         """Hand over a large message: all its chunks, with nothing between them."""
         for parcel in _chunk_parcels(large, now):
-            self._parcels[self._next_id] = parcel
-            self._unsent.append(self._next_id)
-            self._next_id += 1
+            self._append(parcel)
 
     def opened(self, window_messages: int, window_bytes: int, chunk_bytes: int = 0) -> None:
         """A stream is open, and has answered nothing yet: everything is to be sent, in order; large
@@ -151,9 +147,9 @@ class Outbox:
         self._messages_out = self._bytes_out = self._parcels_out = 0
         self._held = self._resume = False
         self._retry_after_s = 0.0
-        self._parcels = {key: each for key, each in self._parcels.items() if not each.settled}
         for parcel in self._parcels.values():
             parcel.sent = False
+        self._drop_settled()
         self._start_again(chunk_bytes)
         self._unsent = list(self._parcels)
 
@@ -221,6 +217,11 @@ class Outbox:
         self._parcels.clear()
         self._unsent.clear()
         return resolved
+
+    def _append(self, parcel: _Parcel) -> None:
+        self._parcels[self._next_id] = parcel
+        self._unsent.append(self._next_id)
+        self._next_id += 1
 
     def _exceeds(self, parcel: _Parcel) -> bool:
         """Whether the window has no room; one parcel always has."""

@@ -123,7 +123,7 @@ async def test_a_topic_is_made_once(store: LedgerStore) -> None:
 
 @pytest.mark.parametrize(
     "call",
-    ["read", "count_after", "find", "highest", "trimmed", "get", "trim", "cuts", "delete"],
+    ["read", "count_after", "find", "highest", "trimmed", "get", "trim", "cuts", "renew", "delete"],
 )
 async def test_what_does_not_exist_is_not_found(store: LedgerStore, call: str) -> None:
     calls = {
@@ -136,6 +136,7 @@ async def test_what_does_not_exist_is_not_found(store: LedgerStore, call: str) -
         "trim": lambda: store.trim(TOPIC, Position(1, 0)),
         "cuts": lambda: store.cuts_unfinished(TOPIC, Position(1, 0)),
         "delete": lambda: store.delete(TOPIC),
+        "renew": lambda: store.renew(TOPIC),
     }
     with pytest.raises(TopicNotFound):
         await calls[call]()
@@ -427,6 +428,35 @@ async def test_a_topic_that_comes_back_is_another_one(store: LedgerStore) -> Non
     assert again.state.tail is None
     assert await store.find(TOPIC, "p", [0]) == [Missing.STALE]
     assert await store.highest(TOPIC, again.state.ledger_id, "p") is None
+
+
+async def test_a_topic_that_is_renewed_is_another_incarnation_with_the_same_log(
+    store: LedgerStore,
+) -> None:
+    """Whoever wrote it is fenced; one that is deleted and made again is another one still."""
+    writer = await Writer.of(store)
+    await writer.append(single(0))
+    await store.renew(TOPIC)
+    with pytest.raises(Fenced):
+        await writer.append(single(1))
+    renewed = await Writer.of(store)
+    assert renewed.state.incarnation > writer.state.incarnation
+    assert renewed.state.ledger_id > writer.state.ledger_id
+    assert renewed.tail == writer.tail
+    await renewed.append(single(1))
+    assert await positions(store) == [(1, 0), (renewed.state.ledger_id, 0)]
+    await store.renew(TOPIC)
+    await store.delete(TOPIC)
+    again = await Writer.of(store)
+    assert again.state.incarnation > renewed.state.incarnation
+
+
+async def test_an_attempt_is_found_by_its_uuid(store: LedgerStore) -> None:
+    writer = await Writer.of(store)  # deduplication was off
+    await writer.append(*A, single(5), *B)
+    assert await store.find(TOPIC, "p", [5]) == [found("a", 0, 1, 2)]
+    assert await store.find(TOPIC, "p", [5], uuid="b") == [found("b", 4, 5)]
+    assert await store.find(TOPIC, "p", [5], uuid="c") == [Missing.STALE]
 
 
 async def test_topics_are_listed_in_order_by_prefix_and_page(store: LedgerStore) -> None:

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 from redis.asyncio import Redis
 
+from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.entry.v1.entry_pb2 import Position
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import connect
@@ -264,6 +265,33 @@ async def test_a_message_that_loses_its_first_chunks_starts_again(
         assert await statuses(p, *attempt(uuid="b")) == [STORED] * 3
         assert await statuses(p, *attempt(uuid="b"), single(9, 6)) == [DUPLICATE] * 3 + [STORED]
     assert await consumed(services, topic) == [(5, WHOLE), (6, b"x")]
+
+
+async def test_a_late_confirmation_does_not_bring_back_what_was_trimmed(
+    services: Services, topic: str
+) -> None:
+    """It was on its way when the topic was trimmed, and finds nothing in Redis."""
+    first = Position(ledger_id=1, entry_id=0)
+    place = dedup_pb2.Chunk(uuid="a", chunk_id=0, num_chunks=3, total_bytes=len(WHOLE))
+    entries = dedup_pb2.ProducerEntries(
+        producer_name="p", highest_sequence_ids=[5], chunks={0: place}
+    )
+    late = dedup_pb2.ConfirmRequest(
+        topic=topic,
+        writer=dedup_pb2.Writer(incarnation=1, epoch=1, position=first),
+        confirmation=dedup_pb2.Confirmation(through=first, producers=[entries], entry_count=1),
+    )
+    async with publishing(services.ledger, topic, "p") as p:
+        assert await statuses(p, *attempt()[:1]) == [STORED]
+        beyond = Position(ledger_id=1, entry_id=1)
+        await services.ledger.TrimTopic(pb.TrimTopicRequest(topic=topic, before=beyond))
+        await p.ended()
+    await forget(services, topic)
+    assert (await services.dedup.Confirm(late)).HasField("confirmed")
+    async with publishing(services.ledger, topic, "p") as p:
+        assert await statuses(p, *attempt()[1:]) == [CHUNK_GAP, SKIPPED]
+        assert await statuses(p, *attempt(uuid="b")) == [STORED] * 3
+    assert await consumed(services, topic) == [(5, WHOLE)]
 
 
 async def test_a_trim_beside_an_unfinished_message_disturbs_nobody(

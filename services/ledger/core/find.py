@@ -18,7 +18,7 @@ class Finder:
         self._producer = producer
         self._uuid = uuid
         self._wanted = set(sequence_ids)
-        self._open: dict[int, dict[Layout, tuple[Position, ...]]] = {}
+        self._open: dict[int, dict[Layout, list[Position]]] = {}
         self._found: dict[int, Found] = {}
 
     @property
@@ -45,18 +45,21 @@ class Finder:
         """What there is of a message, if anything."""
         if sequence_id in self._found:
             return self._found[sequence_id]
-        attempts = self._open.get(sequence_id)
-        return Unfinished(attempts) if attempts else None
+        attempts = self._open.get(sequence_id, {})
+        places = {layout: tuple(chunks) for layout, chunks in attempts.items() if chunks}
+        return Unfinished(places) if places else None
 
     def _show_chunk(self, stored: StoredEntry, chunk: Chunk) -> None:
         sequence_id = stored.entry.lowest
         if sequence_id not in self._wanted:
             return
         attempts = self._open.setdefault(sequence_id, {})
-        before = attempts.get(chunk.layout, ()) if chunk.chunk_id else ()
-        if len(before) != chunk.chunk_id:
+        if chunk.chunk_id == 0:
+            attempts[chunk.layout] = []
+        chunks = attempts.setdefault(chunk.layout, [])
+        if len(chunks) != chunk.chunk_id:
             return
-        attempts[chunk.layout] = positions = (*before, stored.position)
+        chunks.append(stored.position)
         if chunk.is_last:
             self._wanted.discard(sequence_id)
-            self._found[sequence_id] = Found(stored.position, None, positions, chunk.uuid)
+            self._found[sequence_id] = Found(stored.position, None, tuple(chunks), chunk.uuid)
