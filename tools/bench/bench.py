@@ -1,6 +1,7 @@
 """What every group of measurements has: running services, time, and the limits found so far."""
 
 import asyncio
+import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ from typing import Final, NamedTuple
 from tools.bench.measurement import BenchError, Limit, Measurement
 from tools.bench.rounds import ROUNDS
 from tools.bench.workload import Job, Outcome, Workload, outcomes_from_json
-from tools.stack.child import bound_to_us
+from tools.stack.child import bound_to_us, tell
 from tools.stack.stack import Stack
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -108,6 +109,5 @@ async def null_ledger() -> AsyncIterator[NullLedger]:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        process.kill()
+    tell(process, signal.SIGKILL)
     await process.wait()

@@ -1,12 +1,13 @@
 """A process of the demo that is started again each time it is killed."""
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from tools.stack.child import bound_to_us
+from tools.stack.child import bound_to_us, tell
 
 LOG_LINES: Final = 15
 """How many of its last lines are told when it fails."""
@@ -48,12 +49,9 @@ class Application:
 
     async def kill(self) -> None:
         """SIGKILL it, if it runs, and return when it is gone."""
-        process = self._process
-        if process is None:
-            return
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+        if self._process is not None:
+            tell(self._process, signal.SIGKILL)
+            await self._process.wait()
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         with self._log.open("ab") as out:

@@ -14,6 +14,7 @@ import asyncio
 import fcntl
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any, Final, Self
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tools.stack.child import bound_to_us
+from tools.stack.child import bound_to_us, tell
 from tools.stack.ports import free_ports
 from tools.stack.redis_server import redis_command
 
@@ -169,20 +170,18 @@ class Stack:
         process = self._processes.pop(name, None)
         if process is None:
             return None
-        if process.returncode is None:
-            process.terminate()
+        tell(process, signal.SIGTERM)
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 return await process.wait()
         except TimeoutError:
-            process.kill()
+            tell(process, signal.SIGKILL)
             return await process.wait()
 
     async def kill(self, name: str) -> None:
         """SIGKILL one process, and return when it is gone."""
         process = self._processes.pop(name)
-        if process.returncode is None:
-            process.kill()
+        tell(process, signal.SIGKILL)
         await process.wait()
 
     async def ended(self, name: str) -> int:
