@@ -20,6 +20,9 @@ PRODUCER_NAME_BYTES_MAX: Final = 255
 CURSOR_NAME_BYTES_MAX: Final = 255
 """The longest name of a cursor, or of who holds its lease, in bytes of UTF-8."""
 
+DEDUP_CURSOR: Final = "seqgate.dedup"
+"""The cursor of a topic whose position carries the snapshots of its deduplication state."""
+
 _TOPIC_PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:=-]*", re.ASCII)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 

@@ -6,16 +6,20 @@ from typing import Annotated, Any
 import typer
 
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
+from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.cli._command import Run, command, group, topic_name
 from seqgate.cli._failure import DONE
-from seqgate.cli._output import time_shown
+from seqgate.cli._output import shown, time_shown
+from seqgate.cli._policy import app as policy
+from seqgate.cli._policy import enum_name, level_shown, policy_record
 from seqgate.cli._service import Service, dedup_service, ledger_service
 from seqgate.client import ChunkMessageId, MessageId
 from seqgate.errors import SeqgateError
 from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
 
 app = group("What deduplication knows, and why it decides so.")
+app.add_typer(policy, name="policy")
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
 
@@ -61,10 +65,13 @@ def explain(
     return _explain(run, topic_name(topic), producer, sequence_id)
 
 
-@command(app, "policy")
-def policy(run: Run, topic: Topic) -> Coroutine[Any, Any, int]:
-    """Show the policy in effect, and on which level each value was set."""
-    return _policy(run, topic_name(topic))
+@command(app, "snapshot")
+def snapshot(run: Run, topic: Topic) -> Coroutine[Any, Any, int]:
+    """Keep the state in the topic's cursor seqgate.dedup, now.
+
+    The service does so on its own; a snapshot that was just taken makes a replay short.
+    """
+    return _snapshot(run, topic_name(topic))
 
 
 def status_record(name: TopicName, found: pb.GetTopicStatusResponse) -> dict[str, Any]:
@@ -74,12 +81,14 @@ def status_record(name: TopicName, found: pb.GetTopicStatusResponse) -> dict[str
         "topic": str(name),
         "state": _state(found.state),
         "epoch": found.epoch,
-        "confirmed": (
-            str(Position(found.confirmed.ledger_id, found.confirmed.entry_id))
-            if found.HasField("confirmed")
-            else None
-        ),
+        "confirmed": _place(found.confirmed) if found.HasField("confirmed") else None,
         "entries_remaining": found.entries_remaining,
+        "snapshot": _place(found.snapshot) if found.HasField("snapshot") else None,
+        "snapshot_taken_ms": (
+            found.snapshot_taken.ToMilliseconds() if found.HasField("snapshot_taken") else None
+        ),
+        "entries_since_snapshot": found.entries_since_snapshot,
+        "snapshot_error": found.snapshot_error or None,
         "producers": found.producers,
         "counts": {
             "confirmed_entries": counts.confirmed_entries,
@@ -92,7 +101,7 @@ def status_record(name: TopicName, found: pb.GetTopicStatusResponse) -> dict[str
             "misplaced_chunk_claims": counts.misplaced_chunk_claims,
             "aborted_attempts": counts.aborted_attempts,
         },
-        "policy": _policy_record(found.policy),
+        "policy": policy_record(found.policy),
         "policy_file_error": found.policy_file_error or None,
     }
 
@@ -107,10 +116,16 @@ async def _status(run: Run, name: TopicName) -> int:
         [
             ("Topic", record["topic"]),
             ("State", record["state"].lower()),
-            ("Deduplicates", f"{_on(enabled['value'])} (set by: {_level(enabled['source'])})"),
+            ("Deduplicates", _value(enabled)),
             ("Epoch of the writer", record["epoch"]),
             ("Confirmed up to", record["confirmed"]),
             ("Entries to be replayed", record["entries_remaining"]),
+            ("Snapshot up to", record["snapshot"]),
+            ("Snapshot taken", time_shown(record["snapshot_taken_ms"])),
+            ("Entries since the snapshot", record["entries_since_snapshot"]),
+            ("Last snapshot", record["snapshot_error"] or "did not fail"),
+            ("Snapshot after entries", _value(record["policy"]["snapshot_entries"])),
+            ("Snapshot after seconds", _value(record["policy"]["snapshot_interval_s"])),
             ("Producers", record["producers"]),
             ("Entries confirmed", counts["confirmed_entries"]),
             ("Claims judged new", counts["new_claims"]),
@@ -124,6 +139,29 @@ async def _status(run: Run, name: TopicName) -> int:
             ("Policy file", record["policy_file_error"] or "up to date"),
         ]
     )
+    return DONE
+
+
+async def _snapshot(run: Run, name: TopicName) -> int:
+    async with dedup_service(run.settings) as service:
+        taken = await service.call("TakeSnapshot", pb.TakeSnapshotRequest(topic=str(name)))
+    record = {
+        "topic": str(name),
+        "snapshot": _place(taken.position) if taken.HasField("position") else None,
+        "producers": taken.producers,
+    }
+    if run.output.json:
+        run.output.record(record)
+    elif record["snapshot"] is None:
+        run.output.fields([("Topic", record["topic"]), ("Snapshot", "there is nothing to keep")])
+    else:
+        run.output.fields(
+            [
+                ("Topic", record["topic"]),
+                ("Snapshot up to", record["snapshot"]),
+                ("Producers", record["producers"]),
+            ]
+        )
     return DONE
 
 
@@ -186,18 +224,6 @@ async def _explain(run: Run, name: TopicName, producer: str, sequence_id: int) -
     return DONE
 
 
-async def _policy(run: Run, name: TopicName) -> int:
-    values = _policy_record((await _ask_status(run, name)).policy)
-    if run.output.json:
-        run.output.record({"topic": str(name), **values})
-        return DONE
-    run.output.table(
-        ("POLICY", "VALUE", "SET BY"),
-        [(key, each["value"], _level(each["source"])) for key, each in values.items()],
-    )
-    return DONE
-
-
 async def _ask_status(run: Run, name: TopicName) -> pb.GetTopicStatusResponse:
     async with dedup_service(run.settings) as service:
         found: pb.GetTopicStatusResponse = await service.call(
@@ -229,7 +255,7 @@ async def _fate(
             found = (await service.call("FindMessage", request)).fate
     except SeqgateError:
         return None, None
-    fate = _enum(ledger_pb2.Fate, found.fate, "FATE_")
+    fate = enum_name(ledger_pb2.Fate, found.fate, "FATE_")
     if not found.HasField("position"):
         return fate, None
     batch_index = found.batch_index if found.HasField("batch_index") else -1
@@ -293,45 +319,18 @@ def _pushed(producer: pb.Producer) -> int | None:
     return producer.pushed_sequence_id if known else None
 
 
-def _policy_record(found: pb.Policy) -> dict[str, Any]:
-    values = {
-        "enabled": (found.enabled, found.enabled_source),
-        "producer_inactivity_timeout_minutes": (
-            found.producer_inactivity_timeout_minutes,
-            found.producer_inactivity_timeout_source,
-        ),
-        "max_producers": (found.max_producers, found.max_producers_source),
-        "on_full": (
-            _enum(pb.FullTopicAction, found.on_full, "FULL_TOPIC_ACTION_").lower(),
-            found.on_full_source,
-        ),
-    }
-    return {
-        key: {"value": value, "source": _enum(pb.PolicySource, source, "POLICY_SOURCE_")}
-        for key, (value, source) in values.items()
-    }
+def _place(position: entry_pb2.Position) -> str:
+    return str(Position(position.ledger_id, position.entry_id))
 
 
-def _level(source: str) -> str:
-    return source.lower().replace("_", " ")
-
-
-def _on(enabled: object) -> str:
-    return "yes" if enabled else "no"
+def _value(policy: dict[str, Any]) -> str:
+    """A value of a policy, and its level."""
+    return f"{shown(policy['value'])} (set by: {level_shown(policy['source'])})"
 
 
 def _state(number: int) -> str:
-    return _enum(pb.TopicState, number, "TOPIC_STATE_")
+    return enum_name(pb.TopicState, number, "TOPIC_STATE_")
 
 
 def _verdict(number: int) -> str:
-    return _enum(pb.Verdict, number, "VERDICT_")
-
-
-def _enum(kind: Any, number: int, prefix: str) -> str:
-    """The value's name without what it shares with the others; a number that a newer service
-    sends stays one."""
-    try:
-        return str(kind.Name(number)).removeprefix(prefix)
-    except ValueError:
-        return str(number)
+    return enum_name(pb.Verdict, number, "VERDICT_")

@@ -12,6 +12,7 @@ from seqgate.cli._context import app as context
 from seqgate.cli._cursor import app as cursor
 from seqgate.cli._dedup import app as dedup
 from seqgate.cli._failure import INTERRUPTED, WrongUsage, exit_code
+from seqgate.cli._jobs import audit, diff, rebuild
 from seqgate.cli._output import Format, Output
 from seqgate.cli._publish import publish
 from seqgate.cli._read import read
@@ -37,6 +38,9 @@ VERSION: Final = inspect.Parameter(
 )
 
 app = group("Exactly-once publishing: topics, messages, and why they were stored or not.", VERSION)
+command(dedup, "rebuild")(rebuild)
+command(dedup, "diff")(diff)
+command(topic, "audit")(audit)
 app.add_typer(topic, name="topic")
 app.add_typer(dedup, name="dedup")
 app.add_typer(cursor, name="cursor")

@@ -12,13 +12,13 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.cli._command import Run, command, group, topic_name
 from seqgate.cli._dedup import status_record
-from seqgate.cli._failure import DONE, reason_of
+from seqgate.cli._failure import DONE, WrongUsage, reason_of
 from seqgate.cli._message import Listing
 from seqgate.cli._output import time_shown
 from seqgate.cli._read import messages
 from seqgate.cli._service import Service, dedup_service, ledger_service, reaching
 from seqgate.cli._tail import start_of_last
-from seqgate.client import EARLIEST, LATEST, Message, MessageId, Start
+from seqgate.client import EARLIEST, LATEST, ChunkMessageId, Message, MessageId, Start
 from seqgate.client._channel import translated
 from seqgate.errors import SeqgateError, UnavailableError
 from seqgate.types import Position, TopicName
@@ -88,6 +88,25 @@ def tail(
     return _tail(run, topic_name(topic), count, follow=follow)
 
 
+@command(app, "trim")
+def trim(
+    run: Run,
+    topic: Topic,
+    before: Annotated[
+        str,
+        typer.Argument(
+            metavar="BEFORE", help="The id of the first message to keep.", show_default=False
+        ),
+    ],
+) -> Coroutine[Any, Any, int]:
+    """Remove a topic's first messages, for good.
+
+    Only what every cursor of the topic has acknowledged goes. Of a message in a batch, the whole
+    batch is kept, and of a large message all chunks.
+    """
+    return _trim(run, topic_name(topic), _kept(before))
+
+
 async def _stat(run: Run, name: TopicName) -> int:
     async with ledger_service(run.settings) as ledger, dedup_service(run.settings) as dedup:
         found, status = await asyncio.gather(
@@ -125,6 +144,46 @@ async def _stat(run: Run, name: TopicName) -> int:
         ]
     run.output.fields(fields)
     return DONE
+
+
+async def _trim(run: Run, name: TopicName, before: Position) -> int:
+    request = pb.TrimTopicRequest(topic=str(name))
+    request.before.ledger_id, request.before.entry_id = before
+    async with ledger_service(run.settings) as service:
+        trimmed = await service.call("TrimTopic", request)
+    first = str(_position(trimmed.first)) if trimmed.HasField("first") else None
+    if run.output.json:
+        run.output.record(
+            {
+                "topic": str(name),
+                "removed_entries": trimmed.removed_entries,
+                "first": first,
+                "held_back_by": list(trimmed.held_back_by),
+            }
+        )
+        return DONE
+    run.output.fields(
+        [
+            ("Topic", str(name)),
+            ("Removed entries", trimmed.removed_entries),
+            ("First entry", first),
+            *(("Held back by", cursor) for cursor in trimmed.held_back_by),
+        ]
+    )
+    return DONE
+
+
+def _kept(text: str) -> Position:
+    """Where the first message to keep begins."""
+    try:
+        kept = MessageId.parse(text)
+    except ValueError:
+        kept = None
+    if kept is None or min(kept.position) < 0:
+        raise WrongUsage(
+            "BEFORE is a message's id (LEDGER:ENTRY, or as read shows it)", details={"given": text}
+        )
+    return (kept.first_chunk if isinstance(kept, ChunkMessageId) else kept).position
 
 
 async def _status(

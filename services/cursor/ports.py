@@ -54,8 +54,11 @@ class CursorStore(Protocol):
         changed is durable when this returns; nothing is, when the step refuses."""
         ...
 
-    async def look(self, topic: TopicName, name: str, look: Callable[[CursorState], T]) -> T:
-        """Read a cursor, in one state of it."""
+    async def look(
+        self, topic: TopicName, name: str, look: Callable[[CursorState], T], *, whole: bool = True
+    ) -> T:
+        """Read a cursor, in one state of it; unless `whole`, without what is attached to its
+        mark-delete position, which is not even read then."""
         ...
 
     async def cursors(

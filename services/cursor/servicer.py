@@ -28,7 +28,7 @@ from services.cursor.core.cursor import (
     Succession,
 )
 from services.cursor.core.managed import Imported, InvalidManagedCursor
-from services.cursor.core.state import Head, Lease
+from services.cursor.core.state import RESERVED, Head, Lease
 from services.cursor.ports import CursorStore
 from services.cursor.service import ManagedCursors
 from services.errors import DomainError, InvalidPage, InvalidTopicName, Kind
@@ -36,14 +36,11 @@ from services.errors import DomainError, InvalidPage, InvalidTopicName, Kind
 PROPERTY_BYTES_MAX: Final = 4 * 1024
 """The largest property of a cursor's own, name and value together, in bytes of UTF-8."""
 
-MARK_DELETE_PROPERTIES_MAX: Final = 100_000
+MARK_DELETE_PROPERTIES_MAX: Final = 200_000
 """How many properties may be attached to a mark-delete position."""
 
 MARK_DELETE_PROPERTIES_BYTES_MAX: Final = 16 * 1024 * 1024
 """How large they may be, names and values together, in bytes of UTF-8."""
-
-RESERVED: Final = "#seqgate.internal."
-"""How the names of properties begin that outlast clearing."""
 
 RANGES_MAX: Final = 10_000
 """How many ranges one Acknowledge may hold."""
@@ -135,7 +132,8 @@ class CursorServicer(pb_grpc.CursorServiceServicer):
         def look(state: CursorState) -> pb.GetCursorResponse:
             return pb.GetCursorResponse(cursor=_to_cursor(state.head))
 
-        return await self._store.look(*_names(request), look)
+        whole = not request.without_mark_delete_properties
+        return await self._store.look(*_names(request), look, whole=whole)
 
     async def ListCursors(
         self, request: pb.ListCursorsRequest, context: Context

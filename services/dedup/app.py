@@ -1,16 +1,22 @@
 """The dedup service, wired by hand. The `async with` is the life of the process."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from grpc import aio
 
 from seqgate.api.dedup.v1 import dedup_pb2_grpc
+from services.dedup.adapters.cursors import GrpcCursors, NoCursors
 from services.dedup.adapters.policy_file import PolicyFile
 from services.dedup.adapters.redis import RedisStateStore, connect_redis
 from services.dedup.config import DedupConfig
-from services.dedup.ports import StateStore
+from services.dedup.policies import DurablePolicies
+from services.dedup.ports import Cursors, StateStore
 from services.dedup.service import Deduplication
 from services.dedup.servicer import DedupServicer
+from services.dedup.snapshots import Snapshots
+from services.runtime.channels import peer_channel
 from services.runtime.drain import Drain
 from services.runtime.server import grpc_server, told_to_stop
 from services.runtime.tasks import end
@@ -20,30 +26,49 @@ SERVICE = "seqgate.api.dedup.v1.DedupService"
 
 async def run(config: DedupConfig) -> None:
     """Serve until told to stop."""
-    async with connect_redis(
-        config.redis_url,
-        timeout_s=config.redis_timeout_s,
-        connections_max=config.redis_connections_max,
-    ) as redis:
-        await serve(config, RedisStateStore(redis))
+    async with (
+        connect_redis(
+            config.redis_url,
+            timeout_s=config.redis_timeout_s,
+            connections_max=config.redis_connections_max,
+        ) as redis,
+        connect_cursors(config) as cursors,
+    ):
+        await serve(config, RedisStateStore(redis), cursors)
 
 
-async def serve(config: DedupConfig, store: StateStore) -> None:
+@asynccontextmanager
+async def connect_cursors(config: DedupConfig) -> AsyncIterator[Cursors]:
+    """The cursor service, if there is one."""
+    if not config.cursor_target:
+        yield NoCursors()
+        return
+    async with peer_channel(config.cursor_target, keepalive_s=config.keepalive_s) as channel:
+        yield GrpcCursors(channel, timeout_s=config.cursor_timeout_s)
+
+
+async def serve(config: DedupConfig, store: StateStore, cursors: Cursors) -> None:
     """Serve from any store until told to stop."""
     drain = Drain()
-    policies = PolicyFile(config.policy_file)
-    deduplication = Deduplication(store, policies)
-
-    def register(server: aio.Server) -> None:
-        dedup_pb2_grpc.add_DedupServiceServicer_to_server(
-            DedupServicer(deduplication, drain), server
-        )
-
+    file = PolicyFile(config.policy_file)
+    policies = DurablePolicies(file, cursors, store)
     async with asyncio.TaskGroup() as tasks:
-        watching = tasks.create_task(policies.watch(config.policy_interval_s))
-        purging = tasks.create_task(deduplication.purge_forever(config.purge_interval_s))
+        snapshots = Snapshots(store, cursors, policies, tasks)
+        deduplication = Deduplication(store, policies, snapshots)
+
+        def register(server: aio.Server) -> None:
+            servicer = DedupServicer(deduplication, policies, drain)
+            dedup_pb2_grpc.add_DedupServiceServicer_to_server(servicer, server)
+
+        watching = [
+            tasks.create_task(file.watch(config.policy_interval_s)),
+            tasks.create_task(policies.reread_forever()),
+            tasks.create_task(deduplication.purge_forever(config.purge_interval_s)),
+            tasks.create_task(snapshots.by_time_forever(config.snapshot_check_interval_s)),
+        ]
         async with grpc_server(
             config, drain, register=register, services=[SERVICE], checks={"redis": store.check}
         ):
             await told_to_stop()
-        await end(watching, purging)
+        await end(*watching)
+        await snapshots.finish(config.drain_timeout_s)

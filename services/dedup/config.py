@@ -25,6 +25,14 @@ class DedupConfig(ServiceConfig):
     redis_connections_max: Annotated[int, Field(ge=1, le=10_000)] = 64
     """How many connections to Redis are open at most; a call beyond that is refused."""
 
+    cursor_target: str = "127.0.0.1:7703"
+    """The cursor service, where snapshots and policies are kept: host:port, or dns:///name:port to
+    be balanced over its replicas. Empty: there is none; what Redis forgets is replayed from the
+    log's beginning, and no policy can be set by a call."""
+
+    cursor_timeout_s: Seconds = 5
+    """How long one answer of the cursor service may take."""
+
     policy_file: Path | None = None
     """The TOML file with policies; none: built-in values."""
 
@@ -33,3 +41,6 @@ class DedupConfig(ServiceConfig):
 
     purge_interval_s: Seconds = 1200
     """How often inactive producers are looked for."""
+
+    snapshot_check_interval_s: Seconds = 10
+    """How often it is looked whether a snapshot is due by time."""

@@ -4,20 +4,24 @@ tests/conformance judges every adapter by the same suite. Redis Cluster and Sent
 because each call concerns one topic only.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from seqgate.types import Position, TopicName
-from services.dedup.core.policy import EffectivePolicy
+from services.dedup.core.policy import EffectivePolicy, Policies
 from services.dedup.core.topic import (
     Applied,
     Behind,
     Changed,
     Confirmation,
     Counts,
+    Frozen,
     Full,
     Judged,
+    Loaded,
+    Persisted,
     ProducerClaims,
+    Saved,
     Tracked,
     Withdrawal,
     Writer,
@@ -42,6 +46,12 @@ class Summary(NamedTuple):
     remaining: int
     producers: int
     counts: Counts
+    saved: Saved
+
+    @property
+    def unsaved(self) -> int:
+        """How many entries were confirmed since the newest snapshot."""
+        return self.counts.confirmed_entries - self.saved.entries
 
 
 class Page(NamedTuple):
@@ -56,7 +66,8 @@ class StateStore(Protocol):
     method of the same name of core.topic.TopicState computes.
 
     Raises:
-        Fenced: from admit, confirm and rollback, when the writer was replaced.
+        Fenced: from admit, confirm and rollback, when the writer was replaced; from load, when the
+            topic has a newer incarnation.
         StateUnavailable: from every method; the outcome is not known.
     """
 
@@ -98,6 +109,23 @@ class StateStore(Protocol):
         """The topic's state, or None if there is none."""
         ...
 
+    async def freeze(self, topic: TopicName) -> Frozen | None:
+        """All that a snapshot keeps, as of one moment, or None if there is no state."""
+        ...
+
+    async def note_saved(self, topic: TopicName, incarnation: int, saved: Saved) -> None: ...
+
+    async def load(
+        self,
+        topic: TopicName,
+        incarnation: int,
+        through: Position,
+        producers: Sequence[Persisted],
+        *,
+        replacing: bool,
+        taken_ms: int | None,
+    ) -> Loaded: ...
+
     async def forget_producers(
         self,
         topic: TopicName,
@@ -117,6 +145,15 @@ class StateStore(Protocol):
         """Every topic that has state; one that appears or vanishes meanwhile may be missed."""
         ...
 
+    async def policy_token(self) -> str:
+        """What all replicas compare to see that policies were set; made if there is none, never
+        twice the same."""
+        ...
+
+    async def set_policy_token(self, token: str) -> None:
+        """Put a token in place that never was."""
+        ...
+
     async def now_ms(self) -> int:
         """The store's own clock: one for all replicas."""
         ...
@@ -126,11 +163,105 @@ class StateStore(Protocol):
         ...
 
 
+class CursorsUnavailable(DomainError):
+    """The cursor service does not answer; whether it did what it was asked is not known."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "CURSORS_UNAVAILABLE"
+
+
+class CursorConflict(DomainError):
+    """The cursor was changed by somebody else since its version was read, or is past the position
+    already. Stays inside the service."""
+
+    kind = Kind.FENCED
+    reason = "VERSION_CONFLICT"
+
+
+class Cursor(NamedTuple):
+    """A cursor of a topic, as far as deduplication needs it."""
+
+    name: str
+    mark_delete: Position | None
+    mark_delete_properties: Mapping[str, str]
+    properties: Mapping[str, str]
+    version: int
+
+
+class Cursors(Protocol):
+    """The cursor service, as deduplication asks it.
+
+    Raises:
+        CursorsUnavailable: from every method; the outcome is not known.
+    """
+
+    @property
+    def configured(self) -> bool:
+        """Whether there is a cursor service at all; if not, there never was a cursor."""
+        ...
+
+    async def get(self, topic: TopicName, name: str, *, whole: bool) -> Cursor | None:
+        """A cursor, or None if there is none; unless `whole`, without what is attached to its
+        mark-delete position."""
+        ...
+
+    async def create(self, topic: TopicName, name: str) -> Cursor:
+        """Make a cursor at the earliest position unless it exists; what it is then, not whole."""
+        ...
+
+    async def mark_delete(
+        self,
+        topic: TopicName,
+        name: str,
+        position: Position,
+        properties: Mapping[str, str],
+        *,
+        version: int,
+    ) -> None:
+        """Move a cursor, and attach properties to its position, all or nothing.
+
+        Raises:
+            CursorConflict: its version is another one, it is past the position, or it is gone.
+        """
+        ...
+
+    async def put_property(self, topic: TopicName, name: str, key: str, value: str | None) -> None:
+        """Set one of the cursor's own properties, or remove it; a cursor that does not exist is
+        made when there is something to set."""
+        ...
+
+    async def delete(self, topic: TopicName, name: str) -> None:
+        """Remove a cursor, if there is one."""
+        ...
+
+
+class GivenPolicies(Protocol):
+    """Policies that an operator gives, which may change at any time."""
+
+    @property
+    def policies(self) -> Policies:
+        """Those in use."""
+        ...
+
+    @property
+    def error(self) -> str:
+        """Why the newest are not in use; empty: they are."""
+        ...
+
+
 class PolicySource(Protocol):
     """Where policies come from. What it answers may change from one call to the next."""
 
-    def effective(self, topic: TopicName) -> EffectivePolicy:
-        """The policy in effect for a topic now."""
+    async def effective(self, topic: TopicName) -> EffectivePolicy:
+        """The policy in effect for a topic now, on every replica.
+
+        Raises:
+            CursorsUnavailable, StateUnavailable: that cannot be told.
+        """
+        ...
+
+    async def forget(self, topic: TopicName) -> None:
+        """Drop what was set for a topic, which was deleted."""
         ...
 
     @property

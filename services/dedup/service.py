@@ -6,11 +6,11 @@ servicer.py translates the wire to these calls; the rules are in core; the store
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import structlog
 
-from seqgate.types import TopicName
+from seqgate.types import Position, TopicName
 from services.dedup.core.explain import Explanation, explain
 from services.dedup.core.policy import EffectivePolicy, OnFull
 from services.dedup.core.retention import forgettable
@@ -22,6 +22,7 @@ from services.dedup.core.topic import (
     Confirmation,
     Full,
     Judged,
+    Persisted,
     ProducerClaims,
     ProducerVerdicts,
     TooManyProducers,
@@ -29,7 +30,15 @@ from services.dedup.core.topic import (
     Withdrawal,
     Writer,
 )
-from services.dedup.ports import Page, PolicySource, StateStore, StateUnavailable, Summary
+from services.dedup.ports import (
+    CursorsUnavailable,
+    Page,
+    PolicySource,
+    StateStore,
+    StateUnavailable,
+    Summary,
+)
+from services.dedup.snapshots import Snapshots, Taken
 from services.errors import DomainError, Kind
 
 log = structlog.get_logger()
@@ -56,6 +65,9 @@ class ProducerNotFound(DomainError):
     reason = "PRODUCER_NOT_FOUND"
 
 
+Outcome = TypeVar("Outcome", bound=Judged | Applied | Behind | Changed)
+
+
 class Disabled(NamedTuple):
     """Policy has switched deduplication off: nothing is judged, and nothing remembered."""
 
@@ -64,19 +76,30 @@ DISABLED: Final = Disabled()
 
 
 class Status(NamedTuple):
-    """A topic's policy and state."""
+    """A topic's policy and state, and why its last snapshot failed, if it did."""
 
     policy: EffectivePolicy
     policy_error: str
     summary: Summary | None
+    snapshot_error: str
+
+
+class LoadOutcome(NamedTuple):
+    """Whether a state was put in place, how far the one that is there now goes (None where nothing
+    is remembered), and how many producers did not fit."""
+
+    loaded: bool
+    confirmed: Position | None
+    left_out: int
 
 
 class Deduplication:
-    """One instance serves all topics; it keeps nothing between calls."""
+    """One instance serves all topics; it keeps no state of theirs between calls."""
 
-    def __init__(self, store: StateStore, policies: PolicySource) -> None:
+    def __init__(self, store: StateStore, policies: PolicySource, snapshots: Snapshots) -> None:
         self._store = store
         self._policies = policies
+        self._snapshots = snapshots
 
     async def admit(
         self,
@@ -91,7 +114,7 @@ class Deduplication:
             TooManyProducers: there is no room, and none may be made.
             Fenced, StateUnavailable: see the store.
         """
-        policy = self._policies.effective(topic)
+        policy = await self._policies.effective(topic)
         if not policy.enabled.value:
             return DISABLED
         limit = policy.max_producers.value
@@ -101,7 +124,7 @@ class Deduplication:
                 topic, writer, confirmation, claims, now_ms=now_ms, max_producers=limit
             )
             if not isinstance(outcome, Full):
-                return outcome
+                return await self._noted(topic, writer, confirmation, policy, outcome)
             if policy.on_full.value is OnFull.REFUSE or outcome.wanted > limit:
                 break
             names = [each.producer for each in claims]
@@ -112,9 +135,11 @@ class Deduplication:
         self, topic: TopicName, writer: Writer, confirmation: Confirmation
     ) -> Applied | Behind | Disabled:
         """Take note of what the log holds."""
-        if not self._policies.effective(topic).enabled.value:
+        policy = await self._policies.effective(topic)
+        if not policy.enabled.value:
             return DISABLED
-        return await self._store.confirm(topic, writer, confirmation)
+        outcome = await self._store.confirm(topic, writer, confirmation)
+        return await self._noted(topic, writer, confirmation, policy, outcome)
 
     async def rollback(
         self,
@@ -124,9 +149,11 @@ class Deduplication:
         withdrawals: Sequence[Withdrawal],
     ) -> Applied | Behind | Disabled:
         """Withdraw claims."""
-        if not self._policies.effective(topic).enabled.value:
+        policy = await self._policies.effective(topic)
+        if not policy.enabled.value:
             return DISABLED
-        return await self._store.rollback(topic, writer, confirmation, withdrawals)
+        outcome = await self._store.rollback(topic, writer, confirmation, withdrawals)
+        return await self._noted(topic, writer, confirmation, policy, outcome)
 
     async def keep(self, topic: TopicName, producers: Sequence[str]) -> None:
         """Mark producers as alive."""
@@ -139,7 +166,7 @@ class Deduplication:
             ProducerNotFound: nothing is.
         """
         tracked = None
-        if self._policies.effective(topic).enabled.value:
+        if (await self._policies.effective(topic)).enabled.value:
             tracked = await self._store.producer(topic, name)
         if tracked is None:
             raise ProducerNotFound("nothing is remembered of this producer", producer_name=name)
@@ -151,12 +178,50 @@ class Deduplication:
 
     async def status(self, topic: TopicName) -> Status:
         """A topic's policy and state."""
-        policy = self._policies.effective(topic)
-        return Status(policy, self._policies.error, await self._store.summary(topic))
+        policy = await self._policies.effective(topic)
+        summary = await self._store.summary(topic)
+        return Status(policy, self._policies.error, summary, self._snapshots.error(topic))
 
-    async def forget_topic(self, topic: TopicName, incarnation: int) -> None:
-        """Drop a deleted topic's state."""
+    async def forget_topic(self, topic: TopicName, incarnation: int, *, deleted: bool) -> None:
+        """Drop a topic's state and its snapshot; of one that was deleted, its policy, too. What a
+        newer incarnation has stays."""
+        summary = await self._store.summary(topic)
         await self._store.forget_topic(topic, incarnation)
+        await self._snapshots.forget(topic, incarnation)
+        if deleted and (summary is None or summary.incarnation <= incarnation):
+            await self._policies.forget(topic)
+
+    async def snapshot(self, topic: TopicName) -> Taken | None:
+        """Take a snapshot now; see Snapshots.take."""
+        return await self._snapshots.take(topic)
+
+    async def load(
+        self,
+        topic: TopicName,
+        incarnation: int,
+        through: Position,
+        producers: Sequence[Persisted],
+        *,
+        replacing: bool,
+    ) -> LoadOutcome:
+        """Put a state in the place of one that was lost.
+
+        Raises:
+            Fenced: the topic has a newer incarnation.
+        """
+        policy = await self._policies.effective(topic)
+        if not policy.enabled.value:
+            return LoadOutcome(loaded=False, confirmed=None, left_out=0)
+        kept = sorted(producers, key=lambda each: (-each.active_ms, each.producer))
+        kept = kept[: policy.max_producers.value]
+        outcome = await self._store.load(
+            topic, incarnation, through, kept, replacing=replacing, taken_ms=None
+        )
+        left_out = len(producers) - len(kept) if outcome.loaded else 0
+        if outcome.loaded:
+            log.info("state loaded", topic=str(topic), through=str(through), producers=len(kept))
+            self._snapshots.soon(topic)
+        return LoadOutcome(outcome.loaded, outcome.confirmed, left_out)
 
     async def explain(
         self, topic: TopicName, producer: str, sequence_id: int
@@ -187,15 +252,17 @@ class Deduplication:
                     else:
                         await self.purge(now_ms)
                 expected_ms = now_ms - own_ms
-            except StateUnavailable as error:
-                log.warning("purge failed", error=str(error))
+            except (StateUnavailable, CursorsUnavailable) as error:
+                log.warning("purge failed", reason=error.reason, error=str(error))
             await asyncio.sleep(interval_s)
 
     async def purge(self, now_ms: int) -> None:
         """Forget, on every topic, what policy says is to be forgotten."""
         async for topic in self._store.topics():
-            policy = self._policies.effective(topic)
+            policy = await self._policies.effective(topic)
             if not policy.enabled.value:
+                # The cursor first: what is left of it would hold the log back for ever.
+                await self._snapshots.forget(topic, None)
                 await self._store.forget_topic(topic, None)
                 continue
             timeout_minutes = policy.producer_inactivity_timeout_minutes.value
@@ -203,6 +270,24 @@ class Deduplication:
             dropped = await self._forget(topic, inactive_before_ms, policy.max_producers.value)
             if dropped:
                 log.info("producers forgotten", topic=str(topic), count=dropped)
+                self._snapshots.soon(topic)
+
+    async def _noted(
+        self,
+        topic: TopicName,
+        writer: Writer,
+        confirmation: Confirmation | None,
+        policy: EffectivePolicy,
+        outcome: Outcome,
+    ) -> Outcome | Behind:
+        """The outcome of a call: where the state lacks entries, after the snapshot was loaded;
+        where entries were confirmed, after it was seen whether another one is due."""
+        if isinstance(outcome, Behind):
+            confirmed = await self._snapshots.restore(topic, writer, outcome.confirmed)
+            return Behind(confirmed)
+        if isinstance(outcome, (Judged, Applied)) and confirmation and not confirmation.remaining:
+            self._snapshots.confirmed(topic, policy, outcome.unsaved)
+        return outcome
 
     async def _make_room(
         self, topic: TopicName, claiming: Sequence[str], now_ms: int, *, limit: int, wanted: int

@@ -1,6 +1,6 @@
 """The wire of the dedup service: check, translate, call, translate back."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -19,7 +19,15 @@ from seqgate.types import (
     check_chunk,
     check_producer_name,
 )
-from services.dedup.core.policy import EffectivePolicy, OnFull, Source
+from services.dedup.core.policy import (
+    EffectivePolicy,
+    InvalidPolicy,
+    OnFull,
+    Policy,
+    Source,
+    check_namespace,
+    check_number,
+)
 from services.dedup.core.sequence import NEVER, Claim, Marks, Verdict
 from services.dedup.core.topic import (
     Applied,
@@ -27,12 +35,14 @@ from services.dedup.core.topic import (
     Changed,
     Confirmation,
     Judged,
+    Persisted,
     ProducerClaims,
     ProducerEntries,
     Tracked,
     Withdrawal,
     Writer,
 )
+from services.dedup.policies import DurablePolicies, Level
 from services.dedup.service import Deduplication, Disabled, Status, all_new
 from services.errors import (
     DomainError,
@@ -64,6 +74,9 @@ google.protobuf.Timestamp."""
 PRODUCERS_MAX: Final = 10_000
 """How many producers one request may name."""
 
+LOADED_PRODUCERS_MAX: Final = 100_000
+"""How many producers one LoadState may hold."""
+
 PAGE_DEFAULT: Final = 1_000
 PAGE_MAX: Final = 10_000
 """How many producers a page holds, unless asked otherwise, and at most."""
@@ -85,11 +98,21 @@ class InvalidWriter(DomainError):
     reason = "INVALID_WRITER"
 
 
+class InvalidState(DomainError):
+    """A state to be loaded has no beginning, two, a producer twice, or a value that cannot be."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_STATE"
+
+
 class DedupServicer(pb_grpc.DedupServiceServicer):
     """See dedup.proto."""
 
-    def __init__(self, deduplication: Deduplication, drain: Drain) -> None:
+    def __init__(
+        self, deduplication: Deduplication, policies: DurablePolicies, drain: Drain
+    ) -> None:
         self._deduplication = deduplication
+        self._policies = policies
         self._drain = drain
 
     async def Admit(self, request: pb.AdmitRequest, context: Context) -> pb.AdmitResponse:
@@ -152,8 +175,59 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
         self, request: pb.ForgetTopicRequest, context: Context
     ) -> pb.ForgetTopicResponse:
         incarnation = _number("incarnation", request.incarnation)
-        await self._deduplication.forget_topic(_topic(request.topic), incarnation)
+        await self._deduplication.forget_topic(
+            _topic(request.topic), incarnation, deleted=request.deleted
+        )
         return pb.ForgetTopicResponse()
+
+    async def TakeSnapshot(
+        self, request: pb.TakeSnapshotRequest, context: Context
+    ) -> pb.TakeSnapshotResponse:
+        taken = await self._deduplication.snapshot(_topic(request.topic))
+        if taken is None:
+            return pb.TakeSnapshotResponse()
+        return pb.TakeSnapshotResponse(
+            position=_to_position(taken.position), producers=taken.producers
+        )
+
+    # A coroutine that reads on the context: it ends in good order when the caller goes away.
+    async def LoadState(
+        self, request_iterator: AsyncIterator[pb.LoadStateRequest], context: Context
+    ) -> pb.LoadStateResponse:
+        header: pb.LoadHeader | None = None
+        producers: dict[str, Persisted] = {}
+        while (request := await context.read()) is not aio.EOF:
+            if request.HasField("header") != (header is None):
+                raise InvalidState("the first message has the header, no other", field="header")
+            header = request.header if header is None else header
+            _add_states(producers, request.producers)
+        if header is None or not header.HasField("through"):
+            raise InvalidState("a state covers the log up to somewhere", field="header.through")
+        outcome = await self._deduplication.load(
+            _topic(header.topic),
+            _number("header.incarnation", header.incarnation),
+            _position("header.through", header.through),
+            list(producers.values()),
+            replacing=header.replace,
+        )
+        return pb.LoadStateResponse(
+            loaded=outcome.loaded,
+            confirmed=_to_position(outcome.confirmed),
+            left_out=outcome.left_out,
+        )
+
+    async def SetPolicy(
+        self, request: pb.SetPolicyRequest, context: Context
+    ) -> pb.SetPolicyResponse:
+        level, policy = _level(request), _policy(request.values)
+        await self._policies.set(level, policy)
+        return pb.SetPolicyResponse()
+
+    async def GetPolicy(
+        self, request: pb.GetPolicyRequest, context: Context
+    ) -> pb.GetPolicyResponse:
+        policy = await self._policies.get(_level(request))
+        return pb.GetPolicyResponse(values=_to_values(policy))
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         topic, name = _topic(request.topic), _producer(request.producer_name)
@@ -376,6 +450,33 @@ def _chunks(
     return chunks
 
 
+def _add_states(producers: dict[str, Persisted], given: Iterable[pb.ProducerState]) -> None:
+    for each in given:
+        name = _producer(each.name)
+        if name in producers:
+            raise InvalidState("each producer is named once", field="producers", given=name)
+        producers[name] = Persisted(
+            name,
+            _sequence_id("producers.highest_sequence_id", each.highest_sequence_id),
+            _unfinished(each),
+            _number("producers.last_active", each.last_active, APPEND_TIME_MAX_MS),
+        )
+    if len(producers) > LOADED_PRODUCERS_MAX:
+        raise InvalidState(
+            f"a state holds at most {LOADED_PRODUCERS_MAX:,} producers", field="producers"
+        )
+
+
+def _unfinished(state: pb.ProducerState) -> Chunk | None:
+    if not state.HasField("unfinished"):
+        return None
+    field = "producers.unfinished"
+    chunk = _chunks(field, {0: state.unfinished}, 1, InvalidState)[0]
+    if chunk.is_last:
+        raise InvalidState("the last chunk leaves nothing unfinished", field=field)
+    return chunk
+
+
 def _withdrawals(request: pb.RollbackRequest) -> list[Withdrawal]:
     if len(request.withdrawals) > PRODUCERS_MAX:
         raise InvalidClaim(f"at most {PRODUCERS_MAX:,} producers at a time", field="withdrawals")
@@ -393,6 +494,36 @@ def _withdrawals(request: pb.RollbackRequest) -> list[Withdrawal]:
 def _once(producers: list[str], field: str) -> None:
     if len(set(producers)) < len(producers):
         raise InvalidClaim("each producer is named once", field=field)
+
+
+def _level(request: pb.SetPolicyRequest | pb.GetPolicyRequest) -> Level:
+    match request.WhichOneof("level"):
+        case "topic":
+            return Level.of_topic(_topic(request.topic))
+        case "namespace":
+            return Level.of_namespace(check_namespace(request.namespace, "namespace"))
+        case _:
+            raise InvalidPolicy("a policy is one of a namespace or a topic", field="level")
+
+
+def _policy(values: pb.PolicyValues) -> Policy:
+    def number(name: str, field: str) -> int | None:
+        if not values.HasField(field):  # type: ignore[arg-type]
+            return None
+        return check_number(name, getattr(values, field), f"values.{field}")
+
+    if values.on_full not in _ON_FULL:
+        raise InvalidPolicy("an unknown action", field="values.on_full")
+    return Policy(
+        enabled=values.enabled if values.HasField("enabled") else None,
+        producer_inactivity_timeout_minutes=number(
+            "producer_inactivity_timeout_minutes", "producer_inactivity_timeout_minutes"
+        ),
+        max_producers=number("max_producers", "max_producers"),
+        on_full=_ON_FULL[values.on_full],
+        snapshot_entries=number("snapshot_entries", "snapshot_entries"),
+        snapshot_interval_s=number("snapshot_interval_s", "snapshot_interval_seconds"),
+    )
 
 
 _TO_VERDICT: Final = {
@@ -416,6 +547,12 @@ _TO_SOURCE: Final = {
 _TO_ACTION: Final = {
     OnFull.EVICT: pb.FULL_TOPIC_ACTION_EVICT,
     OnFull.REFUSE: pb.FULL_TOPIC_ACTION_REFUSE,
+}
+
+
+_ON_FULL: Final[Mapping[int, OnFull | None]] = {
+    pb.FULL_TOPIC_ACTION_UNSPECIFIED: None,
+    **{action: on_full for on_full, action in _TO_ACTION.items()},
 }
 
 
@@ -487,12 +624,32 @@ def _to_policy(policy: EffectivePolicy) -> pb.Policy:
         max_producers_source=_TO_SOURCE[policy.max_producers.source],
         on_full=_TO_ACTION[policy.on_full.value],
         on_full_source=_TO_SOURCE[policy.on_full.source],
+        snapshot_entries=policy.snapshot_entries.value,
+        snapshot_entries_source=_TO_SOURCE[policy.snapshot_entries.source],
+        snapshot_interval_seconds=policy.snapshot_interval_s.value,
+        snapshot_interval_source=_TO_SOURCE[policy.snapshot_interval_s.source],
+    )
+
+
+def _to_values(policy: Policy) -> pb.PolicyValues:
+    on_full = pb.FULL_TOPIC_ACTION_UNSPECIFIED
+    if policy.on_full is not None:
+        on_full = _TO_ACTION[policy.on_full]
+    return pb.PolicyValues(
+        enabled=policy.enabled,
+        producer_inactivity_timeout_minutes=policy.producer_inactivity_timeout_minutes,
+        max_producers=policy.max_producers,
+        on_full=on_full,
+        snapshot_entries=policy.snapshot_entries,
+        snapshot_interval_seconds=policy.snapshot_interval_s,
     )
 
 
 def _to_status(status: Status) -> pb.GetTopicStatusResponse:
     response = pb.GetTopicStatusResponse(
-        policy=_to_policy(status.policy), policy_file_error=status.policy_error
+        policy=_to_policy(status.policy),
+        policy_file_error=status.policy_error,
+        snapshot_error=status.snapshot_error,
     )
     summary = status.summary
     if not status.policy.enabled.value:
@@ -509,6 +666,10 @@ def _to_status(status: Status) -> pb.GetTopicStatusResponse:
             response.confirmed.ledger_id, response.confirmed.entry_id = summary.confirmed
         response.entries_remaining = summary.remaining
         response.producers = summary.producers
+        response.entries_since_snapshot = summary.unsaved
+        if summary.saved.position is not None:
+            response.snapshot.ledger_id, response.snapshot.entry_id = summary.saved.position
+            response.snapshot_taken.FromMilliseconds(summary.saved.taken_ms)
         counts = summary.counts
         response.counts.confirmed_entries = counts.confirmed_entries
         response.counts.new_claims = counts.new

@@ -1,14 +1,17 @@
 """The ledger service, wired by hand. The `async with` is the life of the process."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from grpc import aio
 
 from seqgate.api.ledger.v1 import ledger_pb2_grpc
+from services.ledger.adapters.cursors import GrpcCursors, NoCursors
 from services.ledger.adapters.dedup import GrpcDeduplicator
 from services.ledger.adapters.sqlite import open_sqlite_store
 from services.ledger.config import LedgerConfig
-from services.ledger.ports import Deduplicator, LedgerStore
+from services.ledger.ports import Cursors, Deduplicator, LedgerStore
 from services.ledger.service import Ledger
 from services.ledger.servicer import LedgerServicer, Limits
 from services.runtime.channels import peer_channel
@@ -28,19 +31,32 @@ async def run(config: LedgerConfig) -> None:
             size_max_bytes=config.store_bytes_max,
         ) as store,
         peer_channel(config.dedup_target, keepalive_s=config.keepalive_s) as channel,
+        connect_cursors(config) as cursors,
     ):
         dedup = GrpcDeduplicator(channel, timeout_s=config.dedup_timeout_s)
         try:
-            await serve(config, store, dedup)
+            await serve(config, store, dedup, cursors)
         finally:
             dedup.close()
 
 
-async def serve(config: LedgerConfig, store: LedgerStore, dedup: Deduplicator) -> None:
+@asynccontextmanager
+async def connect_cursors(config: LedgerConfig) -> AsyncIterator[Cursors]:
+    """The cursor service, if there is one."""
+    if not config.cursor_target:
+        yield NoCursors()
+        return
+    async with peer_channel(config.cursor_target, keepalive_s=config.keepalive_s) as channel:
+        yield GrpcCursors(channel)
+
+
+async def serve(
+    config: LedgerConfig, store: LedgerStore, dedup: Deduplicator, cursors: Cursors
+) -> None:
     """Serve from any store until told to stop."""
     drain = Drain()
     async with asyncio.TaskGroup() as tasks:
-        ledger = Ledger(config, store, dedup, tasks)
+        ledger = Ledger(config, store, dedup, cursors, tasks)
 
         def register(server: aio.Server) -> None:
             limits = Limits(
@@ -51,6 +67,7 @@ async def serve(config: LedgerConfig, store: LedgerStore, dedup: Deduplicator) -
 
         watching = [
             tasks.create_task(ledger.keep_forever()),
+            tasks.create_task(ledger.trim_forever()),
             tasks.create_task(_drain(ledger, drain)),
         ]
         async with grpc_server(

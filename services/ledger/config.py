@@ -1,12 +1,15 @@
 """Settings of the ledger service: SEQGATE_LEDGER_<NAME>."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
 from seqgate.types import LARGE_MESSAGE_BYTES_MAX
 from services.runtime.config import Port, Seconds, ServiceConfig, settings_for
+
+MINUTES_MAX: Final = 100 * 366 * 24 * 60
+"""A hundred years."""
 
 
 class LedgerConfig(ServiceConfig):
@@ -31,6 +34,26 @@ class LedgerConfig(ServiceConfig):
 
     dedup_timeout_s: Seconds = 5
     """How long one answer of the dedup service may take."""
+
+    cursor_target: str = "127.0.0.1:7703"
+    """The cursor service, as for dedup_target. While it does not answer, nothing is trimmed;
+    publishing goes on. Empty: there is none, and nothing holds a trim back."""
+
+    retention_minutes: Annotated[int, Field(ge=-1, le=MINUTES_MAX)] = -1
+    """How long entries stay that every cursor of their topic has acknowledged; those of a topic
+    without cursors count as acknowledged. 0: no longer than that; -1: for ever."""
+
+    retention_bytes: Annotated[int, Field(ge=-1)] = -1
+    """How large a topic may be before entries that every cursor has acknowledged go, in bytes, the
+    oldest first. 0: as for retention_minutes; -1: of any size. What goes by either setting goes."""
+
+    trim_interval_s: Seconds = 60
+    """How often all topics are looked through for what retention keeps no longer."""
+
+    inline_replay_entries_max: Annotated[int, Field(ge=0)] = 1_000_000
+    """How many entries of a topic are replayed from here when deduplication has lost them. When it
+    has lost more, the topic refuses with RECOVERING until a rebuild has loaded its state. 0: any
+    number."""
 
     auto_create: tuple[str, ...] = ("*/*",)
     """In which namespaces publishing to a topic that does not exist creates it: patterns of

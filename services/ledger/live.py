@@ -19,6 +19,7 @@ from services.errors import DomainError, Fenced, Kind, StoreUnavailable
 from services.ledger.core.entry import StoredEntry, Unit
 from services.ledger.core.receipt import Receipt, Unsettled, old_ids, settled
 from services.ledger.core.writer import (
+    BACKOFF_MAX_S,
     Admit,
     Answer,
     Append,
@@ -41,6 +42,7 @@ from services.ledger.ports import (
     Changed,
     Deduplicator,
     Disabled,
+    EntryCorrupt,
     Judged,
     LedgerStore,
     LogState,
@@ -55,7 +57,7 @@ OPEN_RETRY_AFTER_S: Final = 0.5
 
 
 class Recovering(DomainError):
-    """The topic's deduplication state is being rebuilt."""
+    """The topic's deduplication state is being rebuilt, or waits for that."""
 
     kind = Kind.UNAVAILABLE
     reason = "RECOVERING"
@@ -231,7 +233,13 @@ class LiveTopic:
         tasks: asyncio.TaskGroup,
         *,
         limits: Limits,
+        replay_entries_max: int,
     ) -> None:
+        """
+        Args:
+            replay_entries_max: how many entries that deduplication lacks are replayed from here; if
+                it lacks more, the topic waits until somebody else has loaded them. 0: any number.
+        """
         self.topic = state.topic
         self.grown = Pulse()
         self.progress = Pulse()
@@ -245,8 +253,10 @@ class LiveTopic:
         self._sessions: dict[int, Session] = {}
         self._names: dict[str, Session] = {}
         self._last_append_ms = 0
+        self._replay_entries_max = replay_entries_max
         self._replayed: Position | None = None
-        self._remaining_entries = 0
+        self._postponed: _Postponed | None = None
+        self._lacking_entries = 0
         self._trimming = asyncio.Lock()
         self._trims = self._trims_replayed = 0
         self._perform(self._writer.start())
@@ -260,6 +270,11 @@ class LiveTopic:
     def incarnation(self) -> int:
         """Which topic of this name it is."""
         return self._writer.incarnation
+
+    @property
+    def entries_to_replay(self) -> int:
+        """About how many entries deduplication lacks, as far as is known; 0 of a live topic."""
+        return 0 if self._writer.phase is Phase.LIVE else self._lacking_entries
 
     @property
     def producers(self) -> list[str]:
@@ -279,6 +294,7 @@ class LiveTopic:
         Raises:
             ProducerBusy: the name is in use, and is not to be taken over.
             ProducerTakenOver: another stream took the name meanwhile.
+            Recovering, EntryCorrupt: the log is not, or cannot be, replayed here.
             Recovering, DedupUnavailable, StoreUnavailable: the topic was not ready in time.
             Fenced: another writer has the topic.
         """
@@ -367,6 +383,8 @@ class LiveTopic:
                             "the topic changed hands", retry_after_s=OPEN_RETRY_AFTER_S
                         )
                     writer = self._writer
+                    if isinstance(writer.last_error, Recovering | EntryCorrupt):
+                        raise writer.last_error  # no short wait helps
                     if (
                         writer.phase is Phase.LIVE
                         and writer.knows_policy(number)
@@ -446,17 +464,22 @@ class LiveTopic:
         match outcome:
             case Judged(revision, verdicts, persisted, aborts):
                 return writer.judged(revision, verdicts, persisted, aborts)
+            case Applied() if isinstance(call, Confirm):
+                return writer.confirmed()
             case Applied(revision):
-                return writer.confirmed() if isinstance(call, Confirm) else writer.aligned(revision)
+                self._lacking_entries = 0
+                return writer.aligned(revision)
             case Behind(confirmed):
-                log.warning(
-                    "deduplication lacks entries", topic=str(self.topic), after=str(confirmed)
-                )
+                if self._postponed is None or confirmed != self._postponed.after:
+                    log.warning(
+                        "deduplication lacks entries", topic=str(self.topic), after=str(confirmed)
+                    )
                 return writer.behind(confirmed)
             case Changed():
                 log.warning("deduplication state changed", topic=str(self.topic))
                 return writer.changed()
             case Disabled():
+                self._lacking_entries = 0
                 return writer.disabled()
 
     async def _append(self, append: Append) -> list[Effect]:
@@ -505,14 +528,15 @@ class LiveTopic:
                 page = await self._page(read)
                 if page is None:
                     log.warning("the log was trimmed: from the beginning", topic=str(self.topic))
-                    await self._dedup.forget_topic(self.topic, self._writer.incarnation)
+                    await self._dedup.forget_topic(
+                        self.topic, self._writer.incarnation, deleted=False
+                    )
+        except Recovering as error:
+            return [] if self.stopped else self._writer.log_failed(error)
         except DomainError as error:
-            log.critical(
-                "the log cannot be replayed",
-                topic=str(self.topic),
-                reason=error.reason,
-                **error.details,
-            )
+            about = {**error.details, "topic": str(self.topic), "reason": error.reason}
+            log.critical("the log cannot be replayed", **about)
+            error.retry_after_s = error.retry_after_s or OPEN_RETRY_AFTER_S
             return [] if self.stopped else self._writer.log_failed(error)
         if self.stopped:
             return []
@@ -527,13 +551,18 @@ class LiveTopic:
         What was trimmed counts as well, or its producers could store it again. A replay that starts
         from nothing begins with the last ids of those producers, as if they were entries of a
         ledger 0.
+
+        Raises:
+            Recovering: it is more than is replayed from here. That is counted at the beginning.
         """
         after = read.after
         if after is None:
             self._trims_replayed = self._trims
+        if after is not None and await self._is_trimmed_after(after):
+            return None
+        if after is None or after != self._replayed:
+            await self._count(after)
         if after is None or after.ledger_id == BEFORE_THE_LOG:
-            if self._trims_replayed != self._trims:
-                return None
             skip = 0 if after is None else after.entry_id + 1
             trimmed = await self._store.trimmed_producers(self.topic, skip=skip, limit=read.limit)
             if trimmed:
@@ -542,10 +571,9 @@ class LiveTopic:
                     Logged(Position(BEFORE_THE_LOG, skip + i), producer, highest, now_ms)
                     for i, (producer, highest) in enumerate(trimmed)
                 ]
+                self._replayed = logged[-1].position
                 more = len(trimmed) == read.limit
-                return logged, await self._store.count_after(self.topic, None) + more
-        elif await self._is_trimmed_after(after):
-            return None
+                return logged, self._lacking_entries + more
         entries = await self._store.read(
             self.topic,
             after,
@@ -553,21 +581,48 @@ class LiveTopic:
             bytes_max=_REPLAY_PAGE_BYTES,
             payloads=False,
         )
-        return [_logged(each) for each in entries], await self._remaining(after, entries)
+        return [_logged(each) for each in entries], self._remaining(entries)
 
     async def _is_trimmed_after(self, position: Position) -> bool:
+        if position.ledger_id == BEFORE_THE_LOG:
+            return self._trims_replayed != self._trims
         state = await self._store.get(self.topic)
         return position < (state.first or state.tail or position)
 
-    async def _remaining(self, after: Position | None, entries: Sequence[StoredEntry]) -> int:
+    async def _count(self, after: Position | None) -> None:
+        """Count what a replay that begins after this position has to read.
+
+        Raises:
+            Recovering: it is too much. While the topic waits, it is not counted again.
+        """
+        place = _Postponed(after, self._writer.tail, self._trims)
+        if place != self._postponed:
+            self._lacking_entries = await self._store.count_after(self.topic, after)
+            if not 0 < self._replay_entries_max < self._lacking_entries:
+                self._postponed = None
+                return
+            self._postponed = place
+            log.warning(
+                "a long replay is left to a rebuild",
+                topic=str(self.topic),
+                after=str(after),
+                entries=self._lacking_entries,
+                entries_max=self._replay_entries_max,
+            )
+        raise Recovering(
+            "the topic waits until its deduplication state is rebuilt",
+            retry_after_s=BACKOFF_MAX_S,
+            entries_to_replay=self._lacking_entries,
+        )
+
+    def _remaining(self, entries: Sequence[StoredEntry]) -> int:
         """About how many entries a replay has still to read after these; 0 at the end."""
         if not entries or entries[-1].position == self._writer.tail:
+            self._replayed = None
             return 0
-        if self._replayed != after or after is None:
-            self._remaining_entries = await self._store.count_after(self.topic, after)
         self._replayed = entries[-1].position
-        self._remaining_entries = max(1, self._remaining_entries - len(entries))
-        return self._remaining_entries
+        self._lacking_entries = max(1, self._lacking_entries - len(entries))
+        return self._lacking_entries
 
     async def _reopen(self) -> list[Effect]:
         try:
@@ -580,6 +635,15 @@ class LiveTopic:
             return [] if self.stopped else self._writer.reopen_failed(error)
         log.warning("topic taken again", topic=str(self.topic), ledger_id=state.ledger_id)
         return [] if self.stopped else self._writer.reopened(state.ledger_id, state.tail)
+
+
+class _Postponed(NamedTuple):
+    """A replay that is too long: where it would begin, where the log ended when it was counted, and
+    how often that was trimmed before."""
+
+    after: Position | None
+    tail: Position | None
+    trims: int
 
 
 BEFORE_THE_LOG: Final = 0

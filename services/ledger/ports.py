@@ -1,4 +1,4 @@
-"""What the ledger service needs from outside: a store for logs, and deduplication.
+"""What the ledger service needs from outside: a store for logs, deduplication, and cursors.
 
 tests/conformance judges every store by the same suite. The store is what a replicated log offers
 too (an append on an expected tail under an epoch, range reads, a tail), so that one can take
@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from seqgate.types import Position, TopicName
 from services.errors import DomainError, Kind
+from services.ledger.core.columns import Columns
 from services.ledger.core.entry import Entry, StoredEntry, Unit
 from services.ledger.core.receipt import Fate
 from services.ledger.core.writer import Confirmation, Verdict
@@ -34,6 +35,13 @@ class DedupUnavailable(DomainError):
 
     kind = Kind.UNAVAILABLE
     reason = "DEDUP_UNAVAILABLE"
+
+
+class CursorsUnavailable(DomainError):
+    """The cursor service does not answer; whether it did what it was asked is not known."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "CURSORS_UNAVAILABLE"
 
 
 class TooManyProducers(DomainError):
@@ -64,6 +72,14 @@ class Trimmed(NamedTuple):
     first: Position | None
 
 
+class LedgerRange(NamedTuple):
+    """The part of a ledger that the log still has. Its entry ids are consecutive."""
+
+    ledger_id: int
+    first_entry: int
+    last_entry: int
+
+
 class LedgerStore(Protocol):
     """Logs by topic.
 
@@ -71,7 +87,7 @@ class LedgerStore(Protocol):
         TopicNotFound: from every method that names a topic, but create, and take with create.
         StoreUnavailable: from every method.
         StoreFull: from every method that writes.
-        EntryCorrupt: from read and find; it names the last position that cannot be read.
+        EntryCorrupt: from read, columns and find; it names the last position that cannot be read.
     """
 
     async def create(self, topic: TopicName) -> tuple[LogState, bool]:
@@ -120,6 +136,24 @@ class LedgerStore(Protocol):
         and no more than fits. Without payloads, these are empty."""
         ...
 
+    async def columns(
+        self,
+        topic: TopicName,
+        after: Position | None,
+        *,
+        through: Position,
+        metadata: bool,
+        runs_max: int,
+        bytes_max: int,
+    ) -> list[Columns]:
+        """Entries after one position and through another that are not trimmed, in order, as runs of
+        what was appended together: at least one if there is one, and no more than fits."""
+        ...
+
+    async def ledgers(self, topic: TopicName, *, after: int, limit: int) -> list[LedgerRange]:
+        """The ledgers after one that hold entries, in order."""
+        ...
+
     async def count_after(self, topic: TopicName, position: Position | None) -> int:
         """About how many entries follow a position; never 0 when one does."""
         ...
@@ -140,11 +174,11 @@ class LedgerStore(Protocol):
         ...
 
     async def trimmed_producers(
-        self, topic: TopicName, *, skip: int, limit: int
+        self, topic: TopicName, *, skip: int = 0, after: str = "", limit: int
     ) -> list[tuple[str, int]]:
         """The highest id of each producer among the entries that were trimmed, in the order of the
-        producers' names, from the one after `skip` others on. The id of a large message counts if,
-        when it was trimmed, the message was complete or overtaken."""
+        producers' names: those after a name, from the one after `skip` others on. The id of a large
+        message counts if, when it was trimmed, the message was complete or overtaken."""
         ...
 
     async def get(self, topic: TopicName) -> LogState:
@@ -157,6 +191,14 @@ class LedgerStore(Protocol):
 
     async def trim(self, topic: TopicName, before: Position) -> Trimmed:
         """Remove the entries before a position."""
+        ...
+
+    async def retained_from(
+        self, topic: TopicName, *, appended_since_ms: int | None, bytes_max: int | None
+    ) -> Position | None:
+        """Where the entries begin that retention keeps: those before were appended before that
+        time, or are what the topic is too large by; entries that were appended together, together.
+        Of many that are to go, this may be only a part. None: the topic holds nothing."""
         ...
 
     async def renew(self, topic: TopicName) -> None:
@@ -247,10 +289,32 @@ class Deduplicator(Protocol):
         """Have producers remembered."""
         ...
 
-    async def forget_topic(self, topic: TopicName, incarnation: int) -> None:
-        """Have a deleted topic's state dropped."""
+    async def forget_topic(self, topic: TopicName, incarnation: int, *, deleted: bool) -> None:
+        """Have a topic's state dropped; if it was deleted, also what was set for it."""
+        ...
+
+    async def snapshot(self, topic: TopicName) -> Position | None:
+        """Have the topic's state attached to deduplication's cursor; how far what is attached then
+        covers the log. None: there is nothing to keep, and nothing is attached."""
         ...
 
     async def check(self) -> None:
         """Return if the service is ready."""
+        ...
+
+
+class Cursors(Protocol):
+    """The cursor service, as the ledger asks it.
+
+    Raises:
+        CursorsUnavailable: from every method; the outcome is not known.
+    """
+
+    async def mark_deletes(self, topic: TopicName) -> dict[str, Position | None]:
+        """How far each cursor of a topic has acknowledged everything, in the order of their names;
+        None: nothing."""
+        ...
+
+    async def delete_all(self, topic: TopicName) -> None:
+        """Remove a topic's cursors."""
         ...

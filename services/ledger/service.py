@@ -5,24 +5,30 @@ servicer.py translates the wire to these calls; live.py runs the topics that are
 
 import asyncio
 import fnmatch
+import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import structlog
 
-from seqgate.types import Position, TopicName
+from seqgate.types import DEDUP_CURSOR, SEQUENCE_ID_MAX, Position, TopicName
 from services.errors import DomainError, Draining, Kind
 from services.ledger.config import LedgerConfig
+from services.ledger.core.columns import Columns, parts
 from services.ledger.core.entry import StoredEntry
 from services.ledger.core.receipt import Fate
 from services.ledger.core.writer import Limits
 from services.ledger.live import LiveTopic, Pulse, Session, Window
 from services.ledger.ports import (
+    Cursors,
+    CursorsUnavailable,
     Deduplicator,
     DedupUnavailable,
+    LedgerRange,
     LedgerStore,
     LogState,
+    TopicNotFound,
     Trimmed,
 )
 
@@ -31,6 +37,12 @@ log = structlog.get_logger()
 READ_ENTRIES_MAX: Final = 1_000
 READ_BYTES_MAX: Final = 1024 * 1024
 """How much one ReadResponse holds at most; one entry always fits."""
+
+TOPICS_PAGE: Final = 100
+"""How many topics are looked through at a time for what retention keeps no longer."""
+
+READ_RUNS_MAX: Final = 1_000
+"""How many runs one ReadColumnsResponse holds at most."""
 
 PAGE_ENTRIES_MAX: Final = 4_000
 PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -88,6 +100,13 @@ class Range(NamedTuple):
     payloads: bool
 
 
+class Trim(NamedTuple):
+    """What a trim did, and the cursors without which it would have removed more, by name."""
+
+    trimmed: Trimmed
+    held_back_by: list[str]
+
+
 class Ledger:
     """One instance serves all topics."""
 
@@ -96,11 +115,13 @@ class Ledger:
         config: LedgerConfig,
         store: LedgerStore,
         dedup: Deduplicator,
+        cursors: Cursors,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._config = config
         self._store = store
         self._dedup = dedup
+        self._cursors = cursors
         self._tasks = tasks
         self._live: dict[TopicName, LiveTopic] = {}
         self._taking = asyncio.Lock()
@@ -159,7 +180,14 @@ class Ledger:
                     self._config.group_bytes_max,
                     self._config.failures_max,
                 )
-                live = LiveTopic(state, self._store, self._dedup, self._tasks, limits=limits)
+                live = LiveTopic(
+                    state,
+                    self._store,
+                    self._dedup,
+                    self._tasks,
+                    limits=limits,
+                    replay_entries_max=self._config.inline_replay_entries_max,
+                )
                 self._live[topic] = live
             return live
 
@@ -207,6 +235,48 @@ class Ledger:
             else:
                 return
 
+    async def columns(
+        self,
+        log: LogState,
+        after: Position | None,
+        through: Position | None,
+        draining: asyncio.Event,
+        *,
+        metadata: bool,
+    ) -> AsyncIterator[list[Columns]]:
+        """Entries after one position and through another, but not beyond the end of the log as it
+        was given, by response; ends with them, or when `draining` is set."""
+        if log.tail is None:
+            return
+        end = log.tail if through is None else min(log.tail, through)
+        while not draining.is_set() and (after is None or after < end):
+            runs = await self._store.columns(
+                log.topic,
+                after,
+                through=end,
+                metadata=metadata,
+                runs_max=READ_RUNS_MAX,
+                bytes_max=READ_BYTES_MAX,
+            )
+            if not runs:
+                return
+            if len(runs) > 1:
+                yield runs
+            else:  # the only one that may be too large
+                for part in parts(runs[0], READ_BYTES_MAX):
+                    yield [part]
+            after = runs[-1].last
+
+    async def ledgers(self, topic: TopicName, *, after: int, limit: int) -> list[LedgerRange]:
+        """A topic's ledgers after one that hold entries, in order."""
+        return await self._store.ledgers(topic, after=after, limit=limit)
+
+    async def trimmed_producers(
+        self, topic: TopicName, *, after: str, limit: int
+    ) -> list[tuple[str, int]]:
+        """The producers after one of which entries were trimmed, each with its highest id there."""
+        return await self._store.trimmed_producers(topic, after=after, limit=limit)
+
     async def _reached(self, topic: TopicName, through: Position) -> bool:
         tail = (await self._store.get(topic)).tail
         return tail is not None and tail >= through
@@ -246,36 +316,83 @@ class Ledger:
         live = self._live.get(topic)
         return 0 if live is None else len(live.producers)
 
+    def entries_to_replay(self, topic: TopicName) -> int:
+        """About how many entries of a topic deduplication lacks, as far as is known here."""
+        live = self._live.get(topic)
+        return 0 if live is None or live.stopped else live.entries_to_replay
+
     async def find(self, topic: TopicName, producer: str, sequence_id: int, uuid: str) -> Fate:
         """Where a message is; of a large one, this attempt at it, if a uuid is given."""
         (fate,) = await self._store.find(topic, producer, [sequence_id], uuid=uuid)
         return fate
 
-    async def trim(self, topic: TopicName, before: Position) -> Trimmed:
+    async def trim(self, topic: TopicName, before: Position) -> Trim:
+        """Remove the entries before a position that every cursor has acknowledged.
+
+        Deduplication's own cursor is behind most of the time: it is asked to move it, so that it
+        never holds a topic back for longer than that takes.
+
+        Raises:
+            CursorsUnavailable: nothing was removed.
+        """
+        state = await self._store.get(topic)
+        if state.tail is not None:  # what is appended from now on stays
+            before = min(before, _following(state.tail))
+        mark_deletes: Mapping[str, Position | None] = await self._cursors.mark_deletes(topic)
+        if DEDUP_CURSOR in _holding(mark_deletes, before):
+            mark_deletes = await self._snapshot(topic, mark_deletes)
+        holding = _holding(mark_deletes, before)
+        if holding:
+            lowest = mark_deletes[holding[0]]
+            limit = NOWHERE if lowest is None else _following(lowest)
+        else:
+            limit = before
+        trimmed = Trimmed(0, state.first)
+        if state.first is not None and state.first < limit:
+            trimmed = await self._trim(topic, limit)
+        if trimmed.first is None or trimmed.first >= before:
+            holding = []  # at the end of a ledger, say, with nothing more to go
+        if trimmed.removed_entries:
+            log.info("topic trimmed", topic=str(topic), removed_entries=trimmed.removed_entries)
+        return Trim(trimmed, holding)
+
+    async def _snapshot(
+        self, topic: TopicName, mark_deletes: Mapping[str, Position | None]
+    ) -> Mapping[str, Position | None]:
+        """Have deduplication move its cursor. How far each of the topic's cursors is then; without
+        deduplication's own, when there is nothing that it would keep in it."""
+        try:
+            kept = await self._dedup.snapshot(topic)
+        except DedupUnavailable as error:
+            log.warning("no snapshot before a trim", topic=str(topic), reason=error.reason)
+            return mark_deletes
+        moved = await self._cursors.mark_deletes(topic)
+        if kept is None:
+            moved.pop(DEDUP_CURSOR, None)
+        return moved
+
+    async def _trim(self, topic: TopicName, before: Position) -> Trimmed:
         """Remove entries.
 
         A large message that loses its first chunks while it is incomplete must not be completed:
         deduplication is made to forget them, and its producer starts it again.
         """
         async with self._taking:
-            state = await self._store.get(topic)
-            if state.tail is not None:  # what is appended from now on stays
-                before = min(before, state.tail._replace(entry_id=state.tail.entry_id + 1))
             if await self._store.cuts_unfinished(topic, before):
                 live = self._live.pop(topic, None)
                 if live is not None:
                     live.stop(Draining("the topic was let go", retry_after_s=0.1))
                 await self._store.renew(topic)
-                trimmed = await self._store.trim(topic, before)
-            else:
-                live = self._live.get(topic)
-                trim = self._store.trim(topic, before) if live is None else live.trim(before)
-                trimmed = await trim
-        log.info("topic trimmed", topic=str(topic), removed_entries=trimmed.removed_entries)
-        return trimmed
+                return await self._store.trim(topic, before)
+            live = self._live.get(topic)
+            return await (self._store.trim(topic, before) if live is None else live.trim(before))
 
     async def delete(self, topic: TopicName, *, force: bool) -> None:
-        """Remove a topic and its deduplication state.
+        """Remove a topic, its deduplication state and its cursors.
+
+        The log goes first, and for good. What of the others cannot be reached then stays: a state
+        counts for no later topic of this name, but a cursor holds its trims back, until somebody
+        removes it.
 
         Raises:
             TopicInUse: producers are connected, and it is not forced.
@@ -289,12 +406,24 @@ class Ledger:
                 live.stop(TopicDeleted("the topic was deleted", topic=topic))
             await self._store.delete(topic)
         log.info("topic deleted", topic=str(topic))
+        # At once: each has the time that the caller gave.
+        await asyncio.gather(self._forget(topic, state.incarnation), self._delete_cursors(topic))
+
+    async def _forget(self, topic: TopicName, incarnation: int) -> None:
         try:
-            await self._dedup.forget_topic(topic, state.incarnation)
+            await self._dedup.forget_topic(topic, incarnation, deleted=True)
         except DedupUnavailable as error:
             # Harmless: the next incarnation of the topic starts from nothing, and the purge
             # forgets what is inactive.
             log.warning("deduplication state not dropped", topic=str(topic), reason=error.reason)
+
+    async def _delete_cursors(self, topic: TopicName) -> None:
+        if topic.is_system:  # what a system keeps there is no reader's of this log
+            return
+        try:
+            await self._cursors.delete_all(topic)
+        except CursorsUnavailable as error:
+            log.warning("cursors not deleted", topic=str(topic), reason=error.reason)
 
     # ---- for as long as the process lives
 
@@ -321,6 +450,50 @@ class Ledger:
         except DedupUnavailable as error:
             log.warning("producers not kept", topic=str(topic), reason=error.reason)
 
+    async def trim_forever(self) -> None:
+        """Remove what retention no longer keeps, time and again. Nothing to do if it keeps all."""
+        config = self._config
+        if config.retention_minutes < 0 and config.retention_bytes < 0:
+            return
+        while True:
+            await asyncio.sleep(config.trim_interval_s)
+            after = ""
+            while page := await self._some_topics(after):
+                for state in page:
+                    await self._retain(state)
+                after = str(page[-1].topic)
+
+    async def _some_topics(self, after: str) -> list[LogState]:
+        try:
+            return await self._store.topics(prefix="", after=after, limit=TOPICS_PAGE)
+        except DomainError as error:
+            log.warning("topics not looked through", after=after, reason=error.reason)
+            return []
+
+    async def _retain(self, state: LogState) -> None:
+        """Remove what retention keeps no longer of a topic. A failure is this topic's alone."""
+        topic, first = state.topic, state.first
+        minutes, size_bytes = self._config.retention_minutes, self._config.retention_bytes
+        now_ms = time.time_ns() // 1_000_000
+        since_ms = None if minutes < 0 else now_ms - minutes * 60_000
+        bytes_max = None if size_bytes < 0 else size_bytes
+        try:
+            while first is not None:
+                before = await self._store.retained_from(
+                    topic, appended_since_ms=since_ms, bytes_max=bytes_max
+                )
+                if before is None or before <= first:
+                    return
+                trim = await self.trim(topic, before)
+                if trim.held_back_by or not trim.trimmed.removed_entries:
+                    return
+                first = trim.trimmed.first
+        except TopicNotFound:
+            return
+        except DomainError as error:
+            about = {**error.details, "topic": str(topic), "reason": error.reason}
+            log.warning("not trimmed by retention", **about)
+
     async def finish(self, timeout_s: float) -> None:
         """Let what is under way end, confirmations included, and do nothing more."""
         try:
@@ -341,6 +514,25 @@ class Ledger:
         """Close the streams of those who did not."""
         for live in self._live.values():
             live.stop(Draining("the service is shutting down", retry_after_s=0.5))
+
+
+NOWHERE: Final = Position(0, 0)
+"""A place before the first entry of any log."""
+
+
+def _following(position: Position) -> Position:
+    """The place right after a position."""
+    if position.entry_id == SEQUENCE_ID_MAX:
+        return Position(position.ledger_id + 1, 0)
+    return Position(position.ledger_id, position.entry_id + 1)
+
+
+def _holding(mark_deletes: Mapping[str, Position | None], before: Position) -> list[str]:
+    """The cursors that have acknowledged the least, unless that is everything before a position."""
+    lowest = min((each or NOWHERE for each in mark_deletes.values()), default=before)
+    if before <= _following(lowest):
+        return []
+    return sorted(name for name, each in mark_deletes.items() if (each or NOWHERE) == lowest)
 
 
 def _responses(entries: list[StoredEntry], *, payloads: bool) -> Iterator[list[StoredEntry]]:

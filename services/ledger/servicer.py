@@ -1,6 +1,7 @@
 """The wire of the ledger service: check, translate, call, translate back."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -31,6 +32,7 @@ from services.errors import (
     InvalidTopicName,
     Kind,
 )
+from services.ledger.core.columns import Columns
 from services.ledger.core.entry import Entry, StoredEntry, Unit, unit_of
 from services.ledger.core.receipt import (
     Fate,
@@ -64,7 +66,9 @@ INSTANCE_BYTES_MAX: Final = 64
 
 PAGE_DEFAULT: Final = 1_000
 PAGE_MAX: Final = 10_000
-"""How many topics a page holds, unless asked otherwise, and at most."""
+"""How many of what it lists a page holds, unless asked otherwise, and at most."""
+
+_LEDGER_TOKEN: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 RECEIPTS_MAX: Final = 10_000
 """How many receipts one response holds at most."""
@@ -162,6 +166,54 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         if draining.is_set():
             yield pb.ReadResponse(draining=pb.Draining())
 
+    async def ReadColumns(
+        self, request: pb.ReadColumnsRequest, context: Context
+    ) -> AsyncIterator[pb.ReadColumnsResponse]:
+        topic = _topic(request.topic)
+        after = _position("after", request.after) if request.HasField("after") else None
+        through = _position("through", request.through) if request.HasField("through") else None
+        log = await self._ledger.get(topic)
+        yield pb.ReadColumnsResponse(
+            started=pb.Started(first=_to_position(log.first), last=_to_position(log.tail))
+        )
+        draining = self._drain.event
+        metadata = request.metadata
+        async for runs in self._ledger.columns(log, after, through, draining, metadata=metadata):
+            blocks = pb.EntryBlocks(blocks=map(_to_columns, runs))
+            yield pb.ReadColumnsResponse(blocks=blocks)
+        if draining.is_set():
+            yield pb.ReadColumnsResponse(draining=pb.Draining())
+
+    async def ListLedgers(
+        self, request: pb.ListLedgersRequest, context: Context
+    ) -> pb.ListLedgersResponse:
+        limit = _page_size(request.page_size)
+        ledgers = await self._ledger.ledgers(
+            _topic(request.topic), after=_ledger_token(request.page_token), limit=limit
+        )
+        return pb.ListLedgersResponse(
+            ledgers=[
+                pb.LedgerRange(ledger_id=ledger_id, first_entry_id=first, last_entry_id=last)
+                for ledger_id, first, last in ledgers
+            ],
+            next_page_token=str(ledgers[-1].ledger_id) if len(ledgers) == limit else "",
+        )
+
+    async def ListTrimmedProducers(
+        self, request: pb.ListTrimmedProducersRequest, context: Context
+    ) -> pb.ListTrimmedProducersResponse:
+        limit = _page_size(request.page_size)
+        trimmed = await self._ledger.trimmed_producers(
+            _topic(request.topic), after=_producer_token(request.page_token), limit=limit
+        )
+        return pb.ListTrimmedProducersResponse(
+            producers=[
+                pb.TrimmedProducer(producer_name=name, highest_sequence_id=highest)
+                for name, highest in trimmed
+            ],
+            next_page_token=trimmed[-1][0] if len(trimmed) == limit else "",
+        )
+
     async def CreateTopic(
         self, request: pb.CreateTopicRequest, context: Context
     ) -> pb.CreateTopicResponse:
@@ -175,9 +227,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
     async def ListTopics(
         self, request: pb.ListTopicsRequest, context: Context
     ) -> pb.ListTopicsResponse:
-        if not 0 <= request.page_size <= PAGE_MAX:
-            raise InvalidPage(f"a page holds 1 to {PAGE_MAX:,} topics", field="page_size")
-        limit = request.page_size or PAGE_DEFAULT
+        limit = _page_size(request.page_size)
         logs = await self._ledger.topics(
             prefix=request.prefix, after=_page_token(request.page_token), limit=limit
         )
@@ -209,9 +259,11 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         if not request.HasField("before"):
             raise InvalidRange("a trim says what to keep", field="before")
         before = _position("before", request.before)
-        trimmed = await self._ledger.trim(_topic(request.topic), before)
+        trimmed, held_back_by = await self._ledger.trim(_topic(request.topic), before)
         return pb.TrimTopicResponse(
-            removed_entries=trimmed.removed_entries, first=_to_position(trimmed.first)
+            removed_entries=trimmed.removed_entries,
+            first=_to_position(trimmed.first),
+            held_back_by=held_back_by,
         )
 
     async def DeleteTopic(
@@ -356,6 +408,8 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             messages=log.messages,
             bytes=log.size_bytes,
             connected_producers=self._ledger.connected(log.topic),
+            incarnation=log.incarnation,
+            entries_to_replay=self._ledger.entries_to_replay(log.topic),
         )
 
 
@@ -364,6 +418,29 @@ def _topic(text: str) -> TopicName:
         return TopicName.parse(text)
     except InvalidNameError as error:
         raise InvalidTopicName(str(error), field="topic") from error
+
+
+def _page_size(asked: int) -> int:
+    if not 0 <= asked <= PAGE_MAX:
+        raise InvalidPage(f"a page holds 1 to {PAGE_MAX:,}", field="page_size")
+    return asked or PAGE_DEFAULT
+
+
+def _ledger_token(token: str) -> int:
+    """A page's token is the id of its last ledger."""
+    if not token:
+        return -1
+    if not _LEDGER_TOKEN.fullmatch(token) or int(token) > SEQUENCE_ID_MAX:
+        raise InvalidPage("no page has this token", field="page_token")
+    return int(token)
+
+
+def _producer_token(token: str) -> str:
+    """A page's token is the name of its last producer."""
+    try:
+        return check_producer_name(token) if token else ""
+    except InvalidNameError as error:
+        raise InvalidPage("no page has this token", field="page_token") from error
 
 
 def _page_token(token: str) -> str:
@@ -600,6 +677,30 @@ def _to_position(position: Position | None) -> entry_pb2.Position | None:
     if position is None:
         return None
     return entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
+
+
+def _to_columns(run: Columns) -> pb.EntryColumns:
+    block = pb.EntryColumns(
+        ledger_id=run.ledger_id,
+        first_entry_id=run.first_entry,
+        count=run.size,
+        append_time=run.append_ms,
+        producers=run.producers,
+        producer=run.producer,
+        sequence_id=run.lowest,
+        highest_sequence_id=run.highest,
+        num_messages=run.messages,
+        payload_bytes=run.payload_bytes,
+        metadata=run.metadata,
+    )
+    # Rare, and costly to set to nothing in a run of one entry.
+    if run.markers:
+        block.markers.extend(run.markers)
+    for place, chunk in run.chunks.items():
+        block.chunks[place].MergeFrom(pb.EntryChunk(**chunk._asdict()))
+    if run.aborts:
+        block.aborts.update(run.aborts)
+    return block
 
 
 def _to_stored(stored: StoredEntry, *, payloads: bool) -> pb.StoredEntry:

@@ -50,6 +50,8 @@ async def test_status(seqgate: CommandLine, stored: str) -> None:
     assert fields["Topic"] == stored
     assert fields["State"] == "active"
     assert fields["Deduplicates"] == "yes (set by: default)"
+    assert fields["Snapshot after entries"] == "1000 (set by: default)"
+    assert fields["Snapshot after seconds"] == "120 (set by: default)"
     assert fields["Confirmed up to"] == "1:2"
     assert fields["Producers"] == "2"
     record = shown.record
@@ -172,7 +174,8 @@ async def test_policy_says_where_each_value_was_set(
 
         await eventually(seen)
         table, shown = await asyncio.gather(
-            seqgate("dedup", "policy", topic), seqgate("dedup", "policy", topic, "-o", "json")
+            seqgate("dedup", "policy", "show", topic),
+            seqgate("dedup", "policy", "show", topic, "-o", "json"),
         )
     finally:
         stack.policy_file.write_text(before)
@@ -183,6 +186,8 @@ async def test_policy_says_where_each_value_was_set(
         ["producer_inactivity_timeout_minutes", "360", "default"],
         ["max_producers", "77", "namespace"],
         ["on_full", "refuse", "topic"],
+        ["snapshot_entries", "1000", "default"],
+        ["snapshot_interval_s", "120", "default"],
     ]
     assert shown.record == {
         "topic": topic,
@@ -190,4 +195,6 @@ async def test_policy_says_where_each_value_was_set(
         "producer_inactivity_timeout_minutes": {"value": 360, "source": "DEFAULT"},
         "max_producers": {"value": 77, "source": "NAMESPACE"},
         "on_full": {"value": "refuse", "source": "TOPIC"},
+        "snapshot_entries": {"value": 1000, "source": "DEFAULT"},
+        "snapshot_interval_s": {"value": 120, "source": "DEFAULT"},
     }

@@ -181,3 +181,51 @@ async def test_a_tail_reaches_back_over_writers(
     assert [each["payload"] for each in ended.records] == [*"defg"]
     assert [each["message_id"].split(":")[0] for each in ended.records] == ["1", "1", "2", "2"]
     assert json.loads(ended.out.splitlines()[0])["message_id"] == "1:3:-1"
+
+
+async def test_a_trim_tells_what_went_and_what_held_it_back(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    ids = await published(client, topic, *"abcde")
+    for cursor in ("slow", "as-slow"):
+        created = await seqgate("cursor", "create", topic, cursor, "--at", ids[2])
+        assert created.code == 0
+    await seqgate("cursor", "create", topic, "quick", "--at", ids[4])
+
+    trimmed = await seqgate("topic", "trim", topic, ids[3], "-o", "json")
+    assert trimmed.record == {
+        "topic": topic,
+        "removed_entries": 2,
+        "first": "1:2",
+        "held_back_by": ["as-slow", "slow"],
+    }
+    table = await seqgate("topic", "trim", topic, "1:4")
+    assert table.rows == [
+        ["Topic", topic],
+        ["Removed entries", "0"],
+        ["First entry", "1:2"],
+        ["Held back by", "as-slow"],
+        ["Held back by", "slow"],
+    ]
+    for cursor in ("slow", "as-slow"):
+        await seqgate("cursor", "rm", topic, cursor)
+    rest = await seqgate("topic", "trim", topic, "1:4", "-o", "json")
+    assert (rest.record["first"], rest.record["held_back_by"]) == ("1:4", [])
+    tail = await seqgate("topic", "tail", topic, "-o", "json")
+    assert [each["payload"] for each in tail.records] == ["e"]
+
+
+async def test_a_large_message_is_kept_from_its_first_chunk_on(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    payloads = ["a", "b" * 5_000]
+    ids = await published(client, topic, *payloads, chunking=Chunking(1024))
+    trimmed = await seqgate("topic", "trim", topic, ids[1], "-o", "json")
+    assert (trimmed.record["removed_entries"], trimmed.record["first"]) == (1, "1:1")
+
+
+@pytest.mark.parametrize("before", ["", "latest", "1", "1:x", "(-1,2,-1,-1)"])
+async def test_a_trim_without_a_place_is_no_trim(seqgate: CommandLine, before: str) -> None:
+    ended = await seqgate("topic", "trim", "t", "--", before)
+    assert ended.code == 2
+    assert "BEFORE" in ended.err

@@ -709,6 +709,37 @@ async def test_a_damaged_cursor_says_so_and_can_be_deleted(file: Place, damage: 
     assert (await contents(file.store)).pages == []
 
 
+async def test_what_is_attached_is_not_read_unless_it_is_asked_for(file: Place) -> None:
+    """Neither what is damaged nor what is gone is noticed then."""
+    await create(file.store)
+    await change(file.store, lambda state: state.mark_delete(Position(1, 7), {"k": "v"}, ANYBODY))
+    await change(
+        file.store, lambda state: state.update_properties({"own": "1"}, [], ANYBODY, clear=False)
+    )
+    whole = (await contents(file.store)).head
+    await file.close()
+    with apsw.Connection(str(file.path)) as db:
+        digest = "(SELECT mark_digest FROM cursor)"
+        db.execute(f"DELETE FROM properties WHERE digest = {digest}")
+        assert db.changes() == 1
+    db.close()
+    await file.open()
+    with pytest.raises(CursorCorrupt):
+        await contents(file.store)
+    bare = await file.store.look(TOPIC, NAME, _contents, whole=False)
+    assert bare.head == replace(whole, mark_delete_properties={})
+
+
+async def test_without_what_is_attached_a_cursor_is_the_same(store: CursorStore) -> None:
+    await create(store)
+    await change(store, fill)
+    whole = await contents(store)
+    assert whole.head.mark_delete_properties
+    bare = await store.look(TOPIC, NAME, _contents, whole=False)
+    assert bare == whole._replace(head=replace(whole.head, mark_delete_properties={}))
+    assert await contents(store) == whole
+
+
 async def test_a_reset_forgets_damaged_pages(file: Place) -> None:
     await create(file.store)
     await change(file.store, fill)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from random import Random
 
+import apsw
 import pytest
 import pytest_asyncio
 
@@ -14,7 +15,15 @@ from services.ledger.adapters.memory import MemoryLedgerStore
 from services.ledger.adapters.sqlite import open_sqlite_store
 from services.ledger.core.entry import Entry
 from services.ledger.core.receipt import Fate, Found, Missing, Unfinished
-from services.ledger.ports import LedgerStore, LogState, TopicNotFound, Trimmed
+from services.ledger.ports import (
+    EntryCorrupt,
+    LedgerRange,
+    LedgerStore,
+    LogState,
+    TopicNotFound,
+    Trimmed,
+)
+from tests.support.columns import Row, row_of, rows_of
 from tests.support.entries import batch, chunk, large, marker, single
 
 TOPIC = TopicName.parse("test/store/topic")
@@ -123,7 +132,10 @@ async def test_a_topic_is_made_once(store: LedgerStore) -> None:
 
 @pytest.mark.parametrize(
     "call",
-    ["read", "count_after", "find", "highest", "trimmed", "get", "trim", "cuts", "renew", "delete"],
+    [
+        *("read", "count_after", "find", "highest", "trimmed", "get", "trim", "retained", "cuts"),
+        *("renew", "delete", "columns", "ledgers"),
+    ],
 )
 async def test_what_does_not_exist_is_not_found(store: LedgerStore, call: str) -> None:
     calls = {
@@ -134,7 +146,10 @@ async def test_what_does_not_exist_is_not_found(store: LedgerStore, call: str) -
         "trimmed": lambda: store.trimmed_producers(TOPIC, skip=0, limit=1),
         "get": lambda: store.get(TOPIC),
         "trim": lambda: store.trim(TOPIC, Position(1, 0)),
+        "retained": lambda: store.retained_from(TOPIC, appended_since_ms=0, bytes_max=0),
         "cuts": lambda: store.cuts_unfinished(TOPIC, Position(1, 0)),
+        "columns": lambda: columns(store, None, Position(1, 0)),
+        "ledgers": lambda: store.ledgers(TOPIC, after=0, limit=1),
         "delete": lambda: store.delete(TOPIC),
         "renew": lambda: store.renew(TOPIC),
     }
@@ -234,6 +249,9 @@ async def test_what_was_trimmed_is_remembered_by_producer(store: LedgerStore) ->
     assert await store.trimmed_producers(TOPIC, skip=0, limit=2) == [("a", 8), ("b", 2)]
     assert await store.trimmed_producers(TOPIC, skip=2, limit=2) == [("c", 6)]
     assert await store.trimmed_producers(TOPIC, skip=3, limit=2) == []
+    assert await store.trimmed_producers(TOPIC, after="a", limit=1) == [("b", 2)]
+    assert await store.trimmed_producers(TOPIC, after="bb", limit=9) == [("c", 6)]
+    assert await store.trimmed_producers(TOPIC, after="c", limit=9) == []
 
 
 def at(*entry_ids: int) -> tuple[Position, ...]:
@@ -399,6 +417,259 @@ async def test_what_is_cut_already_is_not_cut_again(store: LedgerStore) -> None:
     assert not await store.cuts_unfinished(TOPIC, Position(1, 1))
 
 
+async def retained(
+    store: LedgerStore, *, since_ms: int | None = None, bytes_max: int | None = None
+) -> Position | None:
+    return await store.retained_from(TOPIC, appended_since_ms=since_ms, bytes_max=bytes_max)
+
+
+async def test_retention_keeps_what_is_young_enough(store: LedgerStore) -> None:
+    assert (await store.create(TOPIC))[1]
+    assert await retained(store, since_ms=100) is None
+    writer = await Writer.of(store)
+    for sequence_id, append_ms in enumerate((10, 20, 20, 30)):
+        await writer.append(single(sequence_id), append_ms=append_ms)
+    writer = await Writer.of(store)
+    await writer.append(single(4), single(5), append_ms=40)
+    assert await retained(store) == (1, 0)
+    for since_ms, first in (
+        (0, (1, 0)),
+        (10, (1, 0)),
+        (11, (1, 1)),
+        (20, (1, 1)),
+        (21, (1, 3)),
+        (31, (2, 0)),
+        (40, (2, 0)),
+        (41, (2, 2)),
+    ):
+        assert await retained(store, since_ms=since_ms) == first
+    await store.trim(TOPIC, Position(1, 2))
+    assert await retained(store, since_ms=11) == (1, 2)
+    assert await retained(store, since_ms=21) == (1, 3)
+    await store.trim(TOPIC, Position(9, 0))
+    assert await retained(store, since_ms=41) is None
+
+
+async def test_retention_keeps_as_much_as_a_topic_may_be_large(store: LedgerStore) -> None:
+    writer = await Writer.of(store)
+    for sequence_id, size_bytes in enumerate((50, 10, 30)):
+        await writer.append(single(sequence_id, payload=b"x" * size_bytes))
+    first, second, third = [each.size_bytes for each in await store.read(TOPIC, None, **EVERYTHING)]
+    everything = (await store.get(TOPIC)).size_bytes
+    assert everything == first + second + third
+    for bytes_max, place in (
+        (everything, (1, 0)),
+        (everything - 1, (1, 1)),
+        (second + third, (1, 1)),
+        (second + third - 1, (1, 2)),
+        (third, (1, 2)),
+        (third - 1, (1, 3)),
+        (0, (1, 3)),
+    ):
+        assert await retained(store, bytes_max=bytes_max) == place
+
+
+async def test_what_is_too_old_goes_and_what_is_too_much(store: LedgerStore) -> None:
+    writer = await Writer.of(store)
+    for sequence_id, append_ms in enumerate((10, 20, 30)):
+        await writer.append(single(sequence_id), append_ms=append_ms)
+    (size_bytes,) = {each.size_bytes for each in await store.read(TOPIC, None, **EVERYTHING)}
+    assert await retained(store, since_ms=20, bytes_max=size_bytes) == (1, 2)
+    assert await retained(store, since_ms=30, bytes_max=2 * size_bytes) == (1, 2)
+    assert await retained(store, since_ms=20, bytes_max=2 * size_bytes) == (1, 1)
+
+
+async def test_of_a_long_stretch_a_part_goes_at_a_time(store: LedgerStore) -> None:
+    """More blocks than one question looks at."""
+    writer = await Writer.of(store)
+    for sequence_id in range(1_030):
+        await writer.append(single(sequence_id))
+    questions = 0
+    while (place := await retained(store, bytes_max=0)) is not None:
+        questions += 1
+        assert place > ((await store.get(TOPIC)).first or place)
+        await store.trim(TOPIC, place)
+    assert questions <= 2
+    assert (await store.get(TOPIC)).tail == (1, 1_029)
+
+
+END = Position(99, 0)
+"""Beyond everything that these tests append."""
+
+
+async def columns(
+    store: LedgerStore,
+    after: Position | None,
+    through: Position,
+    *,
+    metadata: bool = False,
+    runs_max: int = 1_000,
+    bytes_max: int = 1_000_000,
+) -> list[list[Row]]:
+    """The runs of a page, entry by entry."""
+    runs = await store.columns(
+        TOPIC,
+        after,
+        through=through,
+        metadata=metadata,
+        runs_max=runs_max,
+        bytes_max=bytes_max,
+    )
+    assert len(runs) <= runs_max
+    return [rows_of(run) for run in runs]
+
+
+async def test_columns_hold_what_was_appended_together(store: LedgerStore) -> None:
+    writer = await Writer.of(store)
+    mixed = [single(3, payload=b""), batch([4, 6, 9], "q"), marker(1), chunk(7, "ü/ %", 0, 2)]
+    await writer.append(*mixed, append_ms=77)
+    await writer.append(chunk(7, "next", 0, 300, aborts="ü/ %"), append_ms=78)
+    await writer.append(single(8), single(9), append_ms=79)
+    read = await store.read(TOPIC, None, **EVERYTHING)
+    for metadata in (False, True):
+        expected = [row_of(each, metadata=metadata) for each in read]
+        runs = await columns(store, None, END, metadata=metadata)
+        assert runs == [expected[:4], expected[4:5], expected[5:]]
+    assert await columns(store, Position(1, 2), Position(1, 5)) == [
+        [row_of(read[3])],
+        [row_of(read[4])],
+        [row_of(read[5])],
+    ]
+
+
+async def test_columns_come_by_the_page_but_at_least_one_run(store: LedgerStore) -> None:
+    writer = await Writer.of(store)
+    for each in range(4):
+        await writer.append(*(single(10 * each + i) for i in range(10)))
+    assert [len(run) for run in await columns(store, None, END, runs_max=3)] == [10, 10, 10]
+    assert [len(run) for run in await columns(store, None, END, bytes_max=1)] == [10]
+    assert len(await columns(store, None, END, bytes_max=400)) == 2
+    assert len(await columns(store, None, END, bytes_max=400, metadata=True)) == 1
+
+
+async def test_there_are_no_columns_where_there_is_no_entry(store: LedgerStore) -> None:
+    await store.create(TOPIC)
+    assert await columns(store, None, END) == []
+    await fill(store, [single(0), single(1)], apart=False)
+    assert await columns(store, Position(1, 1), END) == []
+    assert await columns(store, Position(1, 1), Position(1, 0)) == []
+    assert await columns(store, Position(1, 0), Position(1, 0)) == []
+    assert await columns(store, None, Position(0, 9)) == []
+    await store.trim(TOPIC, Position(1, 1))
+    assert await columns(store, None, Position(1, 0)) == []
+    await store.trim(TOPIC, END)
+    assert await columns(store, None, END) == []
+
+
+@pytest.mark.parametrize("history", range(25))
+async def test_columns_say_what_reading_does(store: LedgerStore, seed: int, history: int) -> None:
+    random = Random(f"columns {seed + history}")
+    writer = await Writer.of(store)
+    for append_ms in range(random.randint(1, 12)):
+        if random.random() < 0.2:
+            writer = await Writer.of(store)
+        group = [_entry(random) for _ in range(random.choice((1, 1, 2, 7)))]
+        await writer.append(*group, append_ms=append_ms)
+    places = [None, *(Position(*divmod(each, 12)) for each in range(48)), *await positions(store)]
+    for _ in range(random.randint(0, 2)):
+        await store.trim(TOPIC, random.choice(places) or Position(0, 0))
+    read = await store.read(TOPIC, None, **EVERYTHING)
+    for _ in range(20):
+        after, through = random.choice(places), random.choice(places) or END
+        metadata = random.random() < 0.5
+        limits = {"runs_max": random.randint(1, 5), "bytes_max": random.choice((1, 100, 10_000))}
+        found: list[list[Row]] = []
+        reached = after
+        while page := await columns(store, reached, through, metadata=metadata, **limits):
+            found += page
+            reached = page[-1][-1].position
+        assert [row for run in found for row in run] == [
+            row_of(each, metadata=metadata)
+            for each in read
+            if (after is None or each.position > after) and each.position <= through
+        ]
+        appends = [{row.append_ms for row in run} for run in found]
+        assert all(len(each) == 1 for each in appends), "a run was appended together"
+        assert len({min(each) for each in appends}) == len(found), "and nothing else was with it"
+
+
+def _entry(random: Random) -> Entry:
+    sequence_id, producer = random.randint(0, 30), random.choice(("p", "q", "ü"))
+    entry = random.choice(
+        (
+            single(sequence_id, producer),
+            single(sequence_id, producer),
+            single(sequence_id, producer, payload=b""),
+            batch([sequence_id, sequence_id + 1], producer),
+            batch([sequence_id, sequence_id + 1, sequence_id + 7], producer),
+            marker(sequence_id, producer),
+            chunk(sequence_id, "u", 1, 3, producer, aborts=random.choice(("", "v"))),
+        )
+    )
+    return entry._replace(metadata=random.randbytes(random.randint(0, 9)))
+
+
+@pytest.mark.parametrize("blob", ["entries", "metadata"])
+async def test_columns_that_are_damaged_are_told_after_what_lies_before(
+    tmp_path: Path, blob: str
+) -> None:
+    """As by reading; who does not ask for the metadata does not meet its damage."""
+    async with open_sqlite_store(tmp_path / "ledger.db") as store:
+        writer = await Writer.of(store)
+        for first in range(0, 9, 3):
+            await writer.append(*(single(first + each) for each in range(3)))
+        with apsw.Connection(str(tmp_path / "ledger.db")) as database:
+            damaged = f"CAST(substr({blob}, 2) || x'00' AS BLOB)"
+            database.execute(f"UPDATE block SET {blob} = {damaged} WHERE first_entry = 3")
+        database.close()
+        (before,) = await columns(store, None, END, metadata=True)
+        assert [row.lowest for row in before] == [0, 1, 2]
+        for after in (Position(1, 2), Position(1, 4)):
+            with pytest.raises(EntryCorrupt) as damage:
+                await columns(store, after, END, metadata=True)
+            where = {"ledger_id": 1, "entry_id": 5, "first_entry_id": 3}
+            assert damage.value.details == where
+            with pytest.raises(EntryCorrupt) as same:
+                await store.read(TOPIC, after, **EVERYTHING)
+            assert same.value.details == where
+        assert await columns(store, None, Position(1, 2), metadata=True) == [before]
+        ((behind, *_),) = await columns(store, Position(1, 5), END, metadata=True)
+        assert behind.lowest == 6
+        if blob == "metadata":
+            assert [len(run) for run in await columns(store, None, END)] == [3, 3, 3]
+
+
+async def test_ledgers_that_hold_entries_are_listed_in_order(store: LedgerStore) -> None:
+    assert (await store.create(TOPIC))[1]
+    assert await store.ledgers(TOPIC, after=-1, limit=9) == []
+    for count in (3, 0, 1, 0, 0, 2):
+        writer = await Writer.of(store)
+        for each in range(count):
+            await writer.append(single(each), single(each))
+    everything = [LedgerRange(1, 0, 5), LedgerRange(3, 0, 1), LedgerRange(6, 0, 3)]
+    assert await store.ledgers(TOPIC, after=-1, limit=9) == everything
+    assert await store.ledgers(TOPIC, after=0, limit=3) == everything
+    assert await store.ledgers(TOPIC, after=0, limit=2) == everything[:2]
+    assert await store.ledgers(TOPIC, after=1, limit=1) == everything[1:2]
+    assert await store.ledgers(TOPIC, after=2, limit=9) == everything[1:]
+    assert await store.ledgers(TOPIC, after=6, limit=9) == []
+    await Writer.of(store, OTHER)
+    assert await store.ledgers(OTHER, after=0, limit=9) == []
+
+
+async def test_a_ledger_begins_with_the_first_entry_that_is_left(store: LedgerStore) -> None:
+    writer = await Writer.of(store)
+    await writer.append(single(0), single(1), single(2))
+    writer = await Writer.of(store)
+    await writer.append(single(3), single(4))
+    await store.trim(TOPIC, Position(1, 2))
+    assert await store.ledgers(TOPIC, after=0, limit=9) == [LedgerRange(1, 2, 2), (2, 0, 1)]
+    await store.trim(TOPIC, Position(2, 1))
+    assert await store.ledgers(TOPIC, after=0, limit=9) == [LedgerRange(2, 1, 1)]
+    await store.trim(TOPIC, END)
+    assert await store.ledgers(TOPIC, after=0, limit=9) == []
+
+
 async def test_a_topic_that_is_trimmed_whole_keeps_its_end(store: LedgerStore) -> None:
     writer = await Writer.of(store)
     await writer.append(single(0), batch([1, 2]))
@@ -513,6 +784,8 @@ async def test_every_store_agrees_with_the_memory(
 VERBS = ("append",) * 9 + (
     "take",
     "read",
+    "columns",
+    "ledgers",
     "find",
     "find",
     "highest",
@@ -541,6 +814,10 @@ def _call(random: Random) -> tuple[str, Sequence[object]]:
             return "take", (topic,)
         case "read":
             return "read", (topic, position, random.randint(1, 5))
+        case "columns":
+            return "columns", (topic, position, random.randint(1, 5))
+        case "ledgers":
+            return "ledgers", (topic, random.randint(-1, 4), random.randint(1, 3))
         case "find":
             return "find", (topic, producer, list(range(lowest, lowest + 8)))
         case "highest":
@@ -566,6 +843,18 @@ async def _outcome(store: LedgerStore, call: tuple[str, Sequence[object]]) -> ob
                 return await store.read(
                     topic, rest[0], entries_max=rest[1], bytes_max=10_000, payloads=True
                 )
+            case "columns":
+                runs = await store.columns(
+                    topic,
+                    rest[0],
+                    through=END,
+                    metadata=True,
+                    runs_max=rest[1],
+                    bytes_max=200,
+                )
+                return [rows_of(run) for run in runs]
+            case "ledgers":
+                return await store.ledgers(topic, after=rest[0], limit=rest[1])
             case "find":
                 # A store may know more of what was trimmed than the memory does.
                 found = await store.find(topic, *rest)

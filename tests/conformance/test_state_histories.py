@@ -162,6 +162,24 @@ def test_lua_and_python_agree_on_every_history(judge: Callable[[], Judge], seed:
         ("and not in_flight", ""),
         ("now_ms > tonumber(active)", "now_ms >= 0"),
         ("incarnation > ARGV[1]", "incarnation >= ARGV[1]"),
+        # topic.lua, what remains
+        ("math.max(1, topic.remaining)", "topic.remaining"),
+        ("math.max(1, topic.remaining)", "1"),
+        ("if topic.remaining > 0 then", "if false then"),
+        ("topic.confirmed_entries - topic.saved_entries", "topic.confirmed_entries"),
+        # load.lua and note_saved.lua
+        ("topic.incarnation > call.incarnation then return answer", "false then return answer"),
+        ("topic.incarnation < call.incarnation then\n  topic = new", "false then\n  topic = new"),
+        ("not call.replacing and", ""),
+        ("topic.confirmed >= call.through", "topic.confirmed > call.through"),
+        ('redis.call("DEL", KEY)\nlocal producers', "local producers"),
+        ("topic.confirmed, topic.remaining = call.through, 0", "topic.confirmed = call.through"),
+        ("if call.taken_ms then", "if false then"),
+        ("call.through, topic.confirmed_entries, call.taken_ms", "call.through, 0, call.taken_ms"),
+        ("withdraw_all()\nwrite_producers", "write_producers"),
+        ("topic.incarnation == incarnation and", ""),
+        ("position >= topic.saved", "position > topic.saved"),
+        ("position >= topic.saved", "true"),
     ],
 )
 def test_a_wrong_comparison_is_found(

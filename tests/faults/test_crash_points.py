@@ -37,7 +37,7 @@ async def publish_through(
             await publishing
             publishing = asyncio.create_task(application.publish(MESSAGES))
     assert set(await dead) == {-SIGKILL}
-    for name in sorted(dying, key=["redis", "dedup", "ledger"].index):
+    for name in sorted(dying, key=["redis", "cursor", "dedup", "ledger"].index):
         await world.stack.run(name)
     await publishing
     await application.check_log()

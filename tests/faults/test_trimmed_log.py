@@ -85,7 +85,7 @@ async def test_a_trimmed_id_is_not_stored_again_after_redis_came_back_older(
 ) -> None:
     assert not await publish(client, "early", 10)
     async with Redis.from_url(stack.redis_url) as redis:
-        (key,) = await redis.keys("*")
+        (key,) = await redis.keys(f"*{TOPIC}*")
         older = await redis.dump(key)
         for producer in PRODUCERS:
             assert not await publish(client, producer, 10)

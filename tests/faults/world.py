@@ -7,30 +7,39 @@ from random import Random
 
 from tests.support.application import Application
 from tests.support.crash_points import ORDER, REPLAY_PAGE, Order
-from tools.stack.stack import PUBLISHING, Stack
+from tools.stack.stack import Stack
 
 REPLAY_PAGE_ENTRIES = 40
+
+NO_SNAPSHOTS = "[cluster]\nsnapshot_entries = 0\nsnapshot_interval_s = 0\n"
+"""So that a replay is as long as the log, and crashes of it can be aimed at."""
 
 
 class World:
     """A stack, and applications that publish to it."""
 
     def __init__(
-        self, folder: Path, *, ports: Mapping[str, int] | None = None, **environment: str
+        self,
+        folder: Path,
+        *,
+        ports: Mapping[str, int] | None = None,
+        policies: str = NO_SNAPSHOTS,
+        **environment: str,
     ) -> None:
-        self.orders = {service: folder / f"order-{service}" for service in PUBLISHING}
+        self.orders = {service: folder / f"order-{service}" for service in ("dedup", "ledger")}
         commands = {}
         for service, file in self.orders.items():
             module = [sys.executable, "-m", "tests.support.crash_points", service]
             commands[service] = ["env", f"{ORDER}={file}", *module]
         self.stack = Stack(
             folder,
-            services=PUBLISHING,
             commands=commands,
             ports=ports,
             environment={REPLAY_PAGE: str(REPLAY_PAGE_ENTRIES), **environment},
         )
         self._topics = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        self.stack.policy_file.write_text(policies)
 
     def application(self, seed: int, *, ledger: str | None = None) -> Application:
         """An application with a topic of its own."""

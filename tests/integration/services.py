@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +93,8 @@ class Services:
         if topic not in names:
             return {"topics": names}
         status = await self.settled(topic)
+        for field in ("snapshot", "snapshot_taken", "entries_since_snapshot"):
+            status.ClearField(field)  # taken whenever it is time
         return {
             "topics": names,
             "log": [_bytes(each) for each in await self.read(topic)],
@@ -175,34 +177,48 @@ async def connected(stack: Stack) -> AsyncIterator[Services]:
 @asynccontextmanager
 async def second_ledger(services: Services, **environment: str) -> AsyncIterator[Any]:
     """Another ledger process over the same store, and a stub for it."""
+    async with _another(services, "ledger", environment) as channel:
+        yield LedgerServiceStub(channel)
+
+
+@asynccontextmanager
+async def second_dedup(services: Services, **environment: str) -> AsyncIterator[Any]:
+    """Another replica of the dedup service, and a stub for it."""
+    async with _another(services, "dedup", environment) as channel:
+        yield DedupServiceStub(channel)
+
+
+@asynccontextmanager
+async def _another(
+    services: Services, service: str, environment: Mapping[str, str]
+) -> AsyncIterator[aio.Channel]:
+    """Another process of a service, as the stack would run it, and a channel to it."""
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
-    folder = services.stack.folder
-    with (folder / "logs" / f"ledger-{port}.log").open("ab") as log:
+    stack = services.stack
+    with (stack.folder / "logs" / f"{service}-{port}.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.ledger"),
+            *(sys.executable, "-m", f"services.{service}"),
             stdout=log,
             stderr=log,
             env={
                 **os.environ,
-                "SEQGATE_LEDGER_LISTEN": address,
-                "SEQGATE_LEDGER_DEDUP_TARGET": services.stack.address("dedup"),
-                "SEQGATE_LEDGER_STORE_PATH": str(folder / "ledger" / "ledger.db"),
-                "SEQGATE_LEDGER_HEALTH_INTERVAL_S": "0.1",
+                **stack.settings,
+                f"SEQGATE_{service.upper()}_LISTEN": address,
                 **environment,
             },
         )
     try:
         await serving(address)
         async with channel_to(address) as channel:
-            yield LedgerServiceStub(channel)
+            yield channel
         process.terminate()
         assert await process.wait() == 0
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    assert [each for each in log_lines(services.stack, f"ledger-{port}") if is_bad(each)] == []
+    assert [each for each in log_lines(stack, f"{service}-{port}") if is_bad(each)] == []
 
 
 @contextmanager

@@ -140,6 +140,11 @@ LEDGER: Methods = {
     "Read": lambda topic, **more: pb.ReadRequest(
         topic=topic, **({"earliest": pb.Earliest()} | more)
     ),
+    "ReadColumns": lambda topic, **more: pb.ReadColumnsRequest(topic=topic, **more),
+    "ListLedgers": lambda topic, **more: pb.ListLedgersRequest(topic=topic, **more),
+    "ListTrimmedProducers": lambda topic, **more: pb.ListTrimmedProducersRequest(
+        topic=topic, **more
+    ),
     "CreateTopic": lambda topic: pb.CreateTopicRequest(topic=topic),
     "GetTopic": lambda topic: pb.GetTopicRequest(topic=topic),
     "LastMessageId": lambda topic: pb.LastMessageIdRequest(topic=topic),
@@ -168,6 +173,9 @@ DEDUP: Methods = {
     "ForgetTopic": lambda topic, incarnation=1: dedup_pb2.ForgetTopicRequest(
         topic=topic, incarnation=incarnation
     ),
+    "TakeSnapshot": lambda topic: dedup_pb2.TakeSnapshotRequest(topic=topic),
+    "SetPolicy": lambda topic: dedup_pb2.SetPolicyRequest(topic=topic),
+    "GetPolicy": lambda topic: dedup_pb2.GetPolicyRequest(topic=topic),
     "Explain": lambda topic, producer_name="p", sequence_id=0: dedup_pb2.ExplainRequest(
         topic=topic, producer_name=producer_name, sequence_id=sequence_id
     ),
@@ -228,7 +236,7 @@ async def stored(services: Services, topic: str) -> str:
 def test_every_method_that_names_a_topic_is_in_the_tables() -> None:
     for service, table, others in (
         (LEDGER_SERVICE, LEDGER, {"Publish", "ListTopics"}),
-        (DEDUP_SERVICE, DEDUP, {"Exchange"}),
+        (DEDUP_SERVICE, DEDUP, {"Exchange", "LoadState"}),
     ):
         assert {each.name for each in service.methods} == table.keys() | others
 
@@ -321,6 +329,8 @@ FIRST_MISSING = {
     "Confirm": "INVALID_WRITER",
     "Rollback": "INVALID_WRITER",
     "GetProducer": "INVALID_PRODUCER_NAME",
+    "SetPolicy": "INVALID_POLICY",
+    "GetPolicy": "INVALID_POLICY",
 }
 """What an empty request is refused for; otherwise for its topic."""
 
@@ -435,6 +445,19 @@ async def test_a_read_refuses_positions_that_cannot_be(
         await call(services.ledger, "Read", LEDGER["Read"](stored, **{field: LAST_POSITION}))
 
 
+@pytest.mark.parametrize("field", ["after", "through"])
+async def test_columns_are_refused_for_positions_that_cannot_be(
+    services: Services, stored: str, field: str
+) -> None:
+    async with unchanged(services, stored):
+        for bad in BAD_POSITIONS:
+            with refused(INVALID, "INVALID_RANGE"):
+                request = LEDGER["ReadColumns"](stored, **{field: bad})
+                await call(services.ledger, "ReadColumns", request)
+        request = LEDGER["ReadColumns"](stored, **{field: LAST_POSITION})
+        await call(services.ledger, "ReadColumns", request)
+
+
 async def test_a_read_says_where_to_start(services: Services, stored: str) -> None:
     with refused(INVALID, "INVALID_RANGE"):
         await call(services.ledger, "Read", pb.ReadRequest(topic=stored))
@@ -463,6 +486,37 @@ async def test_a_page_of_topics_has_a_token_that_a_page_gave(
 ) -> None:
     with refused(INVALID, "INVALID_PAGE"):
         await services.ledger.ListTopics(pb.ListTopicsRequest(page_token=token))
+
+
+@pytest.mark.parametrize("method", ["ListLedgers", "ListTrimmedProducers"])
+async def test_a_page_of_what_a_topic_has_has_its_size(
+    services: Services, stored: str, method: str
+) -> None:
+    for page_size in (0, 1, ledger_limits.PAGE_MAX):
+        await call(services.ledger, method, LEDGER[method](stored, page_size=page_size))
+    for page_size in (-1, -(2**31), ledger_limits.PAGE_MAX + 1, 2**31 - 1):
+        with refused(INVALID, "INVALID_PAGE"):
+            await call(services.ledger, method, LEDGER[method](stored, page_size=page_size))
+
+
+BAD_LEDGERS = ["no ledger", "-1", "+1", " 1", "1_0", "1.0", "٣", "0x1", str(TOO_LARGE), "1" * 4_000]
+
+
+@pytest.mark.parametrize(
+    ("method", "good", "bad"),
+    [
+        ("ListLedgers", ["0", "1", str(SEQUENCE_ID_MAX)], BAD_LEDGERS),
+        ("ListTrimmedProducers", GOOD_PRODUCERS, BAD_PRODUCERS[1:]),
+    ],
+)
+async def test_a_page_of_what_a_topic_has_has_a_token_that_a_page_gave(
+    services: Services, stored: str, method: str, good: list[str], bad: list[str]
+) -> None:
+    for token in good:
+        await call(services.ledger, method, LEDGER[method](stored, page_token=token))
+    for token in bad:
+        with refused(INVALID, "INVALID_PAGE"):
+            await call(services.ledger, method, LEDGER[method](stored, page_token=token))
 
 
 # ---- numbers, claims and confirmations of the dedup service
@@ -802,8 +856,9 @@ async def test_as_many_producers_as_may_be_are_kept(services: Services, claimed:
 async def test_the_largest_numbers_that_may_be_are_taken(services: Services, topic: str) -> None:
     last = SEQUENCE_ID_MAX
     latest_ms = dedup_limits.APPEND_TIME_MAX_MS
+    just_before = position(last, last - 1)
     everything = confirmation(
-        through=LAST_POSITION,
+        through=just_before,
         producers=[listed("p", last, time=latest_ms)],
         entry_count=dedup_limits.ENTRY_COUNT_MAX,
         entries_remaining=dedup_limits.ENTRIES_REMAINING_MAX,
@@ -811,16 +866,17 @@ async def test_the_largest_numbers_that_may_be_are_taken(services: Services, top
     largest = writer(incarnation=last, epoch=last, position=LAST_POSITION)
     await services.dedup.Confirm(confirm(topic, writer=largest, confirmation=everything))
     status = await services.status(topic)
-    assert (status.confirmed, status.epoch) == (LAST_POSITION, last)
+    assert (status.confirmed, status.epoch) == (just_before, last)
     assert status.counts.confirmed_entries == dedup_limits.ENTRY_COUNT_MAX
     assert status.entries_remaining == dedup_limits.ENTRIES_REMAINING_MAX
     known = (await services.producers(topic))["p"]
     assert known.persisted_sequence_id == last
     assert known.last_active.ToMilliseconds() == latest_ms
 
-    answer = await services.dedup.Admit(admit(topic, writer=largest, claims=[claims("p", last)]))
+    there = writer(incarnation=last, epoch=last, position=just_before)
+    answer = await services.dedup.Admit(admit(topic, writer=there, claims=[claims("p", last)]))
     assert list(answer.verdicts.producers[0].verdicts) == [dedup_pb2.VERDICT_DUPLICATE]
-    changed = writer(incarnation=last, epoch=last, position=LAST_POSITION, revision=NEGATIVE)
+    changed = writer(incarnation=last, epoch=last, position=just_before, revision=NEGATIVE)
     answer = await services.dedup.Admit(admit(topic, writer=changed))
     assert answer.HasField("changed")
 

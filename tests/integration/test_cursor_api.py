@@ -578,6 +578,20 @@ async def test_deliveries_that_were_counted_survive(
     assert await cursor.attempts(2, 3, 4) == [2, 2, 1]
 
 
+async def test_what_is_attached_to_the_position_is_left_out_when_it_is_not_wanted(
+    cursor: Cursor,
+) -> None:
+    await cursor.update(put={"own": "1"})
+    await cursor.mark_delete(at(4), {"attached": "x" * 1_000})
+    whole = await cursor.get()
+    request = pb.GetCursorRequest(**cursor.names, without_mark_delete_properties=True)
+    bare = (await cursor.stub.GetCursor(request)).cursor
+    assert dict(whole.mark_delete_properties) == {"attached": "x" * 1_000}
+    assert not bare.mark_delete_properties
+    bare.mark_delete_properties["attached"] = "x" * 1_000
+    assert bare == whole
+
+
 async def test_135_a_cursors_own_properties_are_its_own(
     restarted: tuple[Cursor, Callable[[], Any]],
 ) -> None:

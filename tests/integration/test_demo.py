@@ -24,6 +24,11 @@ async def test_the_demo_proves_that_every_flight_is_stored_once(tmp_path: Path) 
     assert report["large_message_crashes"] > 0
     assert report["large_message_attempts_aborted"] > 0
     assert report["orphan_chunks_delivered"] == report["large_messages_wrong"] == 0
+    assert report["rebuild"]["topics"] == 1
+    assert report["rebuild"]["producers"] == report["producers"] + 3
+    assert report["rebuild"]["differences"] == report["rebuild"]["failed"] == 0
+    assert report["audit"]["messages"] == FLIGHTS + 6
+    assert report["audit"]["findings"] == 0
 
 
 async def test_the_demo_fails_when_a_promise_is_broken(

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.types import Position, TopicName
+from services.dedup.adapters.cursors import NoCursors
 from services.dedup.adapters.keys import PREFIX, topic_key
 from services.dedup.adapters.memory import MemoryStateStore
 from services.dedup.adapters.redis import RedisStateStore, connect_redis
@@ -28,6 +29,7 @@ from services.dedup.core.topic import (
 )
 from services.dedup.ports import StateStore
 from services.dedup.service import Deduplication, ProducerNotFound
+from services.dedup.snapshots import Snapshots
 from tests.integration.refusals import check
 from tests.integration.services import Services, running
 from tests.support.publisher import Publisher, publishing, single
@@ -181,6 +183,7 @@ async def test_each_value_comes_from_its_own_level(
         f"""
         [cluster]
         on_full = "refuse"
+        snapshot_entries = 7
         max_producers = 11
         producer_inactivity_timeout_minutes = 12
         [namespace."public/default"]
@@ -200,6 +203,10 @@ async def test_each_value_comes_from_its_own_level(
         max_producers_source=TOPIC,
         on_full=dedup_pb2.FULL_TOPIC_ACTION_REFUSE,
         on_full_source=CLUSTER,
+        snapshot_entries=7,
+        snapshot_entries_source=CLUSTER,
+        snapshot_interval_seconds=120,
+        snapshot_interval_source=DEFAULT,
     )
 
 
@@ -558,8 +565,14 @@ class Fixed:
     def __init__(self, **cluster: object) -> None:
         self.policies = Policies.parse({"cluster": cluster})
 
-    def effective(self, topic: TopicName) -> EffectivePolicy:
+    async def effective(self, topic: TopicName) -> EffectivePolicy:
         return self.policies.effective(topic)
+
+    async def forget(self, topic: TopicName) -> None:
+        """There is nothing but what is written down."""
+
+
+Deduplicating = Callable[[StateStore, Fixed], Deduplication]
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -573,6 +586,17 @@ async def store(request: pytest.FixtureRequest, redis: RedisServer) -> AsyncIter
         store.now_ms = MemoryStateStore(lambda: BEGAN_MS).now_ms  # type: ignore[method-assign]
         yield store
         await client.flushdb()
+
+
+@pytest.fixture
+async def deduplicating() -> AsyncIterator[Deduplicating]:
+    """Makes the service, without a wire and without cursors."""
+    async with asyncio.TaskGroup() as tasks:
+
+        def make(store: StateStore, policies: Fixed) -> Deduplication:
+            return Deduplication(store, policies, Snapshots(store, NoCursors(), policies, tasks))
+
+        yield make
 
 
 @pytest.fixture
@@ -602,10 +626,10 @@ async def verdict(deduplication: Deduplication, topic: TopicName, producer: str)
 
 
 async def test_an_inactive_producer_is_forgotten_and_a_connected_one_is_not(
-    store: StateStore, name: TopicName
+    store: StateStore, name: TopicName, deduplicating: Deduplicating
 ) -> None:
     """Scenario 58: timeout 1 minute, p has gone for 70 s, q is connected."""
-    deduplication = Deduplication(store, Fixed(producer_inactivity_timeout_minutes=1))
+    deduplication = deduplicating(store, Fixed(producer_inactivity_timeout_minutes=1))
     await store_one(deduplication, name, "p", "q")
     await store.keep(name, ["q"], BEGAN_MS + 65_000)
     await deduplication.purge(BEGAN_MS + 70_000)
@@ -621,9 +645,9 @@ async def test_an_inactive_producer_is_forgotten_and_a_connected_one_is_not(
 
 @pytest.mark.parametrize(("after_ms", "forgotten"), [(MINUTE_MS, False), (MINUTE_MS + 1, True)])
 async def test_a_producer_is_remembered_for_as_long_as_policy_says(
-    store: StateStore, name: TopicName, after_ms: int, forgotten: bool
+    store: StateStore, name: TopicName, deduplicating: Deduplicating, after_ms: int, forgotten: bool
 ) -> None:
-    deduplication = Deduplication(store, Fixed(producer_inactivity_timeout_minutes=1))
+    deduplication = deduplicating(store, Fixed(producer_inactivity_timeout_minutes=1))
     await store_one(deduplication, name, "p")
     await deduplication.purge(BEGAN_MS + after_ms)
     expected = Verdict.NEW if forgotten else Verdict.DUPLICATE
@@ -631,10 +655,10 @@ async def test_a_producer_is_remembered_for_as_long_as_policy_says(
 
 
 async def test_a_producer_that_comes_back_in_time_is_remembered(
-    store: StateStore, name: TopicName
+    store: StateStore, name: TopicName, deduplicating: Deduplicating
 ) -> None:
     """Scenario 60."""
-    deduplication = Deduplication(store, Fixed(producer_inactivity_timeout_minutes=1))
+    deduplication = deduplicating(store, Fixed(producer_inactivity_timeout_minutes=1))
     await store_one(deduplication, name, "p")
     for minute in range(1, 5):
         now_ms = BEGAN_MS + minute * 50_000
@@ -646,8 +670,10 @@ async def test_a_producer_that_comes_back_in_time_is_remembered(
     assert status.summary.counts.purged == 0
 
 
-async def test_a_producer_that_claims_is_active(store: StateStore, name: TopicName) -> None:
-    deduplication = Deduplication(store, Fixed(producer_inactivity_timeout_minutes=1))
+async def test_a_producer_that_claims_is_active(
+    store: StateStore, name: TopicName, deduplicating: Deduplicating
+) -> None:
+    deduplication = deduplicating(store, Fixed(producer_inactivity_timeout_minutes=1))
     await store_one(deduplication, name, "p")
     claim = ProducerClaims("p", (Claim(5, 5),))
     await store.admit(
@@ -662,16 +688,20 @@ async def test_a_producer_that_claims_is_active(store: StateStore, name: TopicNa
     assert (await deduplication.producer(name, "p")).marks.persisted == 5
 
 
-async def test_a_timeout_of_nothing_is_never(store: StateStore, name: TopicName) -> None:
-    deduplication = Deduplication(store, Fixed(producer_inactivity_timeout_minutes=0))
+async def test_a_timeout_of_nothing_is_never(
+    store: StateStore, name: TopicName, deduplicating: Deduplicating
+) -> None:
+    deduplication = deduplicating(store, Fixed(producer_inactivity_timeout_minutes=0))
     await store_one(deduplication, name, "p")
     await deduplication.purge(BEGAN_MS + 10 * 365 * 24 * 60 * MINUTE_MS)
     assert await verdict(deduplication, name, "p") is Verdict.DUPLICATE
 
 
-async def test_what_is_under_way_is_not_forgotten(store: StateStore, name: TopicName) -> None:
+async def test_what_is_under_way_is_not_forgotten(
+    store: StateStore, name: TopicName, deduplicating: Deduplicating
+) -> None:
     """Or its copy would be let through beside it."""
-    deduplication = Deduplication(store, Fixed(producer_inactivity_timeout_minutes=1))
+    deduplication = deduplicating(store, Fixed(producer_inactivity_timeout_minutes=1))
     writer = Writer(1, 1, None)
     claim = ProducerClaims("p", (Claim(5, 5),))
     await store.admit(name, writer, None, [claim], now_ms=BEGAN_MS, max_producers=10)
@@ -686,10 +716,10 @@ async def test_what_is_under_way_is_not_forgotten(store: StateStore, name: Topic
 
 
 async def test_a_lowered_limit_makes_the_least_active_go(
-    store: StateStore, name: TopicName
+    store: StateStore, name: TopicName, deduplicating: Deduplicating
 ) -> None:
     """Scenario 63, by the purge."""
-    deduplication = Deduplication(store, Fixed(max_producers=2))
+    deduplication = deduplicating(store, Fixed(max_producers=2))
     producers = ["a", "b", "c", "d", "e"]
     await store_one(deduplication, name, *producers)
     for each, producer in enumerate(reversed(producers)):
@@ -703,10 +733,10 @@ async def test_a_lowered_limit_makes_the_least_active_go(
 
 
 async def test_the_purge_drops_what_policy_no_longer_deduplicates(
-    store: StateStore, name: TopicName
+    store: StateStore, name: TopicName, deduplicating: Deduplicating
 ) -> None:
     policies = Fixed()
-    deduplication = Deduplication(store, policies)
+    deduplication = deduplicating(store, policies)
     await store_one(deduplication, name, "p")
     policies.policies = Policies.parse({"topic": {str(name): {"enabled": False}}})
     await deduplication.purge(BEGAN_MS)

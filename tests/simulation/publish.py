@@ -3,7 +3,8 @@
 Everything that decides is the real thing: the client's Outbox, the servicer's translation, the
 TopicWriter, the TopicState. What lies between them is a list of things under way, and the seed says
 which happens next, and how: done; refused; done, but nobody learns of it; lost, and done later,
-when its sender has long given up.
+when its sender has long given up. Snapshots are taken at any time, and loaded where a state ends
+before them, and so are states that a job has made from a part of the log.
 
 Processes crash, or are replaced while they live on as zombies. Streams break. Applications restart
 and send again what they are not sure of. Redis forgets everything, or goes back in time.
@@ -15,8 +16,9 @@ What must hold, after every step:
     P3  a message is called stored only if it is
         and per producer the log is in order
 
-and at the end, when nothing fails any more, every message of every application is stored, and a
-reader of the log gets each of them once, byte for byte.
+and at the end, when nothing fails any more, every message of every application is stored, a
+reader of the log gets each of them once, byte for byte, and the state of deduplication is what the
+fold over the log makes.
 
 Some applications cut their messages into chunks, and into others after a restart. Of these holds
 that a chunk follows the one before it and nothing else of its producer, that no chunk is stored
@@ -46,8 +48,9 @@ from seqgate.client._reader import _piece, _position
 from seqgate.errors import StaleSequenceIdError
 from seqgate.message_id import ChunkMessageId
 from seqgate.types import Chunk, Position
+from services.dedup.core import snapshot
 from services.dedup.core import topic as dedup
-from services.dedup.core.sequence import Claim
+from services.dedup.core.sequence import Claim, Marks, advance
 from services.errors import Fenced, StoreFull, StoreUnavailable
 from services.ledger.core.entry import Entry, StoredEntry, Unit, places, unit_of
 from services.ledger.core.find import Finder
@@ -129,6 +132,7 @@ class State:
         self.enabled = enabled
         self.state: dedup.TopicState | None = None
         self.copies: list[dedup.TopicState | None] = [None]
+        self.snapshot: tuple[Position, dict[str, str]] | None = None
 
     def run(self, epoch: int, call: Admit | Confirm | Rollback) -> Any:
         if not self.enabled:
@@ -159,12 +163,46 @@ class State:
                             aborts[index] = uuid
                     decided = [answers[unit.producer].decided for unit in call.claims]
                     return outcome.revision, verdicts, decided, aborts
-                return outcome
+                return self.restored(writer, outcome)
             case Confirm():
                 assert confirmation is not None
-                return state.confirm(writer, confirmation)
+                return self.restored(writer, state.confirm(writer, confirmation))
             case Rollback():
-                return state.rollback(writer, confirmation, [])
+                return self.restored(writer, state.rollback(writer, confirmation, []))
+
+    def restored(self, writer: dedup.Writer, outcome: Any) -> Any:
+        """What the service answers: where the state lacks entries, after the snapshot was
+        loaded."""
+        if not isinstance(outcome, dedup.Behind) or self.snapshot is None:
+            return outcome
+        position, properties = self.snapshot
+        if not snapshot.covers_more(position, writer, outcome.confirmed):
+            return outcome
+        read = snapshot.decode(properties, now_ms=0)
+        assert read.is_of(INCARNATION, position)
+        self.load(position, read.producers, taken_ms=0)
+        assert self.state is not None
+        return dedup.Behind(self.state.confirmed)
+
+    def load(
+        self,
+        through: Position,
+        producers: list[dedup.Persisted],
+        *,
+        replacing: bool = False,
+        taken_ms: int | None = None,
+    ) -> None:
+        self.state, _ = dedup.TopicState.loaded_by(
+            self.state, INCARNATION, through, producers, replacing=replacing, taken_ms=taken_ms
+        )
+
+    def take_snapshot(self) -> None:
+        """As a cursor takes it: never behind the one before."""
+        frozen = None if self.state is None else self.state.frozen()
+        if frozen is None or frozen.confirmed is None:
+            return
+        if self.snapshot is None or self.snapshot[0] <= frozen.confirmed:
+            self.snapshot = frozen.confirmed, snapshot.encode(frozen)
 
     def remember(self) -> None:
         self.copies.append(copy.deepcopy(self.state))
@@ -534,6 +572,7 @@ class World:
                 break
         else:
             raise AssertionError("not everything was stored in the end")
+        self.check_state()
         read = self.read_back()
         assert read.keys() == self._seen
         for application in self.applications:
@@ -582,9 +621,8 @@ class World:
 
     def _misfortune(self) -> None:
         random = self.random
-        match random.choice(
-            ("crash", "replace", "restart", "restart", "break", "forget", "go back", "remember")
-        ):
+        redis = ("forget", "go back", "remember", "snapshot", "snapshot", "load")
+        match random.choice(("crash", "replace", "restart", "restart", "break", *redis)):
             case "crash":
                 self.ledger_dies()
             case "replace":
@@ -599,6 +637,11 @@ class World:
                 self.redis_goes_back()
             case "remember":
                 self.state.remember()
+            case "snapshot":
+                self.state.take_snapshot()
+            case "load":
+                self.job_loads()
+        self.check_state()
 
     def ledger_dies(self) -> None:
         self._crash(self.process)
@@ -614,6 +657,38 @@ class World:
 
     def redis_goes_back(self) -> None:
         self.state.state = copy.deepcopy(self.random.choice(self.state.copies))
+
+    def job_loads(self) -> None:
+        """A job has folded the log, up to somewhere, and loads what came out."""
+        if self.log.entries:
+            through, _ = self.random.choice(self.log.entries)
+            marks = self.fold(through)
+            producers = [
+                dedup.Persisted(name, each.persisted, each.persisted_chunk, 0)
+                for name, each in marks.items()
+            ]
+            self.state.load(through, producers, replacing=self.random.random() < 0.3)
+
+    def fold(self, through: Position) -> dict[str, Marks]:
+        """The marks that the log up to a position makes."""
+        marks: dict[str, Marks] = {}
+        for position, entry in self.log.entries:
+            if position <= through:
+                before = marks.get(entry.producer, Marks())
+                marks[entry.producer] = advance(before, entry.highest, entry.chunk)
+        return marks
+
+    def check_state(self) -> None:
+        """However often it was lost and recovered, a state is the fold over what it covers."""
+        state = self.state.state
+        if state is not None and state.confirmed is not None:
+            frozen = {
+                each.producer: (each.highest, each.unfinished) for each in state.frozen().producers
+            }
+            assert frozen == {
+                name: (each.persisted, each.persisted_chunk)
+                for name, each in self.fold(state.confirmed).items()
+            }
 
     def dedup_dies(self) -> None:
         """Nobody learns what became of the calls that it was working on."""

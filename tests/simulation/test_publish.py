@@ -68,6 +68,11 @@ def test_switching_deduplication_on_under_load_leaves_no_hole(seed: int) -> None
         # positions tell lost entries
         (TopicState, "if _ends_before(self.confirmed, position):", "if False:"),
         (TopicState, "if _ends_before(self.confirmed, after):", "if False:"),
+        # a snapshot keeps what is durable, and nothing that is only let through
+        (TopicState, "marks.persisted, marks.persisted_chunk", "marks.pushed, marks.pushed_chunk"),
+        (TopicState, "Marks(highest, highest, unfinished, unfinished)", "Marks(highest, highest)"),
+        # a state that was put in the place of another has another revision
+        (TopicState, "state.withdraw_all()\n        return state, True", "return state, True"),
         # a producer connects when nothing of it is open
         (TopicWriter, "under_way = (self._asked, self._ready, self._writing)", "under_way = ()"),
         # the client sends nothing before everything is answered

@@ -129,6 +129,8 @@ def _point_receipts(points: Points) -> None:
 
 STORE_VERBS = ("take", "append", "read", "find", "highest")
 DEDUP_VERBS = ("admit", "confirm", "rollback")
+SNAPSHOT_VERBS = ("freeze", "mark_delete", "note_saved")
+RECOVERY_VERBS = ("get", "load")
 
 
 async def run_ledger(config: LedgerConfig) -> None:
@@ -143,22 +145,30 @@ async def run_ledger(config: LedgerConfig) -> None:
         )
         dedup = GrpcDeduplicator(channel, timeout_s=config.dedup_timeout_s)
         stack.callback(dedup.close)
+        cursors = await stack.enter_async_context(ledger_app.connect_cursors(config))
         await ledger_app.serve(
             config,
             Pointed(store, points, STORE_VERBS),  # type: ignore[arg-type]
             Pointed(dedup, points, DEDUP_VERBS),  # type: ignore[arg-type]
+            cursors,
         )
 
 
 async def run_dedup(config: DedupConfig) -> None:
     points = Points(Path(os.environ[ORDER]))
-    async with connect_redis(
-        config.redis_url,
-        timeout_s=config.redis_timeout_s,
-        connections_max=config.redis_connections_max,
-    ) as redis:
-        store = Pointed(RedisStateStore(redis), points, DEDUP_VERBS)
-        await dedup_app.serve(config, store)  # type: ignore[arg-type]
+    async with (
+        connect_redis(
+            config.redis_url,
+            timeout_s=config.redis_timeout_s,
+            connections_max=config.redis_connections_max,
+        ) as redis,
+        dedup_app.connect_cursors(config) as cursors,
+    ):
+        store = Pointed(
+            RedisStateStore(redis), points, (*DEDUP_VERBS, "freeze", "note_saved", "load")
+        )
+        pointed = Pointed(cursors, points, ("get", "mark_delete"))
+        await dedup_app.serve(config, store, pointed)  # type: ignore[arg-type]
 
 
 def main() -> int:

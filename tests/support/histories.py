@@ -13,8 +13,11 @@ from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position, TopicName
 from services.dedup.core.sequence import NEVER, Claim
 from services.dedup.core.topic import (
     Confirmation,
+    Frozen,
+    Persisted,
     ProducerClaims,
     ProducerEntries,
+    Saved,
     Withdrawal,
     Writer,
 )
@@ -33,7 +36,8 @@ the last is the highest there is."""
 
 UUIDS = ("one", "zwei/2 %20 ünd")
 
-VERBS = ("admit",) * 5 + ("confirm", "confirm", "rollback", "keep", "forget_producers")
+VERBS = ("admit",) * 10 + ("confirm",) * 4 + ("rollback", "keep", "forget_producers") * 2
+VERBS += ("load", "load", "note_saved", "freeze")
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,10 @@ async def play(store: StateStore, history: list[Call]) -> list[object]:
     for call in history:
         method: Callable[..., Awaitable[object]] = getattr(store, call.verb)
         try:
-            seen.append(await method(TOPIC, *call.arguments, **dict(call.keywords)))
+            answer = await method(TOPIC, *call.arguments, **dict(call.keywords))
+            if isinstance(answer, Frozen):
+                answer.producers.sort()
+            seen.append(answer)
         except Fenced as fenced:
             seen.append(("fenced", fenced.details["epoch"]))
     seen.append(await store.summary(TOPIC))
@@ -99,9 +106,31 @@ class _Author:
                 return Call("rollback", (self._writer(), confirmation, self._withdrawals()))
             case "keep":
                 return Call("keep", (self._names(), random.randint(0, 6)))
+            case "load":
+                keywords = (
+                    ("replacing", random.random() < 0.3),
+                    ("taken_ms", random.choice((None, 3))),
+                )
+                return Call("load", self._state(), keywords)
+            case "note_saved":
+                saved = Saved(self._position(), random.randint(0, 3), random.randint(1, 6))
+                return Call("note_saved", (random.choice((1, 1, 1, 2)), saved))
+            case "freeze":
+                return Call("freeze", ())
             case verb:
                 active = [(name, random.randint(0, 6)) for name in self._names()]
                 return Call(verb, (), (("purge", active[:1]), ("evict", active[1:])))
+
+    def _state(self) -> tuple[int, Position, list[Persisted]]:
+        """What a snapshot, or a rebuild, might load."""
+        incarnation = self._incarnation if self.random.random() < 0.9 else 3 - self._incarnation
+        through = self._position() or Position(1, 0)
+        producers = []
+        for name in self._names():
+            sequence_id, chunk = self._stored.get(name, (self._id(name), None))
+            unfinished = None if chunk is None or chunk.is_last else chunk
+            producers.append(Persisted(name, sequence_id, unfinished, self.random.randint(0, 5)))
+        return incarnation, through, producers
 
     def _names(self) -> list[str]:
         return self.random.sample(PRODUCERS, self.random.randint(0, len(PRODUCERS)))

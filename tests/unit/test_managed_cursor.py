@@ -524,6 +524,14 @@ def test_the_legacy_form_is_written_when_all_fits(value: str, is_number: bool) -
     assert exported == closed(5, 3, legacy, new)
 
 
+def test_what_is_ours_keeps_nothing_out_of_the_legacy_form() -> None:
+    """A snapshot of deduplication goes back to Pulsar: its numbers are all that it knows."""
+    ours = "#seqgate.internal.dedup"
+    exported = export_managed_cursor(head(Position(5, 3), p="7", **{ours: "{}"}), [], [])
+    new = text(9, string(ours, "{}")) + text(9, string("p", "7"))
+    assert exported == closed(5, 3, text(5, long("p", 7)), new)
+
+
 def test_legacy_in_both_forms_out() -> None:
     legacy = text(5, long("p", 7))
     imported = import_managed_cursor(closed(5, 3, legacy), b"")

@@ -96,7 +96,7 @@ def test_confirming_again_is_harmless() -> None:
     state = state_at(AT_3)
     writer = Writer(1, 2, Position(1, 5))
     for _ in range(2):
-        assert state.confirm(writer, entries(AT_3, Position(1, 5), 6, 7)) == Applied(5)
+        assert state.confirm(writer, entries(AT_3, Position(1, 5), 6, 7)) == Applied(5, unsaved=2)
     assert state.producers["p"].marks == Marks(7, 7)
     assert state.counts.confirmed_entries == 2
 

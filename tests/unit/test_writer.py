@@ -55,6 +55,7 @@ from services.ledger.core.writer import (
     TopicWriter,
     Verdict,
 )
+from services.ledger.live import Recovering
 from services.ledger.ports import (
     DedupUnavailable,
     EntryCorrupt,
@@ -75,6 +76,7 @@ _ERRORS: Final = {
         Draining,
         EntryCorrupt,
         Fenced,
+        Recovering,
         StoreFull,
         StoreUnavailable,
         TooManyProducers,

@@ -20,7 +20,7 @@ from rich.console import Console
 from tools.bench import admit, large, limits, publish, read, report, store
 from tools.bench.bench import ROOT, UNDEDUPLICATED, Bench, null_ledger
 from tools.bench.measurement import BenchError, Measurement
-from tools.stack.stack import PUBLISHING, Stack, StackError
+from tools.stack.stack import Stack, StackError
 
 SECONDS: Final = 0.4
 """How long one round of a measurement takes, unless asked otherwise."""
@@ -68,7 +68,7 @@ async def run(options: Options, console: Console) -> str:
     # Beside the project: a temporary file system may be memory, where fdatasync costs nothing.
     with tempfile.TemporaryDirectory(dir=scratch, prefix="stack-") as name:
         folder = Path(name)
-        stack = Stack(folder, services=PUBLISHING)
+        stack = Stack(folder)
         stack.policy_file.write_text(f'[namespace."{UNDEDUPLICATED}"]\nenabled = false\n')
         async with stack, null_ledger() as null:
             bench = Bench(stack, folder, null, options.seconds)

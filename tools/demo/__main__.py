@@ -1,12 +1,13 @@
-"""Publish a year of flights through crashes, and prove that each is stored exactly once.
+"""Publish a year of flights through crashes, lose Redis, and prove that each is stored once.
 
     python -m tools.demo [--dir build/demo] [--seed N] [--flights N]
 
 Starts the services and an embedded Redis; four processes publish the flights of sixteen carriers,
 with resends and overlapping batches, and a fifth the weather at three airports, in large messages,
-while processes are killed, in the middle of large messages too, and Redis forgets. Then the log is
-held against the data set. Ends with 0 when every promise was kept, with 1 when one was broken; the
-report is in DIR/report.json.
+while processes are killed, in the middle of large messages too, and Redis forgets. In the end it
+forgets everything: a Spark job rebuilds the deduplication state, and another audits the log. Then
+the log, and the rebuilt state, are held against the data set. Ends with 0 when every promise was
+kept, with 1 when one was broken; the report is in DIR/report.json.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from tools.demo.airlines import Airlines
 from tools.demo.application import ApplicationFailed
@@ -28,10 +29,11 @@ from tools.demo.flights import by_carrier, load_flights, write_flights
 from tools.demo.journal import Counter
 from tools.demo.proving import Proving, batches_cut
 from tools.demo.publishing import Publishing
+from tools.demo.rebuilding import Audited, JobFailed, Rebuilt, audit, forget, rebuild
 from tools.demo.screen import Screen, show_result
 from tools.demo.stations import Stations
 from tools.demo.weather import load_weather, months_for
-from tools.stack.stack import PUBLISHING, Stack, StackError
+from tools.stack.stack import Stack, StackError
 
 TIME_LIMIT_S: Final = 600
 """After how long the demo gives up."""
@@ -52,7 +54,7 @@ async def run(folder: Path, seed: int, flights_max: int | None) -> int:
             write_flights(producers / f"{carrier}.flights", own)
         async with (
             asyncio.timeout(TIME_LIMIT_S),
-            Stack(folder / "stack", services=PUBLISHING) as stack,
+            Stack(folder / "stack") as stack,
             Airlines(
                 producers,
                 {carrier: len(own) for carrier, own in carriers.items()},
@@ -70,7 +72,7 @@ async def run(folder: Path, seed: int, flights_max: int | None) -> int:
             await publishing.run(random)
             publish_s = time.monotonic() - started
             sent = airlines.total(Counter.SENT)
-            report = {
+            report: dict[str, Any] = {
                 "seed": seed,
                 "flights": len(flights),
                 "producers": len(carriers),
@@ -84,10 +86,12 @@ async def run(folder: Path, seed: int, flights_max: int | None) -> int:
                 "publish_s": round(publish_s, 1),
                 "messages_per_s": round(sent / publish_s),
             }
-            screen.tell("everything is acknowledged; holding the log against the data set")
+            report["batches_cut"] = await batches_cut(stack)
+            rebuilt, audited = await _lose_redis(stack, screen)
+            report |= {"rebuild": rebuilt._asdict(), "audit": audited._asdict()}
+            screen.tell("holding the log against the data set")
             proving = Proving(stack, carriers, airports, producers)
             findings, large = await proving.run(screen, publishing.crashes)
-            report["batches_cut"] = await batches_cut(stack)
     examples = findings.examples | large.examples
     report |= asdict(findings) | asdict(large) | {"examples": examples}
     report["proof_s"] = round(time.monotonic() - started - publish_s, 1)
@@ -96,7 +100,21 @@ async def run(folder: Path, seed: int, flights_max: int | None) -> int:
     for anomaly, some in examples.items():
         print(f"{anomaly}: {'; '.join(some)}", file=sys.stderr)
     print(f"report: {folder / 'report.json'}")
-    return 1 if findings.broken or large.broken else 0
+    return 1 if findings.broken or large.broken or rebuilt.broken or audited.findings else 0
+
+
+async def _lose_redis(stack: Stack, screen: Screen) -> tuple[Rebuilt, Audited]:
+    """Redis forgets everything, and a Spark job brings it back from the log."""
+    screen.tell("everything is acknowledged; Redis forgets everything, and Spark rebuilds it")
+    await forget(stack)
+    rebuilt = await rebuild(stack)
+    screen.tell(
+        f"rebuilt {rebuilt.producers} producers from {rebuilt.entries:,} entries; "
+        f"{rebuilt.differences} differ from the log"
+    )
+    audited = await audit(stack)
+    screen.tell(f"audited {audited.entries:,} entries: {audited.findings} findings")
+    return rebuilt, audited
 
 
 def _each(failure: BaseException) -> Iterator[BaseException]:
@@ -120,7 +138,13 @@ def main() -> int:
     given = parser.parse_args()
     try:
         return asyncio.run(run(given.dir, given.seed, given.flights))
-    except* (ApplicationFailed, StackError, FileNotFoundError, TimeoutError) as failures:
+    except* (
+        ApplicationFailed,
+        JobFailed,
+        StackError,
+        FileNotFoundError,
+        TimeoutError,
+    ) as failures:
         for failure in _each(failures):
             print(f"the demo failed: {failure}", file=sys.stderr)
     return 1

@@ -44,8 +44,16 @@ _LABELS: Final = {
     "large_message_attempts_aborted": "attempts that they ended",
     "orphan_chunks_delivered": "chunks of these, delivered",
     "large_messages_wrong": "large messages or attempts that are wrong",
+    "rebuild.entries": "entries after snapshots, read by Spark when Redis had forgotten",
+    "rebuild.producers": "producers rebuilt",
+    "rebuild.differences": "of these, other than the whole log says",
+    "rebuild.failed": "topics not rebuilt",
+    "audit.entries": "entries audited by Spark",
+    "audit.findings": "of these, twice or out of order",
     "publish_s": "seconds to publish, faults included",
-    "proof_s": "seconds to prove",
+    "rebuild.seconds": "seconds to rebuild",
+    "audit.seconds": "seconds to audit",
+    "proof_s": "seconds to rebuild, to audit and to prove",
     "messages_per_s": "messages sent a second",
 }
 
@@ -59,10 +67,18 @@ _PROMISES: Final = (
     "marks_wrong",
     "orphan_chunks_delivered",
     "large_messages_wrong",
+    "rebuild.differences",
+    "rebuild.failed",
+    "audit.findings",
 )
 """What is 0 when all is well."""
 
-_TO_HAPPEN: Final = ("large_message_crashes", "large_message_attempts_aborted")
+_TO_HAPPEN: Final = (
+    "large_message_crashes",
+    "large_message_attempts_aborted",
+    "rebuild.producers",
+    "audit.entries",
+)
 """What is not."""
 
 
@@ -116,8 +132,9 @@ class Step:
         self._progress.update(self._task, completed=completed)
 
 
-def show_result(report: Mapping[str, object]) -> None:
+def show_result(nested: Mapping[str, object]) -> None:
     """Print the report as a table."""
+    report = _flat(nested)
     table = Table(show_header=False, title="a year of flights, stored exactly once")
     table.add_column(justify="left")
     table.add_column(justify="right")
@@ -126,6 +143,17 @@ def show_result(report: Mapping[str, object]) -> None:
         text = f"{value:,}" if isinstance(value, int | float) else str(value)
         table.add_row(label, f"{_colour(name, report)}{text}")
     Console().print(table)
+
+
+def _flat(report: Mapping[str, object]) -> dict[str, object]:
+    """The report, its parts by their path."""
+    flat: dict[str, object] = {}
+    for name, value in report.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{path}": each for path, each in _flat(value).items()}
+        else:
+            flat[name] = value
+    return flat
 
 
 def _colour(name: str, report: Mapping[str, object]) -> str:

@@ -12,13 +12,12 @@ import signal
 import sys
 from pathlib import Path
 
-from tools.stack.stack import SERVICES, Stack, StackError
+from tools.stack.stack import PORTS, SERVICES, Stack, StackError
 
 
 async def run(folder: Path, endpoints: Path | None, port_base: int | None) -> int:
     """Run until told to stop, or until a process ends."""
-    names = ["redis", *SERVICES]
-    ports = {} if port_base is None else {name: port_base + i for i, name in enumerate(names)}
+    ports = {} if port_base is None else {name: port_base + i for i, name in enumerate(PORTS)}
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told.set)

@@ -1,4 +1,4 @@
-"""Every service that exists, and an embedded Redis server, as child processes.
+"""Every service, and an embedded Redis server, as child processes.
 
 Used by `python -m tools.stack`, by the demo, and by tests. A stack keeps its data in one folder and
 goes on from it:
@@ -34,11 +34,11 @@ READY_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 30.0
 """How long a process may take to stop after SIGTERM."""
 
-SERVICES: Final = ("dedup", "ledger", "cursor")
+SERVICES: Final = ("cursor", "dedup", "ledger")
 """In the order in which they depend on each other; stopped the other way round."""
 
-PUBLISHING: Final = ("dedup", "ledger")
-"""What it takes to publish and to read."""
+PORTS: Final = ("redis", "dedup", "ledger", "cursor")
+"""In the order of their ports, where these are consecutive."""
 
 
 class StackError(Exception):
@@ -70,8 +70,8 @@ class Stack:
         self.environment = dict(environment or {})
         """Settings on top of the stack's own; a change counts from a process's next start on."""
         self._commands = dict(commands or {})
-        names = ["redis", *SERVICES]  # a service that does not run has an address, too
-        chosen = dict(zip(names, free_ports(len(names)), strict=True)) | dict(ports or {})
+        # A service that does not run has an address, too.
+        chosen = dict(zip(PORTS, free_ports(len(PORTS)), strict=True)) | dict(ports or {})
         self.ports = chosen
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._lock: int | None = None
@@ -235,11 +235,13 @@ class Stack:
         return {
             "SEQGATE_DEDUP_LISTEN": self.address("dedup"),
             "SEQGATE_DEDUP_REDIS_URL": self.redis_url,
+            "SEQGATE_DEDUP_CURSOR_TARGET": self.address("cursor"),
             "SEQGATE_DEDUP_POLICY_FILE": str(self.policy_file),
             "SEQGATE_DEDUP_POLICY_INTERVAL_S": "0.2",
             "SEQGATE_DEDUP_HEALTH_INTERVAL_S": "0.1",
             "SEQGATE_LEDGER_LISTEN": self.address("ledger"),
             "SEQGATE_LEDGER_DEDUP_TARGET": self.address("dedup"),
+            "SEQGATE_LEDGER_CURSOR_TARGET": self.address("cursor"),
             "SEQGATE_LEDGER_STORE_PATH": str(self.folder / "ledger" / "ledger.db"),
             "SEQGATE_LEDGER_HEALTH_INTERVAL_S": "0.1",
             "SEQGATE_CURSOR_LISTEN": self.address("cursor"),

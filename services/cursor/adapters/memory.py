@@ -150,8 +150,12 @@ class MemoryCursorStore:
         self._successions[topic] = successions
         return answer
 
-    async def look(self, topic: TopicName, name: str, look: Callable[[CursorState], T]) -> T:
+    async def look(
+        self, topic: TopicName, name: str, look: Callable[[CursorState], T], *, whole: bool = True
+    ) -> T:
         state, _ = self._copied(topic, name)
+        if not whole:
+            state.head.mark_delete_properties = {}
         return look(state)
 
     def _copied(self, topic: TopicName, name: str) -> tuple[CursorState, dict[Position, Position]]:

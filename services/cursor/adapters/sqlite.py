@@ -248,9 +248,13 @@ class SqliteCursorStore:
 
         return await self._connections.write(work)
 
-    async def look(self, topic: TopicName, name: str, look: Callable[[CursorState], T]) -> T:
+    async def look(
+        self, topic: TopicName, name: str, look: Callable[[CursorState], T], *, whole: bool = True
+    ) -> T:
         def work(db: apsw.Connection) -> T:
             row = _existing(db, topic, name)
+            if not whole:
+                row = row._replace(mark_digest=None)
             return look(CursorState(self._head(db, row), _Holes(db, row)))
 
         return await self._connections.read(work)

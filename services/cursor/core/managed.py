@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 
 from seqgate.types import SEQUENCE_ID_MAX, Position
 from services.cursor.core.cursor import BatchAck, Range, Succession
-from services.cursor.core.state import Head
+from services.cursor.core.state import RESERVED, Head
 from services.errors import DomainError, Kind
 
 NO_LEDGER: Final = -1
@@ -147,14 +147,16 @@ def export_cursor(
     """Describe a cursor as Pulsar does when it closes one in good order.
 
     The properties attached to the mark-delete position are in both forms if the legacy one can
-    hold every one of them: a part of them would be a map that nobody attached.
+    hold every one of them: a part of them would be a map that nobody attached. Seqgate's own, like
+    that of a snapshot, are in the new form only.
     """
     attached = sorted(head.mark_delete_properties.items())
-    numbers = [(name, int(value)) for name, value in attached if _is_int64(value)]
+    others = [each for each in attached if not each[0].startswith(RESERVED)]
+    numbers = [(name, int(value)) for name, value in others if _is_int64(value)]
     record = Record(
         mark_delete=_place(head.mark_delete),
         strings=attached,
-        longs=numbers if len(numbers) == len(attached) else (),
+        longs=numbers if len(numbers) == len(others) else (),
         runs=[_run(run) for run in ranges],
         batches=[_partial(batch) for batch in batches],
     )

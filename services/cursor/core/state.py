@@ -15,6 +15,10 @@ from typing import Final, NamedTuple, Protocol
 
 from seqgate.types import Position, TopicName
 
+RESERVED: Final = "#seqgate.internal."
+"""How the names of properties begin that are Seqgate's own: they outlast clearing, and are nothing
+to Pulsar."""
+
 PAGE_ENTRIES: Final = 65_536
 """How many entries of one ledger a page covers."""
 

@@ -24,7 +24,10 @@ from urllib.parse import quote, unquote
 
 from seqgate.types import Chunk, Position, TopicName
 from services.dedup.core.sequence import NEVER, Marks
-from services.dedup.core.topic import Tracked
+from services.dedup.core.topic import Persisted, Tracked
+
+POLICIES: Final = "seqgate:dedup:v1:policies"
+"""The token of the policies, 32 hexadecimal digits. It is of no topic, and begins as none does."""
 
 PREFIX: Final = "seqgate:dedup:v1:{"
 SUFFIX: Final = "}"
@@ -87,3 +90,12 @@ def decode_producer(value: str, term: int) -> Tracked:
     if int(pushed_term) == term:
         pushed, pushed_chunk = decode_mark(pushed_text)
     return Tracked(Marks(persisted, pushed, persisted_chunk, pushed_chunk), int(active_ms))
+
+
+def decode_persisted(field: bytes, value: bytes) -> Persisted | None:
+    """What the log has of a producer, by its field and value; None: nothing."""
+    mark, _, _, active_ms = value.split(b" ")
+    if mark == b"-":
+        return None
+    highest, unfinished = decode_mark(mark.decode())
+    return Persisted(field.removeprefix(PRODUCER).decode(), highest, unfinished, int(active_ms))

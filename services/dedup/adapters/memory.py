@@ -2,18 +2,23 @@
 the Redis adapter: it calls the pure functions and nothing else."""
 
 import re
+import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
-from seqgate.types import TopicName
+from seqgate.types import Position, TopicName
 from services.dedup.core.topic import (
     Applied,
     Behind,
     Changed,
     Confirmation,
+    Frozen,
     Full,
     Judged,
+    Loaded,
+    Persisted,
     ProducerClaims,
+    Saved,
     TopicState,
     Tracked,
     Withdrawal,
@@ -29,6 +34,7 @@ class MemoryStateStore:
     def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
         self.states: dict[TopicName, TopicState] = {}
         self._now_ms = now_ms
+        self._policy_token = secrets.token_hex(16)
 
     def _enter(self, topic: TopicName, writer: Writer) -> TopicState:
         state = TopicState.entered_by(self.states.get(topic), writer)
@@ -90,7 +96,38 @@ class MemoryStateStore:
             state.remaining,
             len(state.producers),
             replace(state.counts),
+            state.saved,
         )
+
+    async def freeze(self, topic: TopicName) -> Frozen | None:
+        state = self.states.get(topic)
+        return None if state is None else state.frozen()
+
+    async def note_saved(self, topic: TopicName, incarnation: int, saved: Saved) -> None:
+        if (state := self.states.get(topic)) is not None:
+            state.note_saved(incarnation, saved)
+
+    async def load(
+        self,
+        topic: TopicName,
+        incarnation: int,
+        through: Position,
+        producers: Sequence[Persisted],
+        *,
+        replacing: bool,
+        taken_ms: int | None,
+    ) -> Loaded:
+        state, loaded = TopicState.loaded_by(
+            self.states.get(topic),
+            incarnation,
+            through,
+            producers,
+            replacing=replacing,
+            taken_ms=taken_ms,
+        )
+        self.states[topic] = state
+        assert state.confirmed is not None
+        return Loaded(loaded, state.confirmed)
 
     async def forget_producers(
         self,
@@ -114,6 +151,12 @@ class MemoryStateStore:
     async def topics(self) -> AsyncIterator[TopicName]:
         for topic in list(self.states):
             yield topic
+
+    async def policy_token(self) -> str:
+        return self._policy_token
+
+    async def set_policy_token(self, token: str) -> None:
+        self._policy_token = token
 
     async def now_ms(self) -> int:
         return self._now_ms()

@@ -20,14 +20,13 @@ from pathlib import Path
 
 import structlog
 
-from seqgate.types import TopicName
-from services.dedup.core.policy import EffectivePolicy, InvalidPolicy, Policies
+from services.dedup.core.policy import InvalidPolicy, Policies
 
 log = structlog.get_logger()
 
 
 class PolicyFile:
-    """See services.dedup.ports.PolicySource. Without a file, everything is as built in."""
+    """See services.dedup.ports.GivenPolicies. Without a file, everything is as built in."""
 
     def __init__(self, path: Path | None) -> None:
         """Read the file.
@@ -40,8 +39,9 @@ class PolicyFile:
         self._policies = Policies() if path is None else _read(path)
         self._error = ""
 
-    def effective(self, topic: TopicName) -> EffectivePolicy:
-        return self._policies.effective(topic)
+    @property
+    def policies(self) -> Policies:
+        return self._policies
 
     @property
     def error(self) -> str:

@@ -6,6 +6,7 @@ run would judge the first run's claims as copies of themselves. The caller is to
 """
 
 import re
+import secrets
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -19,13 +20,15 @@ from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError, ResponseError
 
-from seqgate.types import SEQUENCE_ID_MAX, Chunk, TopicName
+from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position, TopicName
 from services.dedup.adapters.keys import (
     META,
+    POLICIES,
     PREFIX,
     PRODUCER,
     SUFFIX,
     decode_mark,
+    decode_persisted,
     decode_position,
     decode_producer,
     encode_id,
@@ -41,10 +44,14 @@ from services.dedup.core.topic import (
     Changed,
     Confirmation,
     Counts,
+    Frozen,
     Full,
     Judged,
+    Loaded,
+    Persisted,
     ProducerClaims,
     ProducerVerdicts,
+    Saved,
     Tracked,
     Withdrawal,
     Writer,
@@ -80,7 +87,7 @@ def script_text(name: str) -> str:
     """The source of a script, its common beginning included."""
     folder = resources.files("services.dedup.adapters") / "lua"
     text = (folder / f"{name}.lua").read_text()
-    if name in ("admit", "confirm", "rollback"):
+    if name in ("admit", "confirm", "rollback", "load"):
         text = (folder / "topic.lua").read_text() + text
     return text
 
@@ -111,6 +118,8 @@ class RedisStateStore:
         self._admit = self._script("admit")
         self._confirm = self._script("confirm")
         self._rollback = self._script("rollback")
+        self._load = self._script("load")
+        self._note_saved = self._script("note_saved")
         self._keep = self._script("keep")
         self._forget = self._script("forget")
         self._forget_topic = self._script("forget_topic")
@@ -138,8 +147,8 @@ class RedisStateStore:
         call["max_producers"] = max_producers
         reply = await self._run(self._admit, topic, call)
         match reply:
-            case ["judged", revision, producers]:
-                return Judged(revision, [_verdicts(each) for each in producers])
+            case ["judged", revision, producers, unsaved]:
+                return Judged(revision, [_verdicts(each) for each in producers], unsaved)
             case ["full", tracked, wanted]:
                 return Full(tracked, wanted)
             case ["changed", revision]:
@@ -151,7 +160,7 @@ class RedisStateStore:
         self, topic: TopicName, writer: Writer, confirmation: Confirmation
     ) -> Applied | Behind:
         reply = await self._run(self._confirm, topic, _call(writer, confirmation))
-        return Applied(reply[1]) if reply[0] == "applied" else _gate(reply)
+        return Applied(*reply[1:]) if reply[0] == "applied" else _gate(reply)
 
     async def rollback(
         self,
@@ -165,7 +174,7 @@ class RedisStateStore:
             [each.producer, encode_id(each.keep_through)] for each in withdrawals
         ]
         reply = await self._run(self._rollback, topic, call)
-        return Applied(reply[1]) if reply[0] == "applied" else _gate(reply)
+        return Applied(*reply[1:]) if reply[0] == "applied" else _gate(reply)
 
     async def keep(self, topic: TopicName, producers: Sequence[str], now_ms: int) -> None:
         with _translated():
@@ -213,7 +222,66 @@ class RedisStateStore:
             remaining=state["remaining"],
             producers=fields - 1,
             counts=Counts(**{name: state[name] for name in Counts.__slots__}),
+            saved=Saved(decode_position(state["saved"]), state["saved_entries"], state["saved_ms"]),
         )
+
+    async def freeze(self, topic: TopicName) -> Frozen | None:
+        with _translated():
+            fields: dict[bytes, bytes] = await self._redis.hgetall(topic_key(topic))
+        meta = fields.pop(META, None)
+        if meta is None:
+            return None
+        state = _unpack(meta)
+        return Frozen(
+            int(state["incarnation"]),
+            decode_position(state["confirmed"]),
+            state["confirmed_entries"],
+            [
+                persisted
+                for field, value in fields.items()
+                if (persisted := decode_persisted(field, value)) is not None
+            ],
+        )
+
+    async def note_saved(self, topic: TopicName, incarnation: int, saved: Saved) -> None:
+        packed = _pack(
+            [
+                encode_id(incarnation),
+                encode_position(saved.position),
+                saved.entries,
+                saved.taken_ms,
+            ]
+        )
+        with _translated():
+            await self._note_saved(keys=[topic_key(topic)], args=[packed])
+
+    async def load(
+        self,
+        topic: TopicName,
+        incarnation: int,
+        through: Position,
+        producers: Sequence[Persisted],
+        *,
+        replacing: bool,
+        taken_ms: int | None,
+    ) -> Loaded:
+        call = {
+            "incarnation": encode_id(incarnation),
+            "through": encode_position(through),
+            "replacing": replacing,
+            "taken_ms": False if taken_ms is None else taken_ms,
+            "producers": [
+                part
+                for producer, highest, unfinished, active_ms in producers
+                for part in (producer, encode_mark(highest, unfinished), active_ms)
+            ],
+        }
+        reply = await self._run(self._load, topic, call)
+        if reply[0] != "loaded":
+            _gate(reply)
+        confirmed = decode_position(reply[2])
+        assert confirmed is not None
+        return Loaded(bool(reply[1]), confirmed)
 
     async def forget_producers(
         self,
@@ -237,6 +305,22 @@ class RedisStateStore:
         with _translated():
             async for key in self._redis.scan_iter(match=f"{PREFIX}*{SUFFIX}", count=1000):
                 yield topic_of(key.decode())
+
+    async def policy_token(self) -> str:
+        with _translated():
+            token = await self._redis.get(POLICIES)
+            if token is None:
+                await self._redis.set(POLICIES, secrets.token_hex(16), nx=True)
+                token = await self._redis.get(POLICIES)
+        if token is None:
+            raise StateUnavailable(
+                "the deduplication state forgets at once", retry_after_s=RETRY_AFTER_S
+            )
+        return str(token, "ascii", "replace")
+
+    async def set_policy_token(self, token: str) -> None:
+        with _translated():
+            await self._redis.set(POLICIES, token)
 
     async def now_ms(self) -> int:
         elapsed_s = time.monotonic() - self._clock_read_at

@@ -1,8 +1,14 @@
 """Does this topic deduplicate, and within which limits?
 
 Each value may be set for the cluster, for a namespace and for a topic; the most specific level that
-sets it wins, value by value (PIP-6, and the precedence of Pulsar's topic policies). A system topic
-never deduplicates, whatever the levels say (apache/pulsar#22582).
+sets it wins, value by value (PIP-6, and the precedence of Pulsar's topic policies). On one level,
+what was set by a call wins over what the policy file says:
+
+    topic, by a call > topic, in the file
+        > namespace, by a call > namespace, in the file
+            > cluster, in the file > built in
+
+A system topic never deduplicates, whatever the levels say (apache/pulsar#22582).
 """
 
 from collections.abc import Mapping
@@ -15,11 +21,19 @@ from services.errors import DomainError, Kind
 
 T = TypeVar("T")
 
-PRODUCERS_MAX: Final = 1_000_000
-"""The highest value of max_producers: about 150 MB of Redis memory for one topic."""
+PRODUCERS_MAX: Final = 100_000
+"""The highest value of max_producers: as many as a snapshot holds, with a property for each. They
+take about 15 MB of Redis memory."""
 
 INACTIVITY_TIMEOUT_MINUTES_MAX: Final = 525_600
 """The highest value of producer_inactivity_timeout_minutes: a year."""
+
+SNAPSHOT_ENTRIES_MAX: Final = 1_000_000
+"""The highest value of snapshot_entries: so many entries are read again, at most about a minute,
+when a state is lost just before the next snapshot."""
+
+SNAPSHOT_INTERVAL_MAX_S: Final = 86_400
+"""The highest value of snapshot_interval_s, in seconds: a day."""
 
 
 class InvalidPolicy(DomainError):
@@ -54,10 +68,22 @@ class Policy:
     producer_inactivity_timeout_minutes: int | None = None
     max_producers: int | None = None
     on_full: OnFull | None = None
+    snapshot_entries: int | None = None
+    snapshot_interval_s: int | None = None
+
+    @property
+    def values(self) -> dict[str, bool | int | str]:
+        """What it sets, by name, as `parse` reads it."""
+        named = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {
+            name: value.value if isinstance(value, OnFull) else value
+            for name, value in named
+            if value is not None
+        }
 
     @classmethod
     def parse(cls, level: str, values: Any) -> "Policy":
-        """Read one table of a policy file.
+        """Read one table of a policy file, or of what was set by a call.
 
         Raises:
             InvalidPolicy: a value is unknown, of the wrong type, or out of its bounds.
@@ -70,16 +96,21 @@ class Policy:
             raise InvalidPolicy(f"{level} sets an unknown value: {name}", field=f"{level}.{name}")
         return cls(
             enabled=_boolean(level, values, "enabled"),
-            producer_inactivity_timeout_minutes=_number(
-                level,
-                values,
-                "producer_inactivity_timeout_minutes",
-                lowest=0,
-                highest=INACTIVITY_TIMEOUT_MINUTES_MAX,
-            ),
-            max_producers=_number(level, values, "max_producers", lowest=1, highest=PRODUCERS_MAX),
             on_full=_on_full(level, values),
+            **{name: _number(level, values, name) for name in BOUNDS},
         )
+
+
+BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
+    "producer_inactivity_timeout_minutes": (0, INACTIVITY_TIMEOUT_MINUTES_MAX),
+    "max_producers": (1, PRODUCERS_MAX),
+    "snapshot_entries": (0, SNAPSHOT_ENTRIES_MAX),
+    "snapshot_interval_s": (0, SNAPSHOT_INTERVAL_MAX_S),
+}
+"""The lowest and the highest of each value that is a number."""
+
+NOTHING: Final = Policy()
+"""Sets nothing."""
 
 
 class Sourced(NamedTuple, Generic[T]):
@@ -97,11 +128,15 @@ class EffectivePolicy:
     producer_inactivity_timeout_minutes: Sourced[int] = Sourced(360, Source.DEFAULT)
     max_producers: Sourced[int] = Sourced(10_000, Source.DEFAULT)
     on_full: Sourced[OnFull] = Sourced(OnFull.EVICT, Source.DEFAULT)
+    snapshot_entries: Sourced[int] = Sourced(1_000, Source.DEFAULT)
+    """After how many confirmed entries a snapshot is taken; 0: not by count."""
+    snapshot_interval_s: Sourced[int] = Sourced(120, Source.DEFAULT)
+    """After how many seconds with new entries a snapshot is taken; 0: not by time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """All levels."""
+    """All levels, as the policy file sets them."""
 
     cluster: Policy = field(default_factory=Policy)
     namespaces: Mapping[str, Policy] = field(default_factory=dict)
@@ -121,7 +156,7 @@ class Policies:
         return cls(
             cluster=Policy.parse("cluster", document.get("cluster", {})),
             namespaces={
-                _namespace(name): Policy.parse(f'namespace."{name}"', values)
+                check_namespace(name, name): Policy.parse(f'namespace."{name}"', values)
                 for name, values in _tables(document, "namespace")
             },
             topics={
@@ -130,23 +165,55 @@ class Policies:
             },
         )
 
-    def effective(self, topic: TopicName) -> EffectivePolicy:
-        """The values in effect for a topic."""
+    def effective(
+        self, topic: TopicName, *, for_topic: Policy = NOTHING, for_namespace: Policy = NOTHING
+    ) -> EffectivePolicy:
+        """The values in effect for a topic; the arguments are what was set by calls."""
         levels = (
-            (Source.TOPIC, self.topics.get(topic)),
-            (Source.NAMESPACE, self.namespaces.get(topic.namespace)),
+            (Source.TOPIC, for_topic),
+            (Source.TOPIC, self.topics.get(topic, NOTHING)),
+            (Source.NAMESPACE, for_namespace),
+            (Source.NAMESPACE, self.namespaces.get(topic.namespace, NOTHING)),
             (Source.CLUSTER, self.cluster),
         )
         chosen: dict[str, Sourced[Any]] = {}
-        for each in fields(Policy):
+        for name in _NAMES:
             for source, policy in levels:
-                value = getattr(policy, each.name, None)
+                value = getattr(policy, name)
                 if value is not None:
-                    chosen[each.name] = Sourced(value, source)
+                    chosen[name] = Sourced(value, source)
                     break
         if topic.is_system:
             chosen["enabled"] = Sourced(value=False, source=Source.SYSTEM_TOPIC)
         return EffectivePolicy(**chosen)
+
+
+_NAMES: Final = tuple(each.name for each in fields(Policy))
+
+
+def check_namespace(name: str, field: str) -> str:
+    """The name itself, if it can be one of a namespace.
+
+    Raises:
+        InvalidPolicy: it is not tenant/namespace; `field` says where it stood.
+    """
+    try:
+        TopicName.parse(f"{name}/a")
+    except InvalidNameError as error:
+        raise InvalidPolicy(f"no such namespace can be: {name}", field=field) from error
+    return name
+
+
+def check_number(name: str, value: Any, field: str) -> int:
+    """The value itself, if one of BOUNDS can have it.
+
+    Raises:
+        InvalidPolicy: it is out of its bounds, or no number; `field` says where it stood.
+    """
+    lowest, highest = BOUNDS[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+        raise InvalidPolicy(f"{field} must be a number from {lowest:,} to {highest:,}", field=field)
+    return value
 
 
 def _tables(document: Mapping[str, Any], level: str) -> list[tuple[str, Any]]:
@@ -156,16 +223,11 @@ def _tables(document: Mapping[str, Any], level: str) -> list[tuple[str, Any]]:
     return list(tables.items())
 
 
-def _namespace(name: str) -> str:
-    _topic(f"{name}/any")
-    return name
-
-
 def _topic(name: str) -> TopicName:
     try:
         return TopicName.parse(name)
     except InvalidNameError as error:
-        raise InvalidPolicy(f"no such topic or namespace can be: {name}", field=name) from error
+        raise InvalidPolicy(f"no such topic can be: {name}", field=name) from error
 
 
 def _boolean(level: str, values: Mapping[str, Any], name: str) -> bool | None:
@@ -175,25 +237,16 @@ def _boolean(level: str, values: Mapping[str, Any], name: str) -> bool | None:
     return value
 
 
-def _number(
-    level: str, values: Mapping[str, Any], name: str, *, lowest: int, highest: int
-) -> int | None:
+def _number(level: str, values: Mapping[str, Any], name: str) -> int | None:
     value = values.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
-        raise InvalidPolicy(
-            f"{level}.{name} must be a number from {lowest:,} to {highest:,}",
-            field=f"{level}.{name}",
-        )
-    return value
+    return None if value is None else check_number(name, value, f"{level}.{name}")
 
 
 def _on_full(level: str, values: Mapping[str, Any]) -> OnFull | None:
     value = values.get("on_full")
     if value is None:
         return None
-    if value not in {each.value for each in OnFull}:
+    if value not in [each.value for each in OnFull]:
         raise InvalidPolicy(
             f'{level}.on_full must be "evict" or "refuse"', field=f"{level}.on_full"
         )

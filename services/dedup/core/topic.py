@@ -16,6 +16,10 @@ two are compared before anything is judged:
 Positions protect what is confirmed. The revision protects what is only let through: it moves with
 each call that lets something through or withdraws it.
 
+The confirmed position and what is persisted of each producer change together, so at any moment the
+pair of them is what the fold over the log made. A snapshot is that pair; a state that was lost is
+loaded as such a pair, and the writer confirms the rest.
+
 adapters/lua/topic.lua is the same gate inside Redis.
 """
 
@@ -24,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from seqgate.types import Chunk, Position
-from services.dedup.core.sequence import Claim, Marks, Verdict, admit, advance, withdraw
+from services.dedup.core.sequence import NEVER, Claim, Marks, Verdict, admit, advance, withdraw
 from services.errors import DomainError, Fenced, Kind
 
 
@@ -86,16 +90,19 @@ class ProducerVerdicts(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """The claims were judged."""
+    """The claims were judged. `unsaved` is how many entries were confirmed since the newest
+    snapshot."""
 
     revision: int
     producers: list[ProducerVerdicts]
+    unsaved: int = 0
 
 
 class Applied(NamedTuple):
-    """A confirmation or a withdrawal was applied."""
+    """A confirmation or a withdrawal was applied; `unsaved` is as for Judged."""
 
     revision: int
+    unsaved: int = 0
 
 
 class Behind(NamedTuple):
@@ -125,6 +132,40 @@ class Tracked(NamedTuple):
     active_ms: int
 
 
+class Persisted(NamedTuple):
+    """What the log has of a producer: its mark, and when it was last active."""
+
+    producer: str
+    highest: int
+    unfinished: Chunk | None
+    active_ms: int
+
+
+class Frozen(NamedTuple):
+    """A topic's state at one moment, without what is in flight: what the fold over the log up to
+    `confirmed` made. `entries` is the count of confirmed entries then."""
+
+    incarnation: int
+    confirmed: Position | None
+    entries: int
+    producers: list[Persisted]
+
+
+class Saved(NamedTuple):
+    """The newest snapshot, as far as the state remembers."""
+
+    position: Position | None = None
+    entries: int = 0
+    taken_ms: int = 0
+
+
+class Loaded(NamedTuple):
+    """Whether a state was put in place, and how far the one that is there now goes."""
+
+    loaded: bool
+    confirmed: Position
+
+
 @dataclass(slots=True)
 class Counts:
     """What happened since the state was created; dedup.proto names them."""
@@ -151,6 +192,66 @@ class TopicState:
     remaining: int = 0
     producers: dict[str, Tracked] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
+    saved: Saved = Saved()
+
+    @property
+    def unsaved(self) -> int:
+        """How many entries were confirmed since the newest snapshot."""
+        return self.counts.confirmed_entries - self.saved.entries
+
+    @classmethod
+    def loaded_by(
+        cls,
+        state: "TopicState | None",
+        incarnation: int,
+        through: Position,
+        producers: Iterable[Persisted],
+        *,
+        replacing: bool,
+        taken_ms: int | None,
+    ) -> "tuple[TopicState, bool]":
+        """The state with this in its place, and whether it took the place: it does unless what is
+        there covers as much. Whoever writes stays the writer; all that it had claimed is withdrawn.
+        `taken_ms` is given when it comes from the newest snapshot.
+
+        Raises:
+            Fenced: the state is of a newer incarnation.
+        """
+        if state is not None and state.incarnation > incarnation:
+            raise Fenced("the topic has a newer incarnation", epoch=state.epoch)
+        if state is None or state.incarnation < incarnation:
+            state = cls(incarnation, 0)
+        elif not (replacing or _ends_before(state.confirmed, through)):
+            return state, False
+        state.confirmed, state.remaining = through, 0
+        state.producers = {
+            producer: Tracked(Marks(highest, highest, unfinished, unfinished), active_ms)
+            for producer, highest, unfinished, active_ms in producers
+        }
+        if taken_ms is not None:
+            state.saved = Saved(through, state.counts.confirmed_entries, taken_ms)
+        state.withdraw_all()
+        return state, True
+
+    def frozen(self) -> Frozen:
+        """What a snapshot keeps; producers that have stored nothing are not in it."""
+        return Frozen(
+            self.incarnation,
+            self.confirmed,
+            self.counts.confirmed_entries,
+            [
+                Persisted(name, marks.persisted, marks.persisted_chunk, active_ms)
+                for name, (marks, active_ms) in self.producers.items()
+                if marks.persisted != NEVER
+            ],
+        )
+
+    def note_saved(self, incarnation: int, saved: Saved) -> None:
+        """A snapshot was taken."""
+        if incarnation == self.incarnation and not _ends_before(
+            saved.position, self.saved.position
+        ):
+            self.saved = saved
 
     @classmethod
     def entered_by(cls, state: "TopicState | None", writer: Writer) -> "TopicState":
@@ -189,10 +290,9 @@ class TopicState:
 
         before = self.counts.new
         verdicts = [self._judge(claim, now_ms) for claim in claims]
-        self.remaining = 0
         if self.counts.new > before:
             self.revision += 1
-        return Judged(self.revision, verdicts)
+        return Judged(self.revision, verdicts, self.unsaved)
 
     def confirm(self, writer: Writer, confirmation: Confirmation) -> Applied | Behind:
         """Apply the confirmation."""
@@ -200,7 +300,7 @@ class TopicState:
         if behind is not None:
             return behind
         self._compare(writer.position)
-        return Applied(self.revision)
+        return Applied(self.revision, self.unsaved)
 
     def rollback(
         self, writer: Writer, confirmation: Confirmation | None, withdrawals: Sequence[Withdrawal]
@@ -216,7 +316,7 @@ class TopicState:
             self.revision += 1
         else:
             self.withdraw_all()
-        return behind or Applied(self.revision)
+        return behind or Applied(self.revision, self.unsaved)
 
     def keep(self, producers: Iterable[str], now_ms: int) -> None:
         """Mark producers as alive."""
@@ -244,7 +344,7 @@ class TopicState:
             return None
         after, through, producers, entry_count, remaining = confirmation
         if _ends_before(self.confirmed, after):
-            return Behind(self.confirmed)
+            return self._behind()
         if _ends_before(self.confirmed, through):
             for producer, highest_ids, last_append_ms, chunks in producers:
                 tracked = self.producers.get(producer, Tracked(Marks(), 0))
@@ -260,10 +360,15 @@ class TopicState:
 
     def _compare(self, position: Position | None) -> Behind | None:
         if _ends_before(self.confirmed, position):
-            return Behind(self.confirmed)
+            return self._behind()
         if _ends_before(position, self.confirmed):
             raise Fenced("another writer has appended to the topic", epoch=self.epoch)
+        self.remaining = 0
         return None
+
+    def _behind(self) -> Behind:
+        self.remaining = max(1, self.remaining)
+        return Behind(self.confirmed)
 
     def _judge(self, claims: ProducerClaims, now_ms: int) -> ProducerVerdicts:
         tracked = self.producers.get(claims.producer, Tracked(Marks(), 0))

@@ -132,17 +132,23 @@ class GrpcDeduplicator:
                 pb.KeepProducersRequest(topic=str(topic), producer_names=names),
             )
 
-    async def forget_topic(self, topic: TopicName, incarnation: int) -> None:
-        request = pb.ForgetTopicRequest(topic=str(topic), incarnation=incarnation)
+    async def forget_topic(self, topic: TopicName, incarnation: int, *, deleted: bool) -> None:
+        request = pb.ForgetTopicRequest(topic=str(topic), incarnation=incarnation, deleted=deleted)
         await self._unary("ForgetTopic", request)
         self._drop(topic)
+
+    async def snapshot(self, topic: TopicName) -> Position | None:
+        reply = await self._unary("TakeSnapshot", pb.TakeSnapshotRequest(topic=str(topic)))
+        if not reply.HasField("position"):
+            return None
+        return Position(reply.position.ledger_id, reply.position.entry_id)
 
     async def check(self) -> None:
         await check_health(self._channel)
 
-    async def _unary(self, method: str, request: object) -> None:
+    async def _unary(self, method: str, request: object) -> Any:
         try:
-            await getattr(self._stub, method)(request)
+            return await getattr(self._stub, method)(request)
         except aio.AioRpcError as error:
             raise _unavailable(error) from error
 
@@ -197,7 +203,7 @@ def _refuse(status: status_pb2.Status) -> NoReturn:
             refusal = Fenced(status.message, **details)
         case "TOO_MANY_PRODUCERS":
             refusal = TooManyProducers(status.message, retry_after_s=RETRY_AFTER_S, **details)
-        case "STATE_UNAVAILABLE":
+        case "STATE_UNAVAILABLE" | "CURSORS_UNAVAILABLE":
             refusal = DedupUnavailable(status.message, retry_after_s=RETRY_AFTER_S)
         case _:
             log.error("deduplication refused", reason=reason, detail=status.message)

@@ -1,14 +1,17 @@
-"""Logs that are gone when their process ends. For tests, and the yardstick for other adapters."""
+"""Logs, and cursors, that are gone when their process ends. For tests, and the yardstick for other
+adapters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from seqgate.types import Position, TopicName
 from services.errors import Fenced
+from services.ledger.core.columns import Columns, columns_of
 from services.ledger.core.entry import Entry, StoredEntry
 from services.ledger.core.find import Finder
 from services.ledger.core.receipt import Fate, Missing
-from services.ledger.ports import LogState, TopicNotFound, Trimmed
+from services.ledger.ports import CursorsUnavailable, LedgerRange, LogState, TopicNotFound, Trimmed
 
 
 @dataclass
@@ -17,6 +20,8 @@ class _Log:
     ledger_id: int
     tail: Position | None = None
     entries: list[StoredEntry] = field(default_factory=list)
+    appends: dict[Position, Position] = field(default_factory=dict)
+    """Where what was appended together begins, by each of its entries."""
     trimmed: dict[str, int] = field(default_factory=dict)
 
     def state(self, topic: TopicName) -> LogState:
@@ -82,8 +87,10 @@ class MemoryLedgerStore:
             raise Fenced("another writer has the topic", epoch=log.ledger_id)
         same = log.tail is not None and log.tail.ledger_id == ledger_id
         entry_id = log.tail.entry_id + 1 if same and log.tail else 0
+        first = Position(ledger_id, entry_id)
         for entry in entries:
             log.tail = Position(ledger_id, entry_id)
+            log.appends[log.tail] = first
             log.entries.append(StoredEntry(log.tail, append_ms, entry, len(entry.payload)))
             entry_id += 1
 
@@ -107,6 +114,39 @@ class MemoryLedgerStore:
             bare = stored._replace(entry=stored.entry._replace(payload=b""))
             found.append(stored if payloads else bare)
         return found
+
+    async def columns(
+        self,
+        topic: TopicName,
+        after: Position | None,
+        *,
+        through: Position,
+        metadata: bool,
+        runs_max: int,
+        bytes_max: int,
+    ) -> list[Columns]:
+        log = self._log(topic)
+        wanted = [
+            each
+            for each in log.entries
+            if (after is None or each.position > after) and each.position <= through
+        ]
+        found: list[Columns] = []
+        size_bytes = 0
+        for _, run in groupby(wanted, lambda each: log.appends[each.position]):
+            columns = columns_of(list(run), metadata=metadata)
+            size_bytes += columns.size_bytes
+            if found and (len(found) >= runs_max or size_bytes > bytes_max):
+                break
+            found.append(columns)
+        return found
+
+    async def ledgers(self, topic: TopicName, *, after: int, limit: int) -> list[LedgerRange]:
+        found: dict[int, LedgerRange] = {}
+        for (ledger_id, entry_id), *_ in self._log(topic).entries:
+            first = found[ledger_id].first_entry if ledger_id in found else entry_id
+            found[ledger_id] = LedgerRange(ledger_id, first, entry_id)
+        return [each for ledger_id, each in found.items() if ledger_id > after][:limit]
 
     async def count_after(self, topic: TopicName, position: Position | None) -> int:
         entries = self._log(topic).entries
@@ -133,9 +173,10 @@ class MemoryLedgerStore:
         return None if decided < 0 else decided
 
     async def trimmed_producers(
-        self, topic: TopicName, *, skip: int, limit: int
+        self, topic: TopicName, *, skip: int = 0, after: str = "", limit: int
     ) -> list[tuple[str, int]]:
-        return sorted(self._log(topic).trimmed.items())[skip : skip + limit]
+        trimmed = sorted(self._log(topic).trimmed.items())
+        return [each for each in trimmed if each[0] > after][skip : skip + limit]
 
     async def get(self, topic: TopicName) -> LogState:
         return self._log(topic).state(topic)
@@ -156,6 +197,21 @@ class MemoryLedgerStore:
                 log.trimmed[entry.producer] = highest
         del log.entries[: len(gone)]
         return Trimmed(len(gone), log.state(topic).first)
+
+    async def retained_from(
+        self, topic: TopicName, *, appended_since_ms: int | None, bytes_max: int | None
+    ) -> Position | None:
+        entries = self._log(topic).entries
+        size_bytes = sum(each.size_bytes for each in entries)
+        for stored in entries:
+            old = appended_since_ms is not None and stored.append_ms < appended_since_ms
+            if not (old or (bytes_max is not None and size_bytes > bytes_max)):
+                return stored.position
+            size_bytes -= stored.size_bytes
+        if not entries:
+            return None
+        last = entries[-1].position
+        return last._replace(entry_id=last.entry_id + 1)
 
     async def renew(self, topic: TopicName) -> None:
         log = self._log(topic)
@@ -183,3 +239,23 @@ class MemoryLedgerStore:
         if log is None:
             raise TopicNotFound("there is no such topic", topic=topic)
         return log
+
+
+class MemoryCursors:
+    """See services.ledger.ports.Cursors."""
+
+    def __init__(self) -> None:
+        self.cursors: dict[TopicName, dict[str, Position | None]] = {}
+        self.available = True
+
+    async def mark_deletes(self, topic: TopicName) -> dict[str, Position | None]:
+        self._answer()
+        return dict(sorted(self.cursors.get(topic, {}).items()))
+
+    async def delete_all(self, topic: TopicName) -> None:
+        self._answer()
+        self.cursors.pop(topic, None)
+
+    def _answer(self) -> None:
+        if not self.available:
+            raise CursorsUnavailable("the cursor service does not answer", retry_after_s=0.5)

@@ -10,19 +10,21 @@ import apsw
 
 from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
 from services.errors import Fenced, StoreUnavailable
-from services.ledger.adapters.block import Block, decode_block, encode_block
+from services.ledger.adapters.block import Block, decode_block, encode_block, to_columns
+from services.ledger.core.columns import Columns, clip
 from services.ledger.core.entry import Entry, StoredEntry
 from services.ledger.core.find import Finder
 from services.ledger.core.receipt import Fate, Missing
 from services.ledger.ports import (
     EntryCorrupt,
+    LedgerRange,
     LogState,
     TopicNotFound,
     Trimmed,
 )
 from services.runtime.sqlite import Connections, connections
 
-LAYOUT: Final = 2
+LAYOUT: Final = 3
 """The version of the tables below. A database with another one is not opened."""
 
 APPLICATION_ID: Final = 0x5E96A7E
@@ -30,6 +32,9 @@ APPLICATION_ID: Final = 0x5E96A7E
 
 REMOVE_BLOCKS_MAX: Final = 64
 """How many blocks one transaction removes, so that publishing never waits for a long trim."""
+
+RETAIN_BLOCKS_MAX: Final = 1_000
+"""How many blocks one question about retention looks at."""
 
 TABLES: Final = """
 CREATE TABLE topic (
@@ -56,8 +61,11 @@ CREATE TABLE block (
     messages    INTEGER NOT NULL,
     size_bytes  INTEGER NOT NULL,
     entries_crc INTEGER NOT NULL,
+    metadata_crc INTEGER NOT NULL,
     payloads_crc INTEGER NOT NULL,
+    -- What is read most comes first: the pages of what follows it are not touched.
     entries     BLOB NOT NULL,
+    metadata    BLOB NOT NULL,
     payloads    BLOB NOT NULL
 );
 CREATE UNIQUE INDEX block_place ON block (topic, ledger_id, last_entry);
@@ -87,17 +95,22 @@ REMEMBER: Final = """INSERT INTO producer_trimmed VALUES (?, ?, ?)
 
 TRIMMED_OF: Final = "SELECT highest FROM producer_trimmed WHERE topic = ? AND producer = ?"
 
+_NEXT_LEDGER: Final = """SELECT ledger_id, first_entry FROM block
+    WHERE topic = ? AND ledger_id > ? ORDER BY ledger_id, last_entry LIMIT 1"""
+_LEDGER_END: Final = """SELECT last_entry FROM block
+    WHERE topic = ? AND ledger_id = ? ORDER BY last_entry DESC LIMIT 1"""
 _INSERT_BLOCK: Final = """INSERT INTO block (topic, ledger_id, first_entry, last_entry, append_ms,
-    messages, size_bytes, entries_crc, payloads_crc, entries, payloads)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+    messages, size_bytes, entries_crc, metadata_crc, payloads_crc, entries, metadata, payloads)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _GROW_TOPIC: Final = """UPDATE topic SET tail_ledger = ?, tail_entry = ?,
     first_ledger = coalesce(first_ledger, ?), first_entry = coalesce(first_entry, ?),
     entries = entries + ?, messages = messages + ?, size_bytes = size_bytes + ? WHERE id = ?"""
 
-_BLOCK = """ledger_id, first_entry, last_entry, append_ms, entries, entries_crc, {payloads},
-    payloads_crc"""
-_WITH_PAYLOADS: Final = _BLOCK.format(payloads="payloads")
-_WITHOUT_PAYLOADS: Final = _BLOCK.format(payloads="NULL")
+_BLOCK: Final = """ledger_id, first_entry, last_entry, append_ms, entries_crc, metadata_crc,
+    payloads_crc, entries, """
+_WITH_PAYLOADS: Final = _BLOCK + "metadata, payloads"
+_WITH_METADATA: Final = _BLOCK + "metadata, NULL"
+_ENTRIES_ALONE: Final = _BLOCK + "NULL, NULL"
 _LOG: Final = """name, incarnation, ledger_id, created_ms, first_ledger, first_entry, tail_ledger,
     tail_entry, entries, messages, size_bytes"""
 
@@ -179,10 +192,7 @@ class SqliteLedgerStore:
             if state.ledger_id != ledger_id or state.tail != expected_tail:
                 raise Fenced("another writer has the topic", epoch=state.ledger_id)
             place = (topic_id, ledger_id, first_entry, block.last_entry, append_ms)
-            crcs = (block.entries_crc, block.payloads_crc)
-            db.execute(
-                _INSERT_BLOCK, (*place, messages, size_bytes, *crcs, block.entries, block.payloads)
-            )
+            db.execute(_INSERT_BLOCK, (*place, messages, size_bytes, *block[4:]))
             block_id = db.last_insert_rowid()
             db.executemany(
                 "INSERT INTO producer_block VALUES (?, ?, ?, ?, ?, ?)",
@@ -220,6 +230,54 @@ class SqliteLedgerStore:
             except EntryCorrupt:
                 if not found:  # what lies before the damage comes first
                     raise
+            return found
+
+        return await self._connections.read(work)
+
+    async def columns(
+        self,
+        topic: TopicName,
+        after: Position | None,
+        *,
+        through: Position,
+        metadata: bool,
+        runs_max: int,
+        bytes_max: int,
+    ) -> list[Columns]:
+        def work(db: apsw.Connection) -> list[Columns]:
+            topic_id, state = _existing(db, topic)
+            if state.first is None:
+                return []
+            start = _start(after, state.first)
+            found: list[Columns] = []
+            size_bytes = 0
+            try:
+                for run in _runs(db, topic_id, start, through, metadata=metadata):
+                    size_bytes += run.size_bytes
+                    if found and (len(found) >= runs_max or size_bytes > bytes_max):
+                        break
+                    found.append(run)
+            except EntryCorrupt:
+                if not found:  # what lies before the damage comes first
+                    raise
+            return found
+
+        return await self._connections.read(work)
+
+    async def ledgers(self, topic: TopicName, *, after: int, limit: int) -> list[LedgerRange]:
+        def work(db: apsw.Connection) -> list[LedgerRange]:
+            topic_id, state = _existing(db, topic)
+            found: list[LedgerRange] = []
+            ledger_id = after
+            while state.first is not None and len(found) < limit:
+                # Two steps down the index a ledger, however many blocks it has.
+                rows = _rows(db, _NEXT_LEDGER, topic_id, ledger_id)
+                if not rows:
+                    break
+                ((ledger_id, first_entry),) = rows
+                ((last_entry,),) = _rows(db, _LEDGER_END, topic_id, ledger_id)
+                first = max(state.first, Position(ledger_id, first_entry))
+                found.append(LedgerRange(ledger_id, first.entry_id, last_entry))
             return found
 
         return await self._connections.read(work)
@@ -271,15 +329,16 @@ class SqliteLedgerStore:
         return await self._connections.read(work)
 
     async def trimmed_producers(
-        self, topic: TopicName, *, skip: int, limit: int
+        self, topic: TopicName, *, skip: int = 0, after: str = "", limit: int
     ) -> list[tuple[str, int]]:
         def work(db: apsw.Connection) -> list[tuple[str, int]]:
             topic_id, _ = _existing(db, topic)
             rows = _rows(
                 db,
-                """SELECT producer, highest FROM producer_trimmed WHERE topic = ?
+                """SELECT producer, highest FROM producer_trimmed WHERE topic = ? AND producer > ?
                     ORDER BY producer LIMIT ? OFFSET ?""",
                 topic_id,
+                after,
                 limit,
                 skip,
             )
@@ -313,6 +372,29 @@ class SqliteLedgerStore:
             if step.first is None or step.first >= before:
                 return Trimmed(removed_entries, step.first)
 
+    async def retained_from(
+        self, topic: TopicName, *, appended_since_ms: int | None, bytes_max: int | None
+    ) -> Position | None:
+        def work(db: apsw.Connection) -> Position | None:
+            topic_id, state = _existing(db, topic)
+            if state.first is None:
+                return None
+            kept, left_bytes = state.first, state.size_bytes
+            rows: Iterator[Any] = db.execute(
+                """SELECT ledger_id, first_entry, last_entry, append_ms, size_bytes FROM block
+                    WHERE topic = ? ORDER BY ledger_id, last_entry LIMIT ?""",
+                (topic_id, RETAIN_BLOCKS_MAX),
+            )
+            for ledger_id, first_entry, last_entry, append_ms, size_bytes in rows:
+                old = appended_since_ms is not None and append_ms < appended_since_ms
+                if not (old or (bytes_max is not None and left_bytes > bytes_max)):
+                    return max(state.first, Position(ledger_id, first_entry))
+                kept = Position(ledger_id, last_entry + 1)
+                left_bytes -= size_bytes
+            return kept
+
+        return await self._connections.read(work)
+
     async def renew(self, topic: TopicName) -> None:
         def work(db: apsw.Connection) -> None:
             topic_id, state = _existing(db, topic)
@@ -329,7 +411,7 @@ class SqliteLedgerStore:
             topic_id, state = _existing(db, topic)
             rows = _rows(
                 db,
-                f"""SELECT producer, highest, {_WITHOUT_PAYLOADS}
+                f"""SELECT producer, highest, {_ENTRIES_ALONE}
                     FROM producer_block JOIN block ON block.id = block
                     WHERE producer_block.topic = ? AND unfinished
                     AND (ledger_id, first_entry) < (?, ?)""",
@@ -473,17 +555,42 @@ def _entries(
     payloads: bool,
 ) -> Iterator[StoredEntry]:
     """Entries after one position and from another on, in order."""
-    columns = _WITH_PAYLOADS if payloads else _WITHOUT_PAYLOADS
-    start = (first.ledger_id, first.entry_id - 1) if after is None or after < first else after
+    start = _start(after, first)
+    for block in _blocks(db, topic_id, start, _WITH_PAYLOADS if payloads else _WITH_METADATA):
+        for stored in decode_block(block):
+            if stored.position > start:
+                yield stored
+
+
+def _runs(
+    db: apsw.Connection, topic_id: int, start: Position, through: Position, *, metadata: bool
+) -> Iterator[Columns]:
+    """Entries after one position and through another, in order, by block."""
+    if start >= through:
+        return
+    for block in _blocks(db, topic_id, start, _WITH_METADATA if metadata else _ENTRIES_ALONE):
+        if Position(block.ledger_id, block.first_entry) > through:
+            return
+        yield clip(
+            to_columns(block),
+            start.entry_id + 1 if block.ledger_id == start.ledger_id else block.first_entry,
+            through.entry_id if block.ledger_id == through.ledger_id else block.last_entry,
+        )
+
+
+def _start(after: Position | None, first: Position) -> Position:
+    """The place after which to read: after a position, but from the first entry on."""
+    return first._replace(entry_id=first.entry_id - 1) if after is None or after < first else after
+
+
+def _blocks(db: apsw.Connection, topic_id: int, start: Position, columns: str) -> Iterator[Block]:
+    """What holds entries after a position, in order."""
     rows: Iterator[Any] = db.execute(
         f"""SELECT {columns} FROM block WHERE topic = ? AND (ledger_id, last_entry) > (?, ?)
             ORDER BY ledger_id, last_entry""",
         (topic_id, *start),
     )
-    for row in rows:
-        for stored in decode_block(Block(*row)):
-            if stored.position > start:
-                yield stored
+    return map(Block._make, rows)
 
 
 def _show(
@@ -496,7 +603,7 @@ def _show(
 ) -> None:
     """Show what may hold a producer's ids to the finder, until it is done."""
     rows: Iterator[Any] = db.execute(
-        f"""SELECT {_WITHOUT_PAYLOADS} FROM block WHERE id IN (
+        f"""SELECT {_ENTRIES_ALONE} FROM block WHERE id IN (
                 SELECT block FROM producer_block
                 WHERE topic = ? AND producer = ? AND highest >= ? AND lowest <= ?
             ) ORDER BY ledger_id, last_entry""",
@@ -520,7 +627,7 @@ def _trim_some(db: apsw.Connection, topic: TopicName, before: Position) -> Trimm
     gone: list[int] = []
     rows = _rows(
         db,
-        f"""SELECT id, messages, size_bytes, {_WITHOUT_PAYLOADS} FROM block
+        f"""SELECT id, messages, size_bytes, {_WITH_METADATA} FROM block
             WHERE topic = ? ORDER BY ledger_id, last_entry LIMIT ?""",
         topic_id,
         REMOVE_BLOCKS_MAX,

@@ -15,7 +15,9 @@ Deduplication may have forgotten, or know of claims that were never written. The
 ALIGNING instead of LIVE: it lets the append under way end, confirms from the log what
 deduplication lacks, withdraws every open claim, and goes on. A new machine starts like that, so a
 takeover, a lost reply and a lost Redis are one procedure. Nothing is judged while it lasts; units
-wait, and after `patience` failures in a row they are told to come again.
+wait, and after `patience` failures in a row they are told to come again. Where the log cannot be
+read, or is too long to be read here, the machine asks deduplication again before each new attempt:
+somebody else may have brought its state past that place.
 
 The shell's whole duty:
 
@@ -418,6 +420,7 @@ class TopicWriter:
         assert self._behind is not None
         assert self.tail is not None
         self._reading = False
+        self.last_error = None
         through = entries[-1].position if entries and remaining else self.tail
         confirmation = Confirmation(
             self._behind.confirmed, through, tuple(entries), len(entries), remaining
@@ -434,8 +437,13 @@ class TopicWriter:
         return self._next()
 
     def log_failed(self, error: DomainError) -> list[Effect]:
-        """The log cannot be read."""
+        """The log cannot be read, or is not to be read here. The same place is not read again
+        before deduplication was asked whether it still lacks what is there."""
+        assert self._reading
         self._reading = False
+        self._behind = None
+        self._unconfirmed.clear()  # in the log, after what deduplication lacks
+        self._surprises = 0  # that it lacks it is none; the wait between two attempts is here
         return self._fail(error)
 
     def look_up_failed(self, unit: Unit, error: DomainError) -> list[Effect]:

@@ -366,19 +366,23 @@ class GetCursorRequest(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    WITHOUT_MARK_DELETE_PROPERTIES_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """tenant/namespace/name."""
     name: _builtins.str
     """The cursor."""
+    without_mark_delete_properties: _builtins.bool
+    """Leave out what is attached to the mark-delete position, which may be large."""
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         name: _builtins.str = ...,
+        without_mark_delete_properties: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "topic", b"topic", "without_mark_delete_properties", b"without_mark_delete_properties"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -630,7 +634,7 @@ class MarkDeleteRequest(_message.Message):
 
     @_builtins.property
     def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Attached to the position, in place of what was. At most 100,000, and 16 MiB
+        """Attached to the position, in place of what was. At most 200,000, and 16 MiB
         together.
         """
 
@@ -1317,7 +1321,8 @@ class ExportManagedCursorResponse(_message.Message):
     managed_cursor_info: _builtins.bytes
     """ManagedCursorInfo of a cursor that was closed in good order. Properties of
     the mark-delete position are written in the new form (field 9), and in the
-    legacy form (field 5) as well when every one of them is an int64.
+    legacy form (field 5) as well when every one of them is an int64. Those whose
+    names begin with "#seqgate.internal." are in the new form only.
     """
     def __init__(
         self,

@@ -120,7 +120,9 @@ class _TopicStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TopicState
     will be rebuilt when one comes.
     """
     TOPIC_STATE_RECOVERING: _TopicState.ValueType  # 3
-    """A lost state is being rebuilt from the log; publishing waits."""
+    """A lost state is being rebuilt from the log, or waits for that; publishing
+    waits.
+    """
     TOPIC_STATE_ACTIVE: _TopicState.ValueType  # 4
     """Claims are judged."""
 
@@ -136,7 +138,9 @@ TOPIC_STATE_ABSENT: TopicState.ValueType  # 2
 will be rebuilt when one comes.
 """
 TOPIC_STATE_RECOVERING: TopicState.ValueType  # 3
-"""A lost state is being rebuilt from the log; publishing waits."""
+"""A lost state is being rebuilt from the log, or waits for that; publishing
+waits.
+"""
 TOPIC_STATE_ACTIVE: TopicState.ValueType  # 4
 """Claims are judged."""
 Global___TopicState: _TypeAlias = TopicState  # noqa: Y015
@@ -1299,6 +1303,10 @@ class Policy(_message.Message):
     MAX_PRODUCERS_SOURCE_FIELD_NUMBER: _builtins.int
     ON_FULL_FIELD_NUMBER: _builtins.int
     ON_FULL_SOURCE_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_ENTRIES_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_ENTRIES_SOURCE_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_INTERVAL_SECONDS_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_INTERVAL_SOURCE_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     """Whether the topic deduplicates; built in: true."""
     enabled_source: Global___PolicySource.ValueType
@@ -1317,6 +1325,18 @@ class Policy(_message.Message):
     """What happens to one more; built in: EVICT."""
     on_full_source: Global___PolicySource.ValueType
     """Where `on_full` was set."""
+    snapshot_entries: _builtins.int
+    """After how many confirmed entries a snapshot is taken; built in: 1,000. 0: not
+    by count.
+    """
+    snapshot_entries_source: Global___PolicySource.ValueType
+    """Where `snapshot_entries` was set."""
+    snapshot_interval_seconds: _builtins.int
+    """After how many seconds with new entries a snapshot is taken; built in: 120.
+    0: not by time.
+    """
+    snapshot_interval_source: Global___PolicySource.ValueType
+    """Where `snapshot_interval_seconds` was set."""
     def __init__(
         self,
         *,
@@ -1328,14 +1348,382 @@ class Policy(_message.Message):
         max_producers_source: Global___PolicySource.ValueType = ...,
         on_full: Global___FullTopicAction.ValueType = ...,
         on_full_source: Global___PolicySource.ValueType = ...,
+        snapshot_entries: _builtins.int = ...,
+        snapshot_entries_source: Global___PolicySource.ValueType = ...,
+        snapshot_interval_seconds: _builtins.int = ...,
+        snapshot_interval_source: Global___PolicySource.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["enabled", b"enabled", "enabled_source", b"enabled_source", "max_producers", b"max_producers", "max_producers_source", b"max_producers_source", "on_full", b"on_full", "on_full_source", b"on_full_source", "producer_inactivity_timeout_minutes", b"producer_inactivity_timeout_minutes", "producer_inactivity_timeout_source", b"producer_inactivity_timeout_source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enabled", b"enabled", "enabled_source", b"enabled_source", "max_producers", b"max_producers", "max_producers_source", b"max_producers_source", "on_full", b"on_full", "on_full_source", b"on_full_source", "producer_inactivity_timeout_minutes", b"producer_inactivity_timeout_minutes", "producer_inactivity_timeout_source", b"producer_inactivity_timeout_source", "snapshot_entries", b"snapshot_entries", "snapshot_entries_source", b"snapshot_entries_source", "snapshot_interval_seconds", b"snapshot_interval_seconds", "snapshot_interval_source", b"snapshot_interval_source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Policy: _TypeAlias = Policy  # noqa: Y015
+
+@_typing.final
+class PolicyValues(_message.Message):
+    """PolicyValues are what one level sets; what is absent is left to the level above."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENABLED_FIELD_NUMBER: _builtins.int
+    PRODUCER_INACTIVITY_TIMEOUT_MINUTES_FIELD_NUMBER: _builtins.int
+    MAX_PRODUCERS_FIELD_NUMBER: _builtins.int
+    ON_FULL_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_ENTRIES_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_INTERVAL_SECONDS_FIELD_NUMBER: _builtins.int
+    enabled: _builtins.bool
+    """As in Policy."""
+    producer_inactivity_timeout_minutes: _builtins.int
+    """As in Policy: 0 to 525,600."""
+    max_producers: _builtins.int
+    """As in Policy: 1 to 100,000."""
+    on_full: Global___FullTopicAction.ValueType
+    """As in Policy."""
+    snapshot_entries: _builtins.int
+    """As in Policy: 0 to 1,000,000."""
+    snapshot_interval_seconds: _builtins.int
+    """As in Policy: 0 to 86,400."""
+    def __init__(
+        self,
+        *,
+        enabled: _builtins.bool | None = ...,
+        producer_inactivity_timeout_minutes: _builtins.int | None = ...,
+        max_producers: _builtins.int | None = ...,
+        on_full: Global___FullTopicAction.ValueType = ...,
+        snapshot_entries: _builtins.int | None = ...,
+        snapshot_interval_seconds: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_max_producers", b"_max_producers", "_producer_inactivity_timeout_minutes", b"_producer_inactivity_timeout_minutes", "_snapshot_entries", b"_snapshot_entries", "_snapshot_interval_seconds", b"_snapshot_interval_seconds", "enabled", b"enabled", "max_producers", b"max_producers", "producer_inactivity_timeout_minutes", b"producer_inactivity_timeout_minutes", "snapshot_entries", b"snapshot_entries", "snapshot_interval_seconds", b"snapshot_interval_seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_max_producers", b"_max_producers", "_producer_inactivity_timeout_minutes", b"_producer_inactivity_timeout_minutes", "_snapshot_entries", b"_snapshot_entries", "_snapshot_interval_seconds", b"_snapshot_interval_seconds", "enabled", b"enabled", "max_producers", b"max_producers", "on_full", b"on_full", "producer_inactivity_timeout_minutes", b"producer_inactivity_timeout_minutes", "snapshot_entries", b"snapshot_entries", "snapshot_interval_seconds", b"snapshot_interval_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__enabled: _TypeAlias = _typing.Literal["enabled"]  # noqa: Y015
+    _WhichOneofArgType__enabled: _TypeAlias = _typing.Literal["_enabled", b"_enabled"]  # noqa: Y015
+    _WhichOneofReturnType__max_producers: _TypeAlias = _typing.Literal["max_producers"]  # noqa: Y015
+    _WhichOneofArgType__max_producers: _TypeAlias = _typing.Literal["_max_producers", b"_max_producers"]  # noqa: Y015
+    _WhichOneofReturnType__producer_inactivity_timeout_minutes: _TypeAlias = _typing.Literal["producer_inactivity_timeout_minutes"]  # noqa: Y015
+    _WhichOneofArgType__producer_inactivity_timeout_minutes: _TypeAlias = _typing.Literal["_producer_inactivity_timeout_minutes", b"_producer_inactivity_timeout_minutes"]  # noqa: Y015
+    _WhichOneofReturnType__snapshot_entries: _TypeAlias = _typing.Literal["snapshot_entries"]  # noqa: Y015
+    _WhichOneofArgType__snapshot_entries: _TypeAlias = _typing.Literal["_snapshot_entries", b"_snapshot_entries"]  # noqa: Y015
+    _WhichOneofReturnType__snapshot_interval_seconds: _TypeAlias = _typing.Literal["snapshot_interval_seconds"]  # noqa: Y015
+    _WhichOneofArgType__snapshot_interval_seconds: _TypeAlias = _typing.Literal["_snapshot_interval_seconds", b"_snapshot_interval_seconds"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__enabled) -> _WhichOneofReturnType__enabled | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_producers) -> _WhichOneofReturnType__max_producers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__producer_inactivity_timeout_minutes) -> _WhichOneofReturnType__producer_inactivity_timeout_minutes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__snapshot_entries) -> _WhichOneofReturnType__snapshot_entries | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__snapshot_interval_seconds) -> _WhichOneofReturnType__snapshot_interval_seconds | None: ...
+
+Global___PolicyValues: _TypeAlias = PolicyValues  # noqa: Y015
+
+@_typing.final
+class SetPolicyRequest(_message.Message):
+    """SetPolicyRequest says what is set, and where."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """tenant/namespace."""
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    @_builtins.property
+    def values(self) -> Global___PolicyValues:
+        """What it sets; without any value: nothing any more."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        values: Global___PolicyValues | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "namespace", b"namespace", "topic", b"topic", "values", b"values"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "namespace", b"namespace", "topic", b"topic", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_level: _TypeAlias = _typing.Literal["namespace", "topic"]  # noqa: Y015
+    _WhichOneofArgType_level: _TypeAlias = _typing.Literal["level", b"level"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_level) -> _WhichOneofReturnType_level | None: ...
+
+Global___SetPolicyRequest: _TypeAlias = SetPolicyRequest  # noqa: Y015
+
+@_typing.final
+class SetPolicyResponse(_message.Message):
+    """SetPolicyResponse is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetPolicyResponse: _TypeAlias = SetPolicyResponse  # noqa: Y015
+
+@_typing.final
+class GetPolicyRequest(_message.Message):
+    """GetPolicyRequest names a level."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """tenant/namespace."""
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "namespace", b"namespace", "topic", b"topic"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "namespace", b"namespace", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_level: _TypeAlias = _typing.Literal["namespace", "topic"]  # noqa: Y015
+    _WhichOneofArgType_level: _TypeAlias = _typing.Literal["level", b"level"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_level) -> _WhichOneofReturnType_level | None: ...
+
+Global___GetPolicyRequest: _TypeAlias = GetPolicyRequest  # noqa: Y015
+
+@_typing.final
+class GetPolicyResponse(_message.Message):
+    """GetPolicyResponse is what was set there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def values(self) -> Global___PolicyValues:
+        """Without any value: nothing was."""
+
+    def __init__(
+        self,
+        *,
+        values: Global___PolicyValues | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPolicyResponse: _TypeAlias = GetPolicyResponse  # noqa: Y015
+
+@_typing.final
+class TakeSnapshotRequest(_message.Message):
+    """TakeSnapshotRequest names a topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeSnapshotRequest: _TypeAlias = TakeSnapshotRequest  # noqa: Y015
+
+@_typing.final
+class TakeSnapshotResponse(_message.Message):
+    """TakeSnapshotResponse tells what the newest snapshot covers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    PRODUCERS_FIELD_NUMBER: _builtins.int
+    producers: _builtins.int
+    """How many producers it holds."""
+    @_builtins.property
+    def position(self) -> _entry_pb2.Position:
+        """The snapshot covers the log up to here; absent: there is nothing to keep, and
+        no snapshot.
+        """
+
+    def __init__(
+        self,
+        *,
+        position: _entry_pb2.Position | None = ...,
+        producers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "position", b"position"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "position", b"position", "producers", b"producers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
+    _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__position) -> _WhichOneofReturnType__position | None: ...
+
+Global___TakeSnapshotResponse: _TypeAlias = TakeSnapshotResponse  # noqa: Y015
+
+@_typing.final
+class LoadStateRequest(_message.Message):
+    """LoadStateRequest carries a state, in as many messages as it takes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    PRODUCERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___LoadHeader:
+        """In the first message, and only there: what is loaded."""
+
+    @_builtins.property
+    def producers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProducerState]:
+        """Producers, each once in all messages. At most 100,000 altogether; of more
+        than policy lets the topic remember, the most recently active stay.
+        """
+
+    def __init__(
+        self,
+        *,
+        header: Global___LoadHeader | None = ...,
+        producers: _abc.Iterable[Global___ProducerState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "producers", b"producers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadStateRequest: _TypeAlias = LoadStateRequest  # noqa: Y015
+
+@_typing.final
+class LoadHeader(_message.Message):
+    """LoadHeader says what a state is of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    THROUGH_FIELD_NUMBER: _builtins.int
+    REPLACE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    incarnation: _builtins.int
+    """The log's incarnation."""
+    replace: _builtins.bool
+    """Put it also in the place of a state that covers as much, or more. What the
+    log holds after `through` is replayed then.
+    """
+    @_builtins.property
+    def through(self) -> _entry_pb2.Position:
+        """The state covers the log up to here."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        through: _entry_pb2.Position | None = ...,
+        replace: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["through", b"through"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "replace", b"replace", "through", b"through", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadHeader: _TypeAlias = LoadHeader  # noqa: Y015
+
+@_typing.final
+class ProducerState(_message.Message):
+    """ProducerState is all that is remembered of a producer with nothing in flight."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    HIGHEST_SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    UNFINISHED_FIELD_NUMBER: _builtins.int
+    LAST_ACTIVE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """1 to 255 bytes of UTF-8, no control characters."""
+    highest_sequence_id: _builtins.int
+    """The highest id that is durable, at most 2^63 - 1; of a large message, also
+    while it is durable in part.
+    """
+    last_active: _builtins.int
+    """When it was last active, in milliseconds since 1970 (UTC); not after the
+    year 9999.
+    """
+    @_builtins.property
+    def unfinished(self) -> Global___Chunk:
+        """The last durable chunk of that message; absent: it is complete."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        highest_sequence_id: _builtins.int = ...,
+        unfinished: Global___Chunk | None = ...,
+        last_active: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["unfinished", b"unfinished"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["highest_sequence_id", b"highest_sequence_id", "last_active", b"last_active", "name", b"name", "unfinished", b"unfinished"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProducerState: _TypeAlias = ProducerState  # noqa: Y015
+
+@_typing.final
+class LoadStateResponse(_message.Message):
+    """LoadStateResponse tells what became of a load."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOADED_FIELD_NUMBER: _builtins.int
+    CONFIRMED_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    loaded: _builtins.bool
+    """Whether the state was put in place. If not, the one that is there covers as
+    much or more.
+    """
+    left_out: _builtins.int
+    """How many of the producers were left out, because policy lets the topic
+    remember no more.
+    """
+    @_builtins.property
+    def confirmed(self) -> _entry_pb2.Position:
+        """How far the state that is in place now covers the log."""
+
+    def __init__(
+        self,
+        *,
+        loaded: _builtins.bool = ...,
+        confirmed: _entry_pb2.Position | None = ...,
+        left_out: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "left_out", b"left_out", "loaded", b"loaded"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadStateResponse: _TypeAlias = LoadStateResponse  # noqa: Y015
 
 @_typing.final
 class GetTopicStatusRequest(_message.Message):
@@ -1373,6 +1761,10 @@ class GetTopicStatusResponse(_message.Message):
     ENTRIES_REMAINING_FIELD_NUMBER: _builtins.int
     PRODUCERS_FIELD_NUMBER: _builtins.int
     COUNTS_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_TAKEN_FIELD_NUMBER: _builtins.int
+    ENTRIES_SINCE_SNAPSHOT_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_ERROR_FIELD_NUMBER: _builtins.int
     state: Global___TopicState.ValueType
     """What the state is good for."""
     policy_file_error: _builtins.str
@@ -1380,9 +1772,17 @@ class GetTopicStatusResponse(_message.Message):
     epoch: _builtins.int
     """The writer's epoch, or 0."""
     entries_remaining: _builtins.int
-    """How many entries are still to be replayed, as of the last confirmation."""
+    """How many entries are still to be replayed, as of the last confirmation; at
+    least 1 while the state lacks any.
+    """
     producers: _builtins.int
     """How many producers are tracked."""
+    entries_since_snapshot: _builtins.int
+    """How many entries are confirmed since: the distance of a replay, should Redis
+    forget now.
+    """
+    snapshot_error: _builtins.str
+    """Why this replica's last attempt at a snapshot failed; empty: it did not."""
     @_builtins.property
     def policy(self) -> Global___Policy:
         """The policy in effect."""
@@ -1395,6 +1795,16 @@ class GetTopicStatusResponse(_message.Message):
     def counts(self) -> Global___Counts:
         """Counts since the state was created in Redis; they do not survive its loss."""
 
+    @_builtins.property
+    def snapshot(self) -> _entry_pb2.Position:
+        """The newest snapshot covers the log up to here, as far as Redis remembers;
+        absent: there is none.
+        """
+
+    @_builtins.property
+    def snapshot_taken(self) -> _timestamp_pb2.Timestamp:
+        """When it was taken; absent: it is not known."""
+
     def __init__(
         self,
         *,
@@ -1406,14 +1816,27 @@ class GetTopicStatusResponse(_message.Message):
         entries_remaining: _builtins.int = ...,
         producers: _builtins.int = ...,
         counts: Global___Counts | None = ...,
+        snapshot: _entry_pb2.Position | None = ...,
+        snapshot_taken: _timestamp_pb2.Timestamp | None = ...,
+        entries_since_snapshot: _builtins.int = ...,
+        snapshot_error: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_confirmed", b"_confirmed", "confirmed", b"confirmed", "counts", b"counts", "policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_confirmed", b"_confirmed", "_snapshot", b"_snapshot", "_snapshot_taken", b"_snapshot_taken", "confirmed", b"confirmed", "counts", b"counts", "policy", b"policy", "snapshot", b"snapshot", "snapshot_taken", b"snapshot_taken"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed", b"_confirmed", "confirmed", b"confirmed", "counts", b"counts", "entries_remaining", b"entries_remaining", "epoch", b"epoch", "policy", b"policy", "policy_file_error", b"policy_file_error", "producers", b"producers", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed", b"_confirmed", "_snapshot", b"_snapshot", "_snapshot_taken", b"_snapshot_taken", "confirmed", b"confirmed", "counts", b"counts", "entries_remaining", b"entries_remaining", "entries_since_snapshot", b"entries_since_snapshot", "epoch", b"epoch", "policy", b"policy", "policy_file_error", b"policy_file_error", "producers", b"producers", "snapshot", b"snapshot", "snapshot_error", b"snapshot_error", "snapshot_taken", b"snapshot_taken", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__confirmed: _TypeAlias = _typing.Literal["confirmed"]  # noqa: Y015
     _WhichOneofArgType__confirmed: _TypeAlias = _typing.Literal["_confirmed", b"_confirmed"]  # noqa: Y015
+    _WhichOneofReturnType__snapshot: _TypeAlias = _typing.Literal["snapshot"]  # noqa: Y015
+    _WhichOneofArgType__snapshot: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot"]  # noqa: Y015
+    _WhichOneofReturnType__snapshot_taken: _TypeAlias = _typing.Literal["snapshot_taken"]  # noqa: Y015
+    _WhichOneofArgType__snapshot_taken: _TypeAlias = _typing.Literal["_snapshot_taken", b"_snapshot_taken"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__confirmed) -> _WhichOneofReturnType__confirmed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__snapshot) -> _WhichOneofReturnType__snapshot | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__snapshot_taken) -> _WhichOneofReturnType__snapshot_taken | None: ...
 
 Global___GetTopicStatusResponse: _TypeAlias = GetTopicStatusResponse  # noqa: Y015
 
@@ -1473,25 +1896,29 @@ Global___Counts: _TypeAlias = Counts  # noqa: Y015
 
 @_typing.final
 class ForgetTopicRequest(_message.Message):
-    """ForgetTopicRequest names a deleted topic."""
+    """ForgetTopicRequest names a topic."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    DELETED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """tenant/namespace/name."""
     incarnation: _builtins.int
-    """The deleted log's incarnation; state of a newer one is kept."""
+    """The log's incarnation; state of a newer one is kept."""
+    deleted: _builtins.bool
+    """The topic was deleted: what SetPolicy set for it goes, too."""
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         incarnation: _builtins.int = ...,
+        deleted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "incarnation", b"incarnation", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -81,6 +81,26 @@ class DedupServiceStub:
                 request_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.GetTopicStatusRequest.SerializeToString,
                 response_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.GetTopicStatusResponse.FromString,
                 _registered_method=True)
+        self.TakeSnapshot = channel.unary_unary(
+                '/seqgate.api.dedup.v1.DedupService/TakeSnapshot',
+                request_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.TakeSnapshotRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.TakeSnapshotResponse.FromString,
+                _registered_method=True)
+        self.LoadState = channel.stream_unary(
+                '/seqgate.api.dedup.v1.DedupService/LoadState',
+                request_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.LoadStateRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.LoadStateResponse.FromString,
+                _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/seqgate.api.dedup.v1.DedupService/SetPolicy',
+                request_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.SetPolicyResponse.FromString,
+                _registered_method=True)
+        self.GetPolicy = channel.unary_unary(
+                '/seqgate.api.dedup.v1.DedupService/GetPolicy',
+                request_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.GetPolicyRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.GetPolicyResponse.FromString,
+                _registered_method=True)
         self.ForgetTopic = channel.unary_unary(
                 '/seqgate.api.dedup.v1.DedupService/ForgetTopic',
                 request_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.ForgetTopicRequest.SerializeToString,
@@ -190,8 +210,56 @@ class DedupServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TakeSnapshot(self, request, context):
+        """TakeSnapshot attaches the state to the topic's cursor `seqgate.dedup`, at the
+        confirmed position, now. The service does the same on its own: after so many
+        entries, after so much time, when producers were forgotten, and when it
+        shuts down.
+
+        Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
+        RetryInfo when the cursor service does not answer; RESOURCE_EXHAUSTED with
+        reason SNAPSHOT_TOO_LARGE when the state does not fit. The snapshot before
+        stays valid.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadState(self, request_iterator, context):
+        """LoadState puts a state in the place of one that was lost: all of it at once,
+        after the caller closed its side, or nothing. Open claims are withdrawn; a
+        writer notices, and confirms what its log holds after the state.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_STATE; ABORTED with
+        reason FENCED when a newer incarnation of the topic has state.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPolicy(self, request, context):
+        """SetPolicy sets the policy of a namespace or a topic, in place of what was set
+        there by an earlier call. It is durable, counts on every replica when this
+        returns, and wins over what the policy file says on the same level.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_POLICY; UNAVAILABLE
+        with reason CURSORS_UNAVAILABLE when it is not known whether it was set.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPolicy(self, request, context):
+        """GetPolicy returns what was set with SetPolicy; nothing is no error.
+
+        Retry: safe. Errors: as for SetPolicy.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ForgetTopic(self, request, context):
-        """ForgetTopic drops the state of a topic that was deleted. A writer with the
+        """ForgetTopic drops the state of a topic, and its snapshot. A writer with the
         same or a newer incarnation is not affected by what was dropped: it is
         answered Behind. Retry: safe.
         """
@@ -249,6 +317,26 @@ def add_DedupServiceServicer_to_server(servicer, server):
                     servicer.GetTopicStatus,
                     request_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.GetTopicStatusRequest.FromString,
                     response_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.GetTopicStatusResponse.SerializeToString,
+            ),
+            'TakeSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeSnapshot,
+                    request_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.TakeSnapshotRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.TakeSnapshotResponse.SerializeToString,
+            ),
+            'LoadState': grpc.stream_unary_rpc_method_handler(
+                    servicer.LoadState,
+                    request_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.LoadStateRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.LoadStateResponse.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.SetPolicyRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.SetPolicyResponse.SerializeToString,
+            ),
+            'GetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPolicy,
+                    request_deserializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.GetPolicyRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.GetPolicyResponse.SerializeToString,
             ),
             'ForgetTopic': grpc.unary_unary_rpc_method_handler(
                     servicer.ForgetTopic,
@@ -484,6 +572,114 @@ class DedupService:
             '/seqgate.api.dedup.v1.DedupService/GetTopicStatus',
             seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.GetTopicStatusRequest.SerializeToString,
             seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.GetTopicStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.dedup.v1.DedupService/TakeSnapshot',
+            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.TakeSnapshotRequest.SerializeToString,
+            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.TakeSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadState(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/seqgate.api.dedup.v1.DedupService/LoadState',
+            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.LoadStateRequest.SerializeToString,
+            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.LoadStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.dedup.v1.DedupService/SetPolicy',
+            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.SetPolicyRequest.SerializeToString,
+            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.SetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.dedup.v1.DedupService/GetPolicy',
+            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.GetPolicyRequest.SerializeToString,
+            seqgate_dot_api_dot_dedup_dot_v1_dot_dedup__pb2.GetPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

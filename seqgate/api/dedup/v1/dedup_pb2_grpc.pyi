@@ -108,8 +108,40 @@ class DedupServiceStub:
     """GetTopicStatus tells whether a topic deduplicates, why, and how far its
     state has come. Retry: safe.
     """
+    TakeSnapshot: _grpc.UnaryUnaryMultiCallable[_dedup_pb2.TakeSnapshotRequest, _dedup_pb2.TakeSnapshotResponse]
+    """TakeSnapshot attaches the state to the topic's cursor `seqgate.dedup`, at the
+    confirmed position, now. The service does the same on its own: after so many
+    entries, after so much time, when producers were forgotten, and when it
+    shuts down.
+
+    Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
+    RetryInfo when the cursor service does not answer; RESOURCE_EXHAUSTED with
+    reason SNAPSHOT_TOO_LARGE when the state does not fit. The snapshot before
+    stays valid.
+    """
+    LoadState: _grpc.StreamUnaryMultiCallable[_dedup_pb2.LoadStateRequest, _dedup_pb2.LoadStateResponse]
+    """LoadState puts a state in the place of one that was lost: all of it at once,
+    after the caller closed its side, or nothing. Open claims are withdrawn; a
+    writer notices, and confirms what its log holds after the state.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_STATE; ABORTED with
+    reason FENCED when a newer incarnation of the topic has state.
+    """
+    SetPolicy: _grpc.UnaryUnaryMultiCallable[_dedup_pb2.SetPolicyRequest, _dedup_pb2.SetPolicyResponse]
+    """SetPolicy sets the policy of a namespace or a topic, in place of what was set
+    there by an earlier call. It is durable, counts on every replica when this
+    returns, and wins over what the policy file says on the same level.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_POLICY; UNAVAILABLE
+    with reason CURSORS_UNAVAILABLE when it is not known whether it was set.
+    """
+    GetPolicy: _grpc.UnaryUnaryMultiCallable[_dedup_pb2.GetPolicyRequest, _dedup_pb2.GetPolicyResponse]
+    """GetPolicy returns what was set with SetPolicy; nothing is no error.
+
+    Retry: safe. Errors: as for SetPolicy.
+    """
     ForgetTopic: _grpc.UnaryUnaryMultiCallable[_dedup_pb2.ForgetTopicRequest, _dedup_pb2.ForgetTopicResponse]
-    """ForgetTopic drops the state of a topic that was deleted. A writer with the
+    """ForgetTopic drops the state of a topic, and its snapshot. A writer with the
     same or a newer incarnation is not affected by what was dropped: it is
     answered Behind. Retry: safe.
     """
@@ -185,8 +217,40 @@ class DedupServiceAsyncStub(DedupServiceStub):
     """GetTopicStatus tells whether a topic deduplicates, why, and how far its
     state has come. Retry: safe.
     """
+    TakeSnapshot: _aio.UnaryUnaryMultiCallable[_dedup_pb2.TakeSnapshotRequest, _dedup_pb2.TakeSnapshotResponse]  # type: ignore[assignment]
+    """TakeSnapshot attaches the state to the topic's cursor `seqgate.dedup`, at the
+    confirmed position, now. The service does the same on its own: after so many
+    entries, after so much time, when producers were forgotten, and when it
+    shuts down.
+
+    Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
+    RetryInfo when the cursor service does not answer; RESOURCE_EXHAUSTED with
+    reason SNAPSHOT_TOO_LARGE when the state does not fit. The snapshot before
+    stays valid.
+    """
+    LoadState: _aio.StreamUnaryMultiCallable[_dedup_pb2.LoadStateRequest, _dedup_pb2.LoadStateResponse]  # type: ignore[assignment]
+    """LoadState puts a state in the place of one that was lost: all of it at once,
+    after the caller closed its side, or nothing. Open claims are withdrawn; a
+    writer notices, and confirms what its log holds after the state.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_STATE; ABORTED with
+    reason FENCED when a newer incarnation of the topic has state.
+    """
+    SetPolicy: _aio.UnaryUnaryMultiCallable[_dedup_pb2.SetPolicyRequest, _dedup_pb2.SetPolicyResponse]  # type: ignore[assignment]
+    """SetPolicy sets the policy of a namespace or a topic, in place of what was set
+    there by an earlier call. It is durable, counts on every replica when this
+    returns, and wins over what the policy file says on the same level.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_POLICY; UNAVAILABLE
+    with reason CURSORS_UNAVAILABLE when it is not known whether it was set.
+    """
+    GetPolicy: _aio.UnaryUnaryMultiCallable[_dedup_pb2.GetPolicyRequest, _dedup_pb2.GetPolicyResponse]  # type: ignore[assignment]
+    """GetPolicy returns what was set with SetPolicy; nothing is no error.
+
+    Retry: safe. Errors: as for SetPolicy.
+    """
     ForgetTopic: _aio.UnaryUnaryMultiCallable[_dedup_pb2.ForgetTopicRequest, _dedup_pb2.ForgetTopicResponse]  # type: ignore[assignment]
-    """ForgetTopic drops the state of a topic that was deleted. A writer with the
+    """ForgetTopic drops the state of a topic, and its snapshot. A writer with the
     same or a newer incarnation is not affected by what was dropped: it is
     answered Behind. Retry: safe.
     """
@@ -309,12 +373,68 @@ class DedupServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def TakeSnapshot(
+        self,
+        request: _dedup_pb2.TakeSnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_dedup_pb2.TakeSnapshotResponse, _abc.Awaitable[_dedup_pb2.TakeSnapshotResponse]]:
+        """TakeSnapshot attaches the state to the topic's cursor `seqgate.dedup`, at the
+        confirmed position, now. The service does the same on its own: after so many
+        entries, after so much time, when producers were forgotten, and when it
+        shuts down.
+
+        Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
+        RetryInfo when the cursor service does not answer; RESOURCE_EXHAUSTED with
+        reason SNAPSHOT_TOO_LARGE when the state does not fit. The snapshot before
+        stays valid.
+        """
+
+    @_abc_1.abstractmethod
+    def LoadState(
+        self,
+        request_iterator: _MaybeAsyncIterator[_dedup_pb2.LoadStateRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_dedup_pb2.LoadStateResponse, _abc.Awaitable[_dedup_pb2.LoadStateResponse]]:
+        """LoadState puts a state in the place of one that was lost: all of it at once,
+        after the caller closed its side, or nothing. Open claims are withdrawn; a
+        writer notices, and confirms what its log holds after the state.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_STATE; ABORTED with
+        reason FENCED when a newer incarnation of the topic has state.
+        """
+
+    @_abc_1.abstractmethod
+    def SetPolicy(
+        self,
+        request: _dedup_pb2.SetPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_dedup_pb2.SetPolicyResponse, _abc.Awaitable[_dedup_pb2.SetPolicyResponse]]:
+        """SetPolicy sets the policy of a namespace or a topic, in place of what was set
+        there by an earlier call. It is durable, counts on every replica when this
+        returns, and wins over what the policy file says on the same level.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_POLICY; UNAVAILABLE
+        with reason CURSORS_UNAVAILABLE when it is not known whether it was set.
+        """
+
+    @_abc_1.abstractmethod
+    def GetPolicy(
+        self,
+        request: _dedup_pb2.GetPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_dedup_pb2.GetPolicyResponse, _abc.Awaitable[_dedup_pb2.GetPolicyResponse]]:
+        """GetPolicy returns what was set with SetPolicy; nothing is no error.
+
+        Retry: safe. Errors: as for SetPolicy.
+        """
+
+    @_abc_1.abstractmethod
     def ForgetTopic(
         self,
         request: _dedup_pb2.ForgetTopicRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_dedup_pb2.ForgetTopicResponse, _abc.Awaitable[_dedup_pb2.ForgetTopicResponse]]:
-        """ForgetTopic drops the state of a topic that was deleted. A writer with the
+        """ForgetTopic drops the state of a topic, and its snapshot. A writer with the
         same or a newer incarnation is not affected by what was dropped: it is
         answered Behind. Retry: safe.
         """

@@ -844,6 +844,453 @@ class StoredEntry(_message.Message):
 Global___StoredEntry: _TypeAlias = StoredEntry  # noqa: Y015
 
 @_typing.final
+class ReadColumnsRequest(_message.Message):
+    """ReadColumnsRequest says what to read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    THROUGH_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    metadata: _builtins.bool
+    """Each entry's metadata as well, as it was published."""
+    @_builtins.property
+    def after(self) -> _entry_pb2.Position:
+        """Only what lies after; absent: from the first entry that the log still has."""
+
+    @_builtins.property
+    def through(self) -> _entry_pb2.Position:
+        """Only up to here; absent: to where the log ends at the time of the call."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        after: _entry_pb2.Position | None = ...,
+        through: _entry_pb2.Position | None = ...,
+        metadata: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_through", b"_through", "after", b"after", "through", b"through"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_through", b"_through", "after", b"after", "metadata", b"metadata", "through", b"through", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__after: _TypeAlias = _typing.Literal["after"]  # noqa: Y015
+    _WhichOneofArgType__after: _TypeAlias = _typing.Literal["_after", b"_after"]  # noqa: Y015
+    _WhichOneofReturnType__through: _TypeAlias = _typing.Literal["through"]  # noqa: Y015
+    _WhichOneofArgType__through: _TypeAlias = _typing.Literal["_through", b"_through"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__after) -> _WhichOneofReturnType__after | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__through) -> _WhichOneofReturnType__through | None: ...
+
+Global___ReadColumnsRequest: _TypeAlias = ReadColumnsRequest  # noqa: Y015
+
+@_typing.final
+class ReadColumnsResponse(_message.Message):
+    """ReadColumnsResponse is one message to a reader."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARTED_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def started(self) -> Global___Started:
+        """The first response, always."""
+
+    @_builtins.property
+    def blocks(self) -> Global___EntryBlocks:
+        """Entries, in the order of the log."""
+
+    @_builtins.property
+    def draining(self) -> Global___Draining:
+        """The service is shutting down: the stream ends after this. Read on
+        elsewhere, after the last entry received.
+        """
+
+    def __init__(
+        self,
+        *,
+        started: Global___Started | None = ...,
+        blocks: Global___EntryBlocks | None = ...,
+        draining: Global___Draining | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "response", b"response", "started", b"started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "response", b"response", "started", b"started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["started", "blocks", "draining"]  # noqa: Y015
+    _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
+
+Global___ReadColumnsResponse: _TypeAlias = ReadColumnsResponse  # noqa: Y015
+
+@_typing.final
+class EntryBlocks(_message.Message):
+    """EntryBlocks are runs of entries."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___EntryColumns]:
+        """At least one, in the order of the log."""
+
+    def __init__(
+        self,
+        *,
+        blocks: _abc.Iterable[Global___EntryColumns] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EntryBlocks: _TypeAlias = EntryBlocks  # noqa: Y015
+
+@_typing.final
+class EntryColumns(_message.Message):
+    """EntryColumns is a run of entries of one ledger, one after the other, that were
+    appended together. A column holds one number for each entry, in little-endian
+    bytes without gaps, so that it can be used as it is.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ChunksEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        @_builtins.property
+        def value(self) -> Global___EntryChunk: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: Global___EntryChunk | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class AbortsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
+    FIRST_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    APPEND_TIME_FIELD_NUMBER: _builtins.int
+    PRODUCERS_FIELD_NUMBER: _builtins.int
+    PRODUCER_FIELD_NUMBER: _builtins.int
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    HIGHEST_SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    NUM_MESSAGES_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    MARKERS_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    ABORTS_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    ledger_id: _builtins.int
+    """The ledger."""
+    first_entry_id: _builtins.int
+    """The first entry."""
+    count: _builtins.int
+    """How many entries there are."""
+    append_time: _builtins.int
+    """When they were appended, in milliseconds since 1970 (UTC)."""
+    producer: _builtins.bytes
+    """Which of `producers`: 4 bytes each."""
+    sequence_id: _builtins.bytes
+    """The lowest sequence id: 8 bytes each, below 2^63."""
+    highest_sequence_id: _builtins.bytes
+    """The highest sequence id: 8 bytes each, below 2^63. Empty: the same as
+    sequence_id.
+    """
+    num_messages: _builtins.bytes
+    """How many messages the batch holds: 4 bytes each, 0: it is no batch. Empty: none is."""
+    payload_bytes: _builtins.bytes
+    """The payload's size in bytes: 4 bytes each."""
+    @_builtins.property
+    def producers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names that `producer` points to."""
+
+    @_builtins.property
+    def markers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The entries that are markers, by their place from 0."""
+
+    @_builtins.property
+    def chunks(self) -> _containers.MessageMap[_builtins.int, Global___EntryChunk]:
+        """The entries that are chunks, by their place."""
+
+    @_builtins.property
+    def aborts(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
+        """The entries that end an attempt at a large message, by their place: its uuid."""
+
+    @_builtins.property
+    def metadata(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Each entry's EntryMetadata, serialized; empty unless it was asked for."""
+
+    def __init__(
+        self,
+        *,
+        ledger_id: _builtins.int = ...,
+        first_entry_id: _builtins.int = ...,
+        count: _builtins.int = ...,
+        append_time: _builtins.int = ...,
+        producers: _abc.Iterable[_builtins.str] | None = ...,
+        producer: _builtins.bytes = ...,
+        sequence_id: _builtins.bytes = ...,
+        highest_sequence_id: _builtins.bytes = ...,
+        num_messages: _builtins.bytes = ...,
+        payload_bytes: _builtins.bytes = ...,
+        markers: _abc.Iterable[_builtins.int] | None = ...,
+        chunks: _abc.Mapping[_builtins.int, Global___EntryChunk] | None = ...,
+        aborts: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
+        metadata: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborts", b"aborts", "append_time", b"append_time", "chunks", b"chunks", "count", b"count", "first_entry_id", b"first_entry_id", "highest_sequence_id", b"highest_sequence_id", "ledger_id", b"ledger_id", "markers", b"markers", "metadata", b"metadata", "num_messages", b"num_messages", "payload_bytes", b"payload_bytes", "producer", b"producer", "producers", b"producers", "sequence_id", b"sequence_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EntryColumns: _TypeAlias = EntryColumns  # noqa: Y015
+
+@_typing.final
+class EntryChunk(_message.Message):
+    """EntryChunk is the place of a chunk in its large message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UUID_FIELD_NUMBER: _builtins.int
+    CHUNK_ID_FIELD_NUMBER: _builtins.int
+    NUM_CHUNKS_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    uuid: _builtins.str
+    """The attempt."""
+    chunk_id: _builtins.int
+    """Which chunk, from 0."""
+    num_chunks: _builtins.int
+    """How many the message has."""
+    total_bytes: _builtins.int
+    """The size of all of them together, in bytes."""
+    def __init__(
+        self,
+        *,
+        uuid: _builtins.str = ...,
+        chunk_id: _builtins.int = ...,
+        num_chunks: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_id", b"chunk_id", "num_chunks", b"num_chunks", "total_bytes", b"total_bytes", "uuid", b"uuid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EntryChunk: _TypeAlias = EntryChunk  # noqa: Y015
+
+@_typing.final
+class ListLedgersRequest(_message.Message):
+    """ListLedgersRequest asks for a page of ledgers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    page_size: _builtins.int
+    """How many to return at most, 1 to 10,000; 0: 1,000."""
+    page_token: _builtins.str
+    """next_page_token of the page before; empty: the first page."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLedgersRequest: _TypeAlias = ListLedgersRequest  # noqa: Y015
+
+@_typing.final
+class ListLedgersResponse(_message.Message):
+    """ListLedgersResponse is a page of ledgers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEDGERS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty: this is the last page."""
+    @_builtins.property
+    def ledgers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerRange]:
+        """In order."""
+
+    def __init__(
+        self,
+        *,
+        ledgers: _abc.Iterable[Global___LedgerRange] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ledgers", b"ledgers", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLedgersResponse: _TypeAlias = ListLedgersResponse  # noqa: Y015
+
+@_typing.final
+class LedgerRange(_message.Message):
+    """LedgerRange is the part of a ledger that the log still has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
+    FIRST_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    LAST_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    ledger_id: _builtins.int
+    """The ledger."""
+    first_entry_id: _builtins.int
+    """The first entry of it that is left."""
+    last_entry_id: _builtins.int
+    """The last entry of it."""
+    def __init__(
+        self,
+        *,
+        ledger_id: _builtins.int = ...,
+        first_entry_id: _builtins.int = ...,
+        last_entry_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_entry_id", b"first_entry_id", "last_entry_id", b"last_entry_id", "ledger_id", b"ledger_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LedgerRange: _TypeAlias = LedgerRange  # noqa: Y015
+
+@_typing.final
+class ListTrimmedProducersRequest(_message.Message):
+    """ListTrimmedProducersRequest asks for a page of producers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    page_size: _builtins.int
+    """How many to return at most, 1 to 10,000; 0: 1,000."""
+    page_token: _builtins.str
+    """next_page_token of the page before; empty: the first page."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTrimmedProducersRequest: _TypeAlias = ListTrimmedProducersRequest  # noqa: Y015
+
+@_typing.final
+class ListTrimmedProducersResponse(_message.Message):
+    """ListTrimmedProducersResponse is a page of producers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCERS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty: this is the last page."""
+    @_builtins.property
+    def producers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrimmedProducer]:
+        """In the order of their names."""
+
+    def __init__(
+        self,
+        *,
+        producers: _abc.Iterable[Global___TrimmedProducer] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "producers", b"producers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTrimmedProducersResponse: _TypeAlias = ListTrimmedProducersResponse  # noqa: Y015
+
+@_typing.final
+class TrimmedProducer(_message.Message):
+    """TrimmedProducer is a producer of which entries were trimmed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_NAME_FIELD_NUMBER: _builtins.int
+    HIGHEST_SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    producer_name: _builtins.str
+    """Its name."""
+    highest_sequence_id: _builtins.int
+    """The highest sequence id among them. That of a large message counts when the
+    message was complete or overtaken.
+    """
+    def __init__(
+        self,
+        *,
+        producer_name: _builtins.str = ...,
+        highest_sequence_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["highest_sequence_id", b"highest_sequence_id", "producer_name", b"producer_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrimmedProducer: _TypeAlias = TrimmedProducer  # noqa: Y015
+
+@_typing.final
 class CreateTopicRequest(_message.Message):
     """CreateTopicRequest names a topic."""
 
@@ -954,6 +1401,8 @@ class Topic(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     CONNECTED_PRODUCERS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    ENTRIES_TO_REPLAY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """tenant/namespace/name."""
     ledger_id: _builtins.int
@@ -966,6 +1415,14 @@ class Topic(_message.Message):
     """How many bytes of payload and metadata they take."""
     connected_producers: _builtins.int
     """How many producers are connected to this instance."""
+    incarnation: _builtins.int
+    """Which topic of this name it is: grows when one is deleted and made again,
+    and when what deduplication remembers of it must count no more.
+    """
+    entries_to_replay: _builtins.int
+    """About how many entries deduplication still lacks, as far as this instance
+    knows: more than 0 while publishing waits for a replay or a rebuild.
+    """
     @_builtins.property
     def created(self) -> _timestamp_pb2.Timestamp:
         """When the topic was created."""
@@ -990,10 +1447,12 @@ class Topic(_message.Message):
         messages: _builtins.int = ...,
         bytes: _builtins.int = ...,
         connected_producers: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
+        entries_to_replay: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "created", b"created", "first", b"first", "last", b"last"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "bytes", b"bytes", "connected_producers", b"connected_producers", "created", b"created", "entries", b"entries", "first", b"first", "last", b"last", "ledger_id", b"ledger_id", "messages", b"messages", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "bytes", b"bytes", "connected_producers", b"connected_producers", "created", b"created", "entries", b"entries", "entries_to_replay", b"entries_to_replay", "first", b"first", "incarnation", b"incarnation", "last", b"last", "ledger_id", b"ledger_id", "messages", b"messages", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first: _TypeAlias = _typing.Literal["first"]  # noqa: Y015
     _WhichOneofArgType__first: _TypeAlias = _typing.Literal["_first", b"_first"]  # noqa: Y015
@@ -1210,21 +1669,29 @@ class TrimTopicResponse(_message.Message):
 
     REMOVED_ENTRIES_FIELD_NUMBER: _builtins.int
     FIRST_FIELD_NUMBER: _builtins.int
+    HELD_BACK_BY_FIELD_NUMBER: _builtins.int
     removed_entries: _builtins.int
     """How many entries were removed by this call."""
     @_builtins.property
     def first(self) -> _entry_pb2.Position:
         """The first entry that is left; absent: there is none."""
 
+    @_builtins.property
+    def held_back_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The cursors without which more would have been removed, in the order of their
+        names: those that have acknowledged the least.
+        """
+
     def __init__(
         self,
         *,
         removed_entries: _builtins.int = ...,
         first: _entry_pb2.Position | None = ...,
+        held_back_by: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "first", b"first"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "first", b"first", "removed_entries", b"removed_entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "first", b"first", "held_back_by", b"held_back_by", "removed_entries", b"removed_entries"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first: _TypeAlias = _typing.Literal["first"]  # noqa: Y015
     _WhichOneofArgType__first: _TypeAlias = _typing.Literal["_first", b"_first"]  # noqa: Y015

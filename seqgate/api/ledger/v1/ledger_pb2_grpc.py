@@ -52,6 +52,21 @@ class LedgerServiceStub:
                 request_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadRequest.SerializeToString,
                 response_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadResponse.FromString,
                 _registered_method=True)
+        self.ReadColumns = channel.unary_stream(
+                '/seqgate.api.ledger.v1.LedgerService/ReadColumns',
+                request_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadColumnsRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadColumnsResponse.FromString,
+                _registered_method=True)
+        self.ListLedgers = channel.unary_unary(
+                '/seqgate.api.ledger.v1.LedgerService/ListLedgers',
+                request_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ListLedgersRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ListLedgersResponse.FromString,
+                _registered_method=True)
+        self.ListTrimmedProducers = channel.unary_unary(
+                '/seqgate.api.ledger.v1.LedgerService/ListTrimmedProducers',
+                request_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ListTrimmedProducersRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ListTrimmedProducersResponse.FromString,
+                _registered_method=True)
         self.CreateTopic = channel.unary_unary(
                 '/seqgate.api.ledger.v1.LedgerService/CreateTopic',
                 request_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.CreateTopicRequest.SerializeToString,
@@ -147,6 +162,39 @@ class LedgerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadColumns(self, request, context):
+        """ReadColumns returns what the log knows of entries without their payloads, as
+        columns: for jobs that read whole logs, and cost the service next to nothing
+        an entry. In the order of the log.
+
+        Retry: open a new stream after the last entry received.
+        Errors: INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with reason
+        DRAINING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListLedgers(self, request, context):
+        """ListLedgers returns a topic's ledgers that hold entries, in order. Within
+        one, entry ids are consecutive, so that a job can cut a topic into ranges.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTrimmedProducers(self, request, context):
+        """ListTrimmedProducers pages through the producers whose entries were trimmed, in
+        the order of their names, with what deduplication must still know of them.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CreateTopic(self, request, context):
         """CreateTopic creates a topic where auto-creation does not.
 
@@ -190,14 +238,19 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TrimTopic(self, request, context):
-        """TrimTopic removes the entries before a position. Retry: safe.
+        """TrimTopic removes the entries before a position that every cursor of the
+        topic has acknowledged, deduplication's own included.
+
+        Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
+        RetryInfo when the cursor service does not answer: nothing was removed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteTopic(self, request, context):
-        """DeleteTopic removes a topic, its entries and its deduplication state.
+        """DeleteTopic removes a topic, its entries, its deduplication state and its
+        cursors.
 
         Retry: safe; a topic that is gone answers NOT_FOUND.
         Errors: FAILED_PRECONDITION with reason TOPIC_IN_USE when producers are
@@ -219,6 +272,21 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     servicer.Read,
                     request_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadRequest.FromString,
                     response_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadResponse.SerializeToString,
+            ),
+            'ReadColumns': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadColumns,
+                    request_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadColumnsRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadColumnsResponse.SerializeToString,
+            ),
+            'ListLedgers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLedgers,
+                    request_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ListLedgersRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ListLedgersResponse.SerializeToString,
+            ),
+            'ListTrimmedProducers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTrimmedProducers,
+                    request_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ListTrimmedProducersRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ListTrimmedProducersResponse.SerializeToString,
             ),
             'CreateTopic': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateTopic,
@@ -318,6 +386,87 @@ class LedgerService:
             '/seqgate.api.ledger.v1.LedgerService/Read',
             seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadRequest.SerializeToString,
             seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadColumns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/seqgate.api.ledger.v1.LedgerService/ReadColumns',
+            seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadColumnsRequest.SerializeToString,
+            seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadColumnsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLedgers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.ledger.v1.LedgerService/ListLedgers',
+            seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ListLedgersRequest.SerializeToString,
+            seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ListLedgersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTrimmedProducers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.ledger.v1.LedgerService/ListTrimmedProducers',
+            seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ListTrimmedProducersRequest.SerializeToString,
+            seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ListTrimmedProducersResponse.FromString,
             options,
             channel_credentials,
             insecure,

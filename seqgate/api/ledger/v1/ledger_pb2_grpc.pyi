@@ -80,6 +80,27 @@ class LedgerServiceStub:
     Errors: INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with
     reason DRAINING.
     """
+    ReadColumns: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ReadColumnsRequest, _ledger_pb2.ReadColumnsResponse]
+    """ReadColumns returns what the log knows of entries without their payloads, as
+    columns: for jobs that read whole logs, and cost the service next to nothing
+    an entry. In the order of the log.
+
+    Retry: open a new stream after the last entry received.
+    Errors: INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with reason
+    DRAINING.
+    """
+    ListLedgers: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListLedgersRequest, _ledger_pb2.ListLedgersResponse]
+    """ListLedgers returns a topic's ledgers that hold entries, in order. Within
+    one, entry ids are consecutive, so that a job can cut a topic into ranges.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
+    """
+    ListTrimmedProducers: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListTrimmedProducersRequest, _ledger_pb2.ListTrimmedProducersResponse]
+    """ListTrimmedProducers pages through the producers whose entries were trimmed, in
+    the order of their names, with what deduplication must still know of them.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
+    """
     CreateTopic: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.CreateTopicRequest, _ledger_pb2.CreateTopicResponse]
     """CreateTopic creates a topic where auto-creation does not.
 
@@ -101,9 +122,15 @@ class LedgerServiceStub:
     INVALID_SEQUENCE_ID.
     """
     TrimTopic: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.TrimTopicRequest, _ledger_pb2.TrimTopicResponse]
-    """TrimTopic removes the entries before a position. Retry: safe."""
+    """TrimTopic removes the entries before a position that every cursor of the
+    topic has acknowledged, deduplication's own included.
+
+    Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
+    RetryInfo when the cursor service does not answer: nothing was removed.
+    """
     DeleteTopic: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.DeleteTopicRequest, _ledger_pb2.DeleteTopicResponse]
-    """DeleteTopic removes a topic, its entries and its deduplication state.
+    """DeleteTopic removes a topic, its entries, its deduplication state and its
+    cursors.
 
     Retry: safe; a topic that is gone answers NOT_FOUND.
     Errors: FAILED_PRECONDITION with reason TOPIC_IN_USE when producers are
@@ -162,6 +189,27 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     Errors: INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with
     reason DRAINING.
     """
+    ReadColumns: _aio.UnaryStreamMultiCallable[_ledger_pb2.ReadColumnsRequest, _ledger_pb2.ReadColumnsResponse]  # type: ignore[assignment]
+    """ReadColumns returns what the log knows of entries without their payloads, as
+    columns: for jobs that read whole logs, and cost the service next to nothing
+    an entry. In the order of the log.
+
+    Retry: open a new stream after the last entry received.
+    Errors: INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with reason
+    DRAINING.
+    """
+    ListLedgers: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListLedgersRequest, _ledger_pb2.ListLedgersResponse]  # type: ignore[assignment]
+    """ListLedgers returns a topic's ledgers that hold entries, in order. Within
+    one, entry ids are consecutive, so that a job can cut a topic into ranges.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
+    """
+    ListTrimmedProducers: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListTrimmedProducersRequest, _ledger_pb2.ListTrimmedProducersResponse]  # type: ignore[assignment]
+    """ListTrimmedProducers pages through the producers whose entries were trimmed, in
+    the order of their names, with what deduplication must still know of them.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
+    """
     CreateTopic: _aio.UnaryUnaryMultiCallable[_ledger_pb2.CreateTopicRequest, _ledger_pb2.CreateTopicResponse]  # type: ignore[assignment]
     """CreateTopic creates a topic where auto-creation does not.
 
@@ -183,9 +231,15 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     INVALID_SEQUENCE_ID.
     """
     TrimTopic: _aio.UnaryUnaryMultiCallable[_ledger_pb2.TrimTopicRequest, _ledger_pb2.TrimTopicResponse]  # type: ignore[assignment]
-    """TrimTopic removes the entries before a position. Retry: safe."""
+    """TrimTopic removes the entries before a position that every cursor of the
+    topic has acknowledged, deduplication's own included.
+
+    Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
+    RetryInfo when the cursor service does not answer: nothing was removed.
+    """
     DeleteTopic: _aio.UnaryUnaryMultiCallable[_ledger_pb2.DeleteTopicRequest, _ledger_pb2.DeleteTopicResponse]  # type: ignore[assignment]
-    """DeleteTopic removes a topic, its entries and its deduplication state.
+    """DeleteTopic removes a topic, its entries, its deduplication state and its
+    cursors.
 
     Retry: safe; a topic that is gone answers NOT_FOUND.
     Errors: FAILED_PRECONDITION with reason TOPIC_IN_USE when producers are
@@ -255,6 +309,45 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def ReadColumns(
+        self,
+        request: _ledger_pb2.ReadColumnsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_ledger_pb2.ReadColumnsResponse], _abc.AsyncIterator[_ledger_pb2.ReadColumnsResponse]]:
+        """ReadColumns returns what the log knows of entries without their payloads, as
+        columns: for jobs that read whole logs, and cost the service next to nothing
+        an entry. In the order of the log.
+
+        Retry: open a new stream after the last entry received.
+        Errors: INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with reason
+        DRAINING.
+        """
+
+    @_abc_1.abstractmethod
+    def ListLedgers(
+        self,
+        request: _ledger_pb2.ListLedgersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.ListLedgersResponse, _abc.Awaitable[_ledger_pb2.ListLedgersResponse]]:
+        """ListLedgers returns a topic's ledgers that hold entries, in order. Within
+        one, entry ids are consecutive, so that a job can cut a topic into ranges.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
+        """
+
+    @_abc_1.abstractmethod
+    def ListTrimmedProducers(
+        self,
+        request: _ledger_pb2.ListTrimmedProducersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.ListTrimmedProducersResponse, _abc.Awaitable[_ledger_pb2.ListTrimmedProducersResponse]]:
+        """ListTrimmedProducers pages through the producers whose entries were trimmed, in
+        the order of their names, with what deduplication must still know of them.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
+        """
+
+    @_abc_1.abstractmethod
     def CreateTopic(
         self,
         request: _ledger_pb2.CreateTopicRequest,
@@ -310,7 +403,12 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.TrimTopicRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.TrimTopicResponse, _abc.Awaitable[_ledger_pb2.TrimTopicResponse]]:
-        """TrimTopic removes the entries before a position. Retry: safe."""
+        """TrimTopic removes the entries before a position that every cursor of the
+        topic has acknowledged, deduplication's own included.
+
+        Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
+        RetryInfo when the cursor service does not answer: nothing was removed.
+        """
 
     @_abc_1.abstractmethod
     def DeleteTopic(
@@ -318,7 +416,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.DeleteTopicRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.DeleteTopicResponse, _abc.Awaitable[_ledger_pb2.DeleteTopicResponse]]:
-        """DeleteTopic removes a topic, its entries and its deduplication state.
+        """DeleteTopic removes a topic, its entries, its deduplication state and its
+        cursors.
 
         Retry: safe; a topic that is gone answers NOT_FOUND.
         Errors: FAILED_PRECONDITION with reason TOPIC_IN_USE when producers are

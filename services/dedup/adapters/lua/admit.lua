@@ -10,7 +10,7 @@
 -- Answers, beside what topic.lua names:
 --     {"changed", revision}
 --     {"full", tracked, wanted}
---     {"judged", revision, {{verdicts, persisted, aborts}, ...}}
+--     {"judged", revision, {{verdicts, persisted, aborts}, ...}, unsaved}
 --         verdicts: one letter a claim: New, In flight, Duplicate, Partial, Held, chunk Gap, layout
 --                   Conflict
 --         persisted: a mark or ""
@@ -121,7 +121,6 @@ topic.waiting = topic.waiting + count.I + count.H
 topic.misplaced = topic.misplaced + count.G + count.C
 
 write_producers(producers)
-topic.remaining = 0
 if let_through then topic.revision = topic.revision + 1 end
 changed = true
-return answer({ "judged", topic.revision, judged })
+return answer({ "judged", topic.revision, judged, unsaved() })

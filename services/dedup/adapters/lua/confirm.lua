@@ -1,6 +1,6 @@
 -- Apply a confirmation.
 --
--- Answers, beside what topic.lua names: {"applied", revision}
+-- Answers, beside what topic.lua names: {"applied", revision, unsaved}
 --
 -- Same function as core/topic.py:TopicState.confirm.
 
@@ -8,4 +8,4 @@ local refusal = enter() or confirm()
 if refusal then return answer(refusal) end
 refusal = compare()
 if refusal and refusal[1] == "fenced" then return answer(refusal) end
-return answer({ "applied", topic.revision })
+return answer({ "applied", topic.revision, unsaved() })

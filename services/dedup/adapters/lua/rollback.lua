@@ -4,7 +4,7 @@
 --     withdrawals  {{producer, keep_through}, ...}; empty: everything
 --                  keep_through: 19 digits or ""
 --
--- Answers, beside what topic.lua names: {"applied", revision}
+-- Answers, beside what topic.lua names: {"applied", revision, unsaved}
 --
 -- Same function as core/topic.py:TopicState.rollback.
 
@@ -35,4 +35,4 @@ else
   topic.revision = topic.revision + 1
   changed = true
 end
-return answer(refusal or { "applied", topic.revision })
+return answer(refusal or { "applied", topic.revision, unsaved() })

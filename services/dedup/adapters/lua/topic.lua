@@ -100,6 +100,15 @@ local function write_producers(producers)
   if #fields > 0 then redis.call("HSET", KEY, unpack(fields)) end
 end
 
+local function new_topic(incarnation, epoch)
+  return {
+    incarnation = incarnation, epoch = epoch, confirmed = "", revision = 0, term = 0, remaining = 0,
+    confirmed_entries = 0, new = 0, duplicate = 0, partial = 0, waiting = 0, purged = 0, evicted = 0,
+    misplaced = 0, aborted = 0,
+    saved = "", saved_entries = 0, saved_ms = 0, -- core/topic.py:Saved
+  }
+end
+
 local function withdraw_all()
   topic.term = topic.term + 1
   topic.revision = topic.revision + 1
@@ -112,11 +121,7 @@ local function enter()
   if meta then topic = cmsgpack.unpack(meta) end
   if not topic or topic.incarnation < call.incarnation then
     if topic then redis.call("DEL", KEY) end
-    topic = {
-      incarnation = call.incarnation, epoch = call.epoch, confirmed = "", revision = 0, term = 0, remaining = 0,
-      confirmed_entries = 0, new = 0, duplicate = 0, partial = 0, waiting = 0, purged = 0, evicted = 0,
-      misplaced = 0, aborted = 0,
-    }
+    topic = new_topic(call.incarnation, call.epoch)
     changed = true
     return nil
   end
@@ -154,11 +159,20 @@ local function advance(p, entries)
   if entries[2] > p.active then p.active = entries[2] end
 end
 
+-- core/topic.py:TopicState._behind.
+local function behind()
+  topic.remaining = math.max(1, topic.remaining)
+  changed = true
+  return { "behind", topic.confirmed }
+end
+
+local function unsaved() return topic.confirmed_entries - topic.saved_entries end
+
 -- core/topic.py:TopicState._confirm. Answers a refusal or nil.
 local function confirm()
   if not call.confirmation then return nil end
   local after, through, entry_count, remaining, listed = unpack(call.confirmation)
-  if topic.confirmed < after then return { "behind", topic.confirmed } end
+  if topic.confirmed < after then return behind() end
   if topic.confirmed < through then
     local names = {}
     for i, entries in ipairs(listed) do names[i] = entries[1] end
@@ -175,8 +189,12 @@ end
 
 -- core/topic.py:TopicState._compare. Answers a refusal or nil.
 local function compare()
-  if topic.confirmed < call.position then return { "behind", topic.confirmed } end
+  if topic.confirmed < call.position then return behind() end
   if call.position < topic.confirmed then return { "fenced", topic.epoch } end
+  if topic.remaining > 0 then
+    topic.remaining = 0
+    changed = true
+  end
   return nil
 end
 

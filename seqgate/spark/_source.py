@@ -1,0 +1,194 @@
+"""The data source, as Spark sees it; the package says how it is used."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from seqgate.errors import InvalidRequestError
+from seqgate.spark._columns import (
+    COLUMNS,
+    METADATA_COLUMNS,
+    Range,
+    connected,
+    read_blocks,
+    record_batch,
+    runs_of,
+)
+from seqgate.spark._partitions import (
+    Bounds,
+    all_ranges,
+    is_pattern,
+    list_topics,
+    shared,
+)
+from seqgate.types import SEQUENCE_ID_MAX, InvalidNameError, Position, TopicName
+
+ENTRIES_PER_PARTITION: Final = 1_000_000
+ENTRIES_PER_PARTITION_MAX: Final = 100_000_000
+"""How many entries a task reads, unless asked otherwise, and at most."""
+
+TIMEOUT_S: Final = 60.0
+TIMEOUT_MAX_S: Final = 86_400.0
+"""How long the ledger may be silent or away, unless asked otherwise, and at most."""
+
+
+class InvalidOptionError(InvalidRequestError):
+    """An option, or a column of the schema, is not one that the data source has."""
+
+    default_reason = "INVALID_OPTION"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the options ask for."""
+
+    ledger: str
+    topics: tuple[str, ...]
+    entries_per_partition: int
+    bounds: Bounds
+    timeout_s: float
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> "Options":
+        """Read the options; names are given in lower case.
+
+        Raises:
+            InvalidOptionError: one is missing or wrong.
+        """
+        options = {name.lower(): value for name, value in given.items()}
+        if not options.get("ledger"):
+            raise InvalidOptionError("option ledger is missing: HOST:PORT of the ledger service")
+        topics = tuple(each.strip() for each in options.get("topics", "").split(","))
+        for topic in topics:
+            if not is_pattern(topic):
+                try:
+                    TopicName.parse(topic)
+                except InvalidNameError as error:
+                    raise InvalidOptionError(f"option topics, {topic!r}: {error}") from error
+        bounds = Bounds()
+        if "from" in options:
+            bounds = bounds._replace(start=_position("from", options["from"]))
+        if "through" in options:
+            bounds = bounds._replace(through=_position("through", options["through"]))
+        return cls(
+            options["ledger"],
+            topics,
+            int(
+                _number(
+                    "entriesPerPartition",
+                    options.get("entriesperpartition", str(ENTRIES_PER_PARTITION)),
+                    ENTRIES_PER_PARTITION_MAX,
+                )
+            ),
+            bounds,
+            _number("timeout", options.get("timeout", str(TIMEOUT_S)), TIMEOUT_MAX_S),
+        )
+
+
+def _number(name: str, text: str, highest: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0
+    if not 1 <= value <= highest:
+        raise InvalidOptionError(f"option {name} is {text!r}, and must be 1 to {highest:.0f}")
+    return value
+
+
+def _position(name: str, text: str) -> Position:
+    found = re.fullmatch(r"(\d{1,19}):(\d{1,19})", text.strip(), re.ASCII)
+    position = Position(*map(int, found.groups())) if found else Position(-1, -1)
+    if not all(0 <= each <= SEQUENCE_ID_MAX for each in position):
+        raise InvalidOptionError(f"option {name} is {text!r}, and must be LEDGER:ENTRY")
+    return position
+
+
+class SeqgateDataSource(DataSource):
+    """spark.read.format("seqgate")"""
+
+    @classmethod
+    def name(cls) -> str:
+        return "seqgate"
+
+    def schema(self) -> StructType:
+        """The columns that are there when none are named."""
+        return from_arrow_schema(pa.schema(list(COLUMNS.items())))
+
+    def reader(self, schema: StructType) -> "SeqgateReader":
+        """
+        Raises:
+            InvalidOptionError: an option or a column is wrong.
+        """
+        return SeqgateReader(Options.parse(self.options), arrow_schema(schema))
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The types that Spark expects for these columns.
+
+    Raises:
+        InvalidOptionError: there is no such column, or it is of another type.
+    """
+    known = COLUMNS | METADATA_COLUMNS
+    wanted = to_arrow_schema(schema)
+    for field in wanted:
+        if field.name not in known:
+            raise InvalidOptionError(
+                f"there is no column {field.name}; there are {', '.join(known)}"
+            )
+        if field.type != known[field.name]:
+            raise InvalidOptionError(
+                f"column {field.name} is {known[field.name]}, and not {field.type}"
+            )
+    return pa.schema([pa.field(field.name, field.type) for field in wanted])
+
+
+class Share(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, ranges: tuple[Range, ...]) -> None:
+        super().__init__(ranges)
+        self.ranges = ranges
+
+
+class SeqgateReader(DataSourceReader):
+    """Connects in the process that plans, and in each task; to nothing before.
+
+    It takes no filters. Spark 4.3 plans a DataFrame once: what a filter of its first query left out
+    would be missing from all others.
+    """
+
+    def __init__(self, options: Options, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[Share]:
+        """One for each task."""
+        options = self._options
+        entries_max = options.entries_per_partition
+        with connected(options.ledger) as stub:
+            topics = list_topics(stub, options.topics, options.timeout_s)
+            ranges = all_ranges(stub, topics, options.bounds, entries_max, options.timeout_s)
+            # Of no partitions at all Spark makes one of its own.
+            return [Share(each) for each in shared(ranges, entries_max) or [()]]
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        """The entries of one task."""
+        metadata = not METADATA_COLUMNS.keys().isdisjoint(self._schema.names)
+        timeout_s = self._options.timeout_s
+        with connected(self._options.ledger) as stub:
+            for each in partition.ranges:
+                blocks = read_blocks(stub, each, timeout_s=timeout_s, metadata=metadata)
+                for run in runs_of(each.topic, blocks):
+                    yield record_batch(run, self._schema)
+
+
+def register(spark: SparkSession) -> None:
+    """Make `spark.read.format("seqgate")` known to a session."""
+    spark.dataSource.register(SeqgateDataSource)

@@ -1,0 +1,105 @@
+"""The fold over many entries at once, for whoever reads whole logs in parts.
+
+`advance` takes one entry after the other. With nothing in flight, most of them need not be looked
+at: a plain entry, or the first chunk of a large message, decides alone, whatever was before; a
+later chunk continues what was before it, or changes nothing. So of one producer only the last entry
+that decides counts, and the chunks that follow it:
+
+      plain 7   chunk 0 of 8   chunk 1   plain 9   chunk 0 of 10   chunk 1   chunk 2
+    ---------------------------------------------|---------------------------------->
+                      changes nothing             decides           continue it
+
+A part of a log in which nothing decides is the chunks that may continue what was before.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from seqgate.types import Chunk
+from services.dedup.core.sequence import Marks, advance
+
+
+class Run(NamedTuple):
+    """Chunks of one attempt at a message, `first` and its successors through `last`, with nothing
+    of their producer between them; never chunk 0."""
+
+    sequence_id: int
+    first: int
+    last: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """What one producer's entries in one part of a log come to.
+
+    `decided` are its marks at the end, if something in the part decides; else `runs` are the
+    chunks there, in order. `last_append_ms` is when the last entry was appended; 0: there is none.
+    """
+
+    decided: Marks | None = None
+    runs: tuple[Run, ...] = ()
+    last_append_ms: int = 0
+    entries: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.decided is None or not (self.runs or self.decided.in_flight)
+
+    @classmethod
+    def of(cls, highest: int, chunk: Chunk | None = None, append_ms: int = 0) -> "Partial":
+        """One entry. Markers are left out."""
+        if chunk is not None and chunk.chunk_id > 0:
+            return cls(None, (Run(highest, chunk.chunk_id, chunk),), append_ms, 1)
+        return cls(advance(Marks(), highest, chunk), (), append_ms, 1)
+
+    def then(self, later: "Partial") -> "Partial":
+        """This part and the one after it. Associative."""
+        decided, runs = self.decided, self.runs
+        if later.decided is not None:
+            decided, runs = later.decided, ()
+        elif decided is not None:
+            decided = _followed(decided, later.runs)
+        else:
+            runs = _joined(runs, later.runs)
+        last_append_ms = max(self.last_append_ms, later.last_append_ms)
+        return Partial(decided, runs, last_append_ms, self.entries + later.entries)
+
+    def applied(self, marks: Marks) -> Marks:
+        """The marks after this part: `advance` over all its entries.
+
+        Args:
+            marks: those before it, with nothing in flight.
+        """
+        assert not marks.in_flight
+        return _followed(marks, self.runs) if self.decided is None else self.decided
+
+
+def folded(parts: Iterable[Partial]) -> Partial:
+    """Parts that follow each other, as one."""
+    whole = Partial()
+    for part in parts:
+        whole = whole.then(part)
+    return whole
+
+
+def _followed(marks: Marks, runs: Iterable[Run]) -> Marks:
+    """The marks after these chunks. What a mark covers of a run changes nothing; what follows in
+    it continues."""
+    for sequence_id, first, last in runs:
+        stored = marks.persisted_chunk
+        if stored is None or (marks.persisted, stored.layout) != (sequence_id, last.layout):
+            continue
+        if first - 1 <= stored.chunk_id < last.chunk_id:
+            before = last._replace(chunk_id=last.chunk_id - 1)
+            reached = replace(marks, persisted_chunk=before, pushed_chunk=before)
+            marks = advance(reached, sequence_id, last)
+    return marks
+
+
+def _joined(runs: tuple[Run, ...], later: tuple[Run, ...]) -> tuple[Run, ...]:
+    if runs and later:
+        left, right = runs[-1], later[0]
+        same = (left.sequence_id, left.last.layout) == (right.sequence_id, right.last.layout)
+        if same and left.last.chunk_id + 1 == right.first:
+            return (*runs[:-1], left._replace(last=right.last), *later[1:])
+    return runs + later

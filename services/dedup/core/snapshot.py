@@ -1,0 +1,130 @@
+"""How a topic's state is written as the properties of a cursor's position.
+
+    <producer>              "41", or inside a large message "41/<chunk>/<chunks>/<bytes>/<uuid>"
+    #seqgate.internal.dedup {"layout": 1, "incarnation": 7, "position": [3, 41], "active_ms": [...]}
+
+A bare decimal number is what Pulsar keeps under the same name, so that its snapshots can be read,
+and ours by it; `active_ms` has the last activity of each producer, in the order of their names. The
+position is in there once more, because a cursor can be moved by hand, and takes its properties
+along. A producer whose own name begins with "#" is written with one more.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote
+
+from seqgate.types import SEQUENCE_ID_MAX, Chunk, InvalidChunkError, Position, check_chunk
+from services.dedup.core.topic import Frozen, Persisted, Writer
+
+ABOUT: Final = "#seqgate.internal.dedup"
+"""The property that says what the others belong to."""
+
+LAYOUT: Final = 1
+
+
+class UnreadableSnapshot(ValueError):
+    """The properties are no snapshot that can be understood; none of it may be used."""
+
+
+class Snapshot(NamedTuple):
+    """A state, and of which log it is, up to where: None where Pulsar wrote it, which does not
+    say."""
+
+    incarnation: int | None
+    position: Position | None
+    producers: list[Persisted]
+
+    def is_of(self, incarnation: int, position: Position) -> bool:
+        """Whether this is the state of that log, up to that position."""
+        return self.incarnation in (None, incarnation) and self.position in (None, position)
+
+
+def covers_more(position: Position | None, writer: Writer, confirmed: Position | None) -> bool:
+    """Whether a snapshot at a position covers more than a state that ends at `confirmed`, and no
+    more than the writer's log: one that is ahead of it is of a log that was lost."""
+    if position is None or writer.position is None or position > writer.position:
+        return False
+    return confirmed is None or confirmed < position
+
+
+def encode(frozen: Frozen) -> dict[str, str]:
+    """The properties for a state that covers something."""
+    assert frozen.confirmed is not None
+    producers = sorted(frozen.producers)
+    properties = {
+        _escaped(producer): str(highest) if unfinished is None else _inside(highest, unfinished)
+        for producer, highest, unfinished, _ in producers
+    }
+    about = {
+        "layout": LAYOUT,
+        "incarnation": frozen.incarnation,
+        "position": frozen.confirmed,
+        "active_ms": [each.active_ms for each in producers],
+    }
+    properties[ABOUT] = json.dumps(about, separators=(",", ":"))
+    return properties
+
+
+def decode(properties: Mapping[str, str], *, now_ms: int) -> Snapshot:
+    """The state in the properties. Where they do not say when a producer was last active, that is
+    now.
+
+    Raises:
+        UnreadableSnapshot: a property is not what `encode` or Pulsar writes.
+    """
+    marks = sorted((_unescaped(name), mark) for name, mark in properties.items() if name != ABOUT)
+    try:
+        incarnation, position, active_ms = _about(properties.get(ABOUT), len(marks), now_ms)
+        producers = [
+            Persisted(producer, *_mark(mark), active)
+            for (producer, mark), active in zip(marks, active_ms, strict=True)
+        ]
+    except (ValueError, TypeError, KeyError, InvalidChunkError) as error:
+        raise UnreadableSnapshot(f"not a snapshot: {error}") from error
+    return Snapshot(incarnation, position, producers)
+
+
+def _about(
+    text: str | None, count: int, now_ms: int
+) -> tuple[int | None, Position | None, list[int]]:
+    if text is None:
+        if not count:
+            raise ValueError("there are no properties")
+        return None, None, [now_ms] * count
+    about = json.loads(text)
+    if about["layout"] != LAYOUT:
+        raise ValueError(f"layout {about['layout']}, known is {LAYOUT}")
+    position = Position(*(int(each) for each in about["position"]))
+    return int(about["incarnation"]), position, [int(each) for each in about["active_ms"]]
+
+
+def _inside(sequence_id: int, chunk: Chunk) -> str:
+    uuid, chunk_id, num_chunks, total_bytes = chunk
+    return f"{sequence_id}/{chunk_id}/{num_chunks}/{total_bytes}/{quote(uuid, safe='')}"
+
+
+def _mark(text: str) -> tuple[int, Chunk | None]:
+    sequence_id, *inside = text.split("/")
+    highest = _number(sequence_id)
+    if not inside:
+        return highest, None
+    chunk_id, num_chunks, total_bytes, uuid = inside
+    chunk = Chunk(unquote(uuid), _number(chunk_id), _number(num_chunks), _number(total_bytes))
+    if check_chunk(chunk).is_last:
+        raise ValueError("the last chunk leaves nothing unfinished")
+    return highest, chunk
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) <= SEQUENCE_ID_MAX):
+        raise ValueError(f"{text!r} is no sequence id")
+    return int(text)
+
+
+def _escaped(producer: str) -> str:
+    return f"#{producer}" if producer.startswith("#") else producer
+
+
+def _unescaped(name: str) -> str:
+    return name.removeprefix("#")

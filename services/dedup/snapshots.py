@@ -1,0 +1,308 @@
+"""Snapshots: a topic's state, attached to the position of its cursor `seqgate.dedup`.
+
+    confirmed, so often ─┐
+    so much later ───────┤            ┌─ the version of the cursor
+    producers forgotten ─┼─▶ take ──▶ ├─ the state, frozen                  ─▶ mark-delete, if the
+    a long replay, a load┤            └─ (position, what is persisted)         version is the same
+    shutting down ───────┘
+
+The version is read before the state, so a snapshot never takes the place of a newer one, whichever
+replica took that. A failure changes nothing: the snapshot before stays, and it is tried again.
+"""
+
+import asyncio
+import time
+from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
+
+import structlog
+
+from seqgate.types import DEDUP_CURSOR, Position, TopicName
+from services.dedup.core.policy import EffectivePolicy
+from services.dedup.core.snapshot import (
+    Snapshot,
+    UnreadableSnapshot,
+    covers_more,
+    decode,
+    encode,
+)
+from services.dedup.core.topic import Frozen, Saved, Writer
+from services.dedup.ports import (
+    Cursor,
+    CursorConflict,
+    Cursors,
+    CursorsUnavailable,
+    PolicySource,
+    StateStore,
+)
+from services.errors import DomainError, Kind
+from services.runtime.tasks import end
+
+log = structlog.get_logger()
+
+SNAPSHOT_BYTES_MAX: Final = 16 * 1024 * 1024
+"""How large a snapshot may be, names and values together, in bytes: what a cursor takes."""
+
+TAKING_MAX: Final = 4
+"""How many snapshots this process takes at a time."""
+
+SHARE: Final = 20
+"""A topic rests for so many times as long as its last snapshot took, so that a topic with many
+producers and much traffic is not busy with snapshots."""
+
+FAILURE_REST_S: Final = 1.0
+FAILURE_REST_MAX_S: Final = 60.0
+"""How long it rests before one that failed is tried again: doubling from the first to the
+longest."""
+
+CONFLICTS_MAX: Final = 3
+"""How often a snapshot is taken again because another replica's came between."""
+
+BEFORE_THE_LOG: Final = 0
+"""The ledger id of what a replay from nothing puts in front of the log: no place for a cursor."""
+
+
+class SnapshotTooLarge(DomainError):
+    """The state does not fit into the properties of a cursor's position."""
+
+    kind = Kind.EXHAUSTED
+    reason = "SNAPSHOT_TOO_LARGE"
+
+
+class Taken(NamedTuple):
+    """What the newest snapshot covers, and how many producers it holds."""
+
+    position: Position
+    producers: int
+
+
+class Snapshots:
+    """The snapshots of all topics. One topic has one taken at a time."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        cursors: Cursors,
+        policies: PolicySource,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._store = store
+        self._cursors = cursors
+        self._policies = policies
+        self._tasks = tasks
+        self._at_a_time = asyncio.Semaphore(TAKING_MAX)
+        self._locks: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
+        self._taking: dict[TopicName, asyncio.Task[None]] = {}
+        self._wanted: set[TopicName] = set()
+        self._unsaved: set[TopicName] = set()
+        self._errors: dict[TopicName, str] = {}
+        self._finished = False
+
+    # ---- when
+
+    def confirmed(self, topic: TopicName, policy: EffectivePolicy, unsaved: int) -> None:
+        """Entries of a topic were confirmed: `unsaved` of them since the newest snapshot."""
+        if unsaved:
+            self._unsaved.add(topic)
+        if 0 < policy.snapshot_entries.value <= unsaved:
+            self.soon(topic)
+
+    def soon(self, topic: TopicName) -> None:
+        """Take one in the background; a failure is logged."""
+        self._wanted.add(topic)
+        if topic not in self._taking and not self._finished:
+            self._taking[topic] = self._tasks.create_task(self._take_while_wanted(topic))
+
+    async def by_time_forever(self, interval_s: float) -> None:
+        """Take one of every topic whose policy says that it is time, again and again."""
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                now_ms = await self._store.now_ms()
+                async for topic in self._store.topics():
+                    if await self._is_time(topic, now_ms):
+                        await self._try(topic)
+            except DomainError as error:
+                log.warning("snapshots by time", reason=error.reason, error=str(error))
+
+    async def finish(self, timeout_s: float) -> None:
+        """Take the last ones of the topics that this process has confirmed entries of."""
+        self._finished = True
+        await end(*self._taking.values())
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*(self._try(topic) for topic in list(self._unsaved)))
+        except TimeoutError:
+            log.warning("topics left without a last snapshot", count=len(self._unsaved))
+
+    def error(self, topic: TopicName) -> str:
+        """Why the last attempt failed; empty: it did not."""
+        return self._errors.get(topic, "")
+
+    async def _is_time(self, topic: TopicName, now_ms: int) -> bool:
+        policy = await self._policies.effective(topic)
+        interval_s = policy.snapshot_interval_s.value
+        if not (policy.enabled.value and interval_s):
+            return False
+        summary = await self._store.summary(topic)
+        if summary is None or summary.remaining or not summary.unsaved:
+            return False
+        # A clock that went back must not put it off.
+        return not 0 <= now_ms - summary.saved.taken_ms < interval_s * 1000
+
+    async def _take_while_wanted(self, topic: TopicName) -> None:
+        failure_rest_s = FAILURE_REST_S
+        try:
+            while topic in self._wanted:
+                self._wanted.discard(topic)
+                started = time.monotonic()
+                if await self._try(topic):
+                    failure_rest_s = FAILURE_REST_S
+                    await asyncio.sleep((time.monotonic() - started) * SHARE)
+                else:
+                    self._wanted.add(topic)
+                    await asyncio.sleep(failure_rest_s)
+                    failure_rest_s = min(failure_rest_s * 2, FAILURE_REST_MAX_S)
+        finally:
+            del self._taking[topic]
+
+    async def _try(self, topic: TopicName) -> bool:
+        try:
+            await self.take(topic)
+        except DomainError as error:
+            log.warning(
+                "snapshot failed", topic=str(topic), reason=error.reason, error=error.message
+            )
+            return False
+        return True
+
+    # ---- how
+
+    async def take(self, topic: TopicName) -> Taken | None:
+        """Take one now. Returns what the newest covers; None: there is nothing to keep.
+
+        Raises:
+            SnapshotTooLarge, CursorsUnavailable, StateUnavailable: and the one before stays.
+        """
+        lock = self._locks.get(topic)
+        if lock is None:
+            self._locks[topic] = lock = asyncio.Lock()
+        try:
+            async with lock, self._at_a_time:
+                taken = await self._take(topic)
+        except DomainError as error:
+            self._errors[topic] = error.message
+            raise
+        self._errors.pop(topic, None)
+        return taken
+
+    async def _take(self, topic: TopicName) -> Taken | None:
+        if not self._cursors.configured:
+            return None
+        policy = await self._policies.effective(topic)
+        if not policy.enabled.value:
+            return None
+        for _ in range(CONFLICTS_MAX):
+            cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=False)
+            if cursor is None:
+                if _place(await self._store.freeze(topic)) is None:
+                    return None
+                cursor = await self._cursors.create(topic, DEDUP_CURSOR)
+            self._unsaved.discard(topic)
+            try:
+                return await self._attach(topic, cursor)
+            except CursorConflict:
+                log.info("another snapshot came between", topic=str(topic))
+            except BaseException:
+                self._unsaved.add(topic)
+                raise
+        raise CursorsUnavailable("other snapshots came between", retry_after_s=FAILURE_REST_S)
+
+    async def _attach(self, topic: TopicName, cursor: Cursor) -> Taken | None:
+        frozen = await self._store.freeze(topic)
+        position = _place(frozen)
+        before = cursor.mark_delete
+        if position is None or (before is not None and position < before):
+            return await self._standing(topic)  # the state is lost, or still behind its snapshot
+        assert frozen is not None
+        properties = encode(frozen)
+        size_bytes = sum(len(text.encode()) for each in properties.items() for text in each)
+        if size_bytes > SNAPSHOT_BYTES_MAX:
+            raise SnapshotTooLarge(
+                "the state is too large for a snapshot",
+                bytes=size_bytes,
+                bytes_max=SNAPSHOT_BYTES_MAX,
+                producers=len(frozen.producers),
+            )
+        await self._cursors.mark_delete(
+            topic, DEDUP_CURSOR, position, properties, version=cursor.version
+        )
+        saved = Saved(position, frozen.entries, await self._store.now_ms())
+        await self._store.note_saved(topic, frozen.incarnation, saved)
+        return Taken(position, len(frozen.producers))
+
+    async def _standing(self, topic: TopicName) -> Taken | None:
+        """What the snapshot covers that is there."""
+        cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=True)
+        if cursor is None or cursor.mark_delete is None:
+            return None
+        snapshot = _read(topic, cursor, 0)
+        return Taken(cursor.mark_delete, 0 if snapshot is None else len(snapshot.producers))
+
+    # ---- back
+
+    async def restore(
+        self, topic: TopicName, writer: Writer, confirmed: Position | None
+    ) -> Position | None:
+        """Load the newest snapshot if it covers more of the writer's log than the state, which ends
+        at `confirmed`. Returns where the state ends now. Without a snapshot, or while the cursor
+        service does not answer, that is where it ended: the writer replays more then."""
+        try:
+            cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=False)
+            if cursor is None or not covers_more(cursor.mark_delete, writer, confirmed):
+                return confirmed
+            cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=True)
+        except CursorsUnavailable as error:
+            log.warning("no snapshot to be had", topic=str(topic), error=str(error))
+            return confirmed
+        if cursor is None or not covers_more(cursor.mark_delete, writer, confirmed):
+            return confirmed
+        assert cursor.mark_delete is not None
+        now_ms = await self._store.now_ms()
+        snapshot = _read(topic, cursor, now_ms)
+        if snapshot is None or not snapshot.is_of(writer.incarnation, cursor.mark_delete):
+            return confirmed
+        loaded = await self._store.load(
+            topic,
+            writer.incarnation,
+            cursor.mark_delete,
+            snapshot.producers,
+            replacing=False,
+            taken_ms=now_ms,
+        )
+        log.warning("snapshot loaded", topic=str(topic), position=str(loaded.confirmed))
+        return loaded.confirmed
+
+    async def forget(self, topic: TopicName, incarnation: int | None) -> None:
+        """Remove the snapshot, unless it is of a newer incarnation; None: whatever it is."""
+        if incarnation is not None:
+            cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=True)
+            snapshot = None if cursor is None else _read(topic, cursor, 0)
+            if snapshot is not None and (snapshot.incarnation or 0) > incarnation:
+                return
+        await self._cursors.delete(topic, DEDUP_CURSOR)
+
+
+def _place(frozen: Frozen | None) -> Position | None:
+    """Where a snapshot of this state belongs; None: there is nothing to keep."""
+    if frozen is None or frozen.confirmed is None:
+        return None
+    return None if frozen.confirmed.ledger_id == BEFORE_THE_LOG else frozen.confirmed
+
+
+def _read(topic: TopicName, cursor: Cursor, now_ms: int) -> Snapshot | None:
+    try:
+        return decode(cursor.mark_delete_properties, now_ms=now_ms)
+    except UnreadableSnapshot as error:
+        log.critical("the snapshot cannot be read", topic=str(topic), error=str(error))
+        return None

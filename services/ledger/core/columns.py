@@ -1,0 +1,160 @@
+"""Entries without their payloads, as columns: what jobs that read whole logs are given.
+
+A run of entries of one ledger becomes one string of little-endian numbers for each thing that is
+known of them, and what few entries have is kept by place:
+
+    producers   ["p", "q"]              messages       u32, 0: no batch; empty: none is one
+    producer    u32, one of them        payload_bytes  u32
+    lowest      i64                     markers        [3]
+    highest     i64; empty: as lowest   chunks         {5: Chunk(...)}, aborts {5: "uuid"}
+
+so that a store that keeps its blocks this way hands them out as they are, at no cost an entry. A
+run has one form only: what is left out is left out wherever it can be, and the producers come in
+the order in which they appear.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from struct import pack, unpack
+from typing import Final, NamedTuple
+
+from seqgate.types import Chunk, Position
+from services.ledger.core.entry import StoredEntry
+
+NUMBER_BYTES: Final = 4
+"""The width of every column but the ids, in bytes."""
+
+ID_BYTES: Final = 8
+"""The width of the columns of ids, in bytes."""
+
+_SPARSE_BYTES: Final = 16
+"""About what an entry takes that is kept by place, beside its texts."""
+
+
+class Columns(NamedTuple):
+    """A run of entries, one after the other, that were appended together. `metadata` is empty
+    unless it was asked for."""
+
+    ledger_id: int
+    first_entry: int
+    size: int
+    append_ms: int
+    producers: Sequence[str]
+    producer: bytes
+    lowest: bytes
+    highest: bytes
+    messages: bytes
+    payload_bytes: bytes
+    markers: Sequence[int]
+    chunks: Mapping[int, Chunk]
+    aborts: Mapping[int, str]
+    metadata: Sequence[bytes] = ()
+
+    @property
+    def last(self) -> Position:
+        """Where the run ends."""
+        return Position(self.ledger_id, self.first_entry + self.size - 1)
+
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes on the wire."""
+        return (
+            sum(map(len, self.producers))
+            + sum(map(len, self[5:10]))
+            + _SPARSE_BYTES * (len(self.markers) + len(self.chunks) + len(self.aborts))
+            + sum(len(chunk.uuid) for chunk in self.chunks.values())
+            + sum(map(len, self.aborts.values()))
+            + sum(map(len, self.metadata))
+        )
+
+
+def numbers(values: Collection[int]) -> bytes:
+    """A column of numbers below 2^32."""
+    return pack(f"<{len(values)}I", *values)
+
+
+def ids(values: Collection[int]) -> bytes:
+    """A column of ids."""
+    return pack(f"<{len(values)}q", *values)
+
+
+def to_numbers(column: bytes) -> tuple[int, ...]:
+    """The numbers of a column."""
+    return unpack(f"<{len(column) // NUMBER_BYTES}I", column)
+
+
+def to_ids(column: bytes) -> tuple[int, ...]:
+    """The ids of a column."""
+    return unpack(f"<{len(column) // ID_BYTES}q", column)
+
+
+def named(producers: Sequence[str]) -> tuple[tuple[str, ...], bytes]:
+    """Each name once, in the order in which they appear, and the column that points to them."""
+    names = tuple(dict.fromkeys(producers))
+    if len(names) == 1:
+        return names, bytes(NUMBER_BYTES * len(producers))
+    place = {name: index for index, name in enumerate(names)}
+    return names, numbers([*map(place.__getitem__, producers)])
+
+
+def columns_of(stored: Sequence[StoredEntry], *, metadata: bool) -> Columns:
+    """The columns of a run: entries of one ledger, one after the other, of one append."""
+    entries = [each.entry for each in stored]
+    producers, producer = named([entry.producer for entry in entries])
+    lowest = ids([entry.lowest for entry in entries])
+    highest = ids([entry.highest for entry in entries])
+    batches = any(entry.messages is not None for entry in entries)
+    return Columns(
+        *stored[0].position,
+        len(stored),
+        stored[0].append_ms,
+        producers,
+        producer,
+        lowest,
+        b"" if highest == lowest else highest,
+        numbers([entry.messages or 0 for entry in entries]) if batches else b"",
+        numbers([each.payload_bytes for each in stored]),
+        [place for place, entry in enumerate(entries) if entry.marker],
+        {place: entry.chunk for place, entry in enumerate(entries) if entry.chunk is not None},
+        {place: entry.aborts for place, entry in enumerate(entries) if entry.aborts},
+        [entry.metadata for entry in entries] if metadata else (),
+    )
+
+
+def clip(columns: Columns, first_entry: int, last_entry: int) -> Columns:
+    """The part of a run from one entry through another, at least one of which is in it."""
+    start = max(first_entry - columns.first_entry, 0)
+    stop = min(last_entry + 1 - columns.first_entry, columns.size)
+    assert start < stop
+    if stop - start == columns.size:
+        return columns
+    few = slice(NUMBER_BYTES * start, NUMBER_BYTES * stop)
+    some = slice(ID_BYTES * start, ID_BYTES * stop)
+    left = to_numbers(columns.producer[few])
+    producers, producer = named([columns.producers[index] for index in left])
+    lowest, highest, messages = columns.lowest[some], columns.highest[some], columns.messages[few]
+    return Columns(
+        columns.ledger_id,
+        columns.first_entry + start,
+        stop - start,
+        columns.append_ms,
+        producers,
+        producer,
+        lowest,
+        b"" if highest == lowest else highest,
+        messages if any(messages) else b"",
+        columns.payload_bytes[few],
+        [place - start for place in columns.markers if start <= place < stop],
+        {place - start: each for place, each in columns.chunks.items() if start <= place < stop},
+        {place - start: each for place, each in columns.aborts.items() if start <= place < stop},
+        columns.metadata[start:stop],
+    )
+
+
+def parts(columns: Columns, bytes_max: int) -> Iterator[Columns]:
+    """A run in parts that are no larger than this; one entry always fits."""
+    if columns.size == 1 or columns.size_bytes <= bytes_max:
+        yield columns
+        return
+    middle = columns.first_entry + columns.size // 2
+    yield from parts(clip(columns, columns.first_entry, middle - 1), bytes_max)
+    yield from parts(clip(columns, middle, columns.last.entry_id), bytes_max)

@@ -1,0 +1,130 @@
+"""`seqgate dedup policy`."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from tests.cli.command_line import CommandLine, Ended
+
+NOTHING = {
+    "enabled": None,
+    "producer_inactivity_timeout_minutes": None,
+    "max_producers": None,
+    "on_full": None,
+    "snapshot_entries": None,
+    "snapshot_interval_s": None,
+}
+
+
+async def test_a_policy_is_set_shown_and_removed(seqgate: CommandLine, topic: str) -> None:
+    said = await seqgate(
+        *("dedup", "policy", "set", topic, "--disabled", "--max-producers", "5"),
+        *("--on-full", "refuse", "--inactivity-timeout", "0"),
+        *("--snapshot-entries", "0", "--snapshot-interval", "86400"),
+    )
+    table, shown = await asyncio.gather(
+        seqgate("dedup", "policy", "show", topic),
+        seqgate("dedup", "policy", "show", topic, "-o", "json"),
+    )
+    removed = await seqgate("dedup", "policy", "unset", topic)
+    after = await seqgate("dedup", "policy", "show", topic)
+
+    assert said.rows == [
+        ["POLICY", "VALUE"],
+        ["enabled", "no"],
+        ["producer_inactivity_timeout_minutes", "0"],
+        ["max_producers", "5"],
+        ["on_full", "refuse"],
+        ["snapshot_entries", "0"],
+        ["snapshot_interval_s", "86400"],
+    ]
+    assert table.rows == [
+        ["POLICY", "VALUE", "SET BY"],
+        *([*row, "topic"] for row in said.rows[1:]),
+    ]
+    assert shown.record == {
+        "topic": topic,
+        "enabled": {"value": False, "source": "TOPIC"},
+        "producer_inactivity_timeout_minutes": {"value": 0, "source": "TOPIC"},
+        "max_producers": {"value": 5, "source": "TOPIC"},
+        "on_full": {"value": "refuse", "source": "TOPIC"},
+        "snapshot_entries": {"value": 0, "source": "TOPIC"},
+        "snapshot_interval_s": {"value": 86400, "source": "TOPIC"},
+    }
+    assert removed == Ended(0, "POLICY  VALUE\n", "")
+    assert [row[2] for row in after.rows[1:]] == ["default"] * 6
+
+
+async def test_a_namespace_has_a_policy_of_its_own(seqgate: CommandLine) -> None:
+    namespace = ("--namespace", "cli/policy")
+    said = await seqgate("dedup", "policy", "set", *namespace, "--enabled", "-o", "json")
+    shown, topic = await asyncio.gather(
+        seqgate("dedup", "policy", "show", "cli/policy", "-o", "json"),
+        seqgate("dedup", "policy", "show", "cli/policy/topic", "-o", "json"),
+    )
+    again = await seqgate("dedup", "policy", "set", *namespace, "--max-producers", "3")
+    removed = await seqgate("dedup", "policy", "unset", *namespace, "-o", "json")
+    nothing = await seqgate("dedup", "policy", "show", "cli/policy")
+
+    assert said.record == shown.record == {"namespace": "cli/policy", **NOTHING, "enabled": True}
+    assert topic.record["enabled"] == {"value": True, "source": "NAMESPACE"}
+    assert again.rows == [["POLICY", "VALUE"], ["max_producers", "3"]], "in place of all before"
+    assert removed.record == {"namespace": "cli/policy", **NOTHING}
+    assert nothing == Ended(0, "POLICY  VALUE\n", "")
+
+
+async def test_what_is_removed_twice_was_removed(seqgate: CommandLine, topic: str) -> None:
+    for _ in range(2):
+        ended = await seqgate("dedup", "policy", "unset", topic, "-o", "json")
+        assert (ended.code, ended.record) == (0, {"topic": topic, **NOTHING})
+
+
+async def test_a_system_topic_is_refused_by_the_service(seqgate: CommandLine) -> None:
+    ended = await seqgate("dedup", "policy", "set", "cli/tests/__t", "--enabled", "-o", "json")
+
+    assert (ended.code, ended.error["reason"]) == (1, "INVALID_POLICY")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason", "message"),
+    [
+        (["set"], "WRONG_USAGE", "nothing is to be set"),
+        (["set", "t"], "WRONG_USAGE", "nothing is to be set"),
+        (["set", "--enabled"], "WRONG_USAGE", "a policy is one of TOPIC, or of --namespace"),
+        (["set", "t", "--namespace", "a/b", "--enabled"], "WRONG_USAGE", "a policy is one of"),
+        (["set", "a b", "--enabled"], "INVALID_TOPIC_NAME", "a topic is"),
+        (["set", "--namespace", "a", "--enabled"], "INVALID_POLICY", "a namespace is tenant/name"),
+        (
+            ["set", "t", "--max-producers", "0"],
+            "WRONG_USAGE",
+            "Invalid value for '--max-producers'",
+        ),
+        (["set", "t", "--max-producers", "100001"], "WRONG_USAGE", "Invalid value for"),
+        (["set", "t", "--on-full", "explode"], "WRONG_USAGE", "Invalid value for '--on-full'"),
+        (["set", "t", "--inactivity-timeout", "525601"], "WRONG_USAGE", "Invalid value for"),
+        (["set", "t", "--snapshot-entries", "1000001"], "WRONG_USAGE", "Invalid value for"),
+        (["set", "t", "--snapshot-interval", "-1"], "WRONG_USAGE", "Invalid value for"),
+        (["unset"], "WRONG_USAGE", "a policy is one of TOPIC, or of --namespace"),
+        (["unset", "--namespace", "a/b/c"], "INVALID_POLICY", "a namespace is"),
+        (["show"], "WRONG_USAGE", "Missing argument 'TOPIC_OR_NAMESPACE'."),
+        (["show", "a/"], "INVALID_POLICY", "a namespace is"),
+        (["show", "a/b/c/d"], "INVALID_TOPIC_NAME", "a topic is"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_asked(
+    inside: Callable[..., Ended], arguments: list[str], reason: str, message: str
+) -> None:
+    ended = inside("dedup", "policy", *arguments, "-o", "json")
+
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.error["reason"] == reason
+    assert ended.error["message"].startswith(message)
+
+
+def test_help_says_what_can_be_set(inside: Callable[..., Ended]) -> None:
+    ended = inside("dedup", "policy", "set", "--help")
+
+    assert ended.code == 0
+    for option in ("--namespace", "--enabled", "--disabled", "--on-full", "--snapshot-interval"):
+        assert option in ended.out

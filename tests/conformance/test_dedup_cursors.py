@@ -1,0 +1,294 @@
+"""What deduplication may expect of cursors, over the wire and in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import apsw
+import pytest
+import pytest_asyncio
+from grpc import aio
+
+from seqgate.api.cursor.v1 import cursor_pb2 as pb
+from seqgate.api.cursor.v1 import cursor_pb2_grpc
+from seqgate.types import Position, TopicName
+from services.cursor.adapters.managed import export_managed_cursor, import_managed_cursor
+from services.cursor.adapters.sqlite import open_sqlite_store
+from services.cursor.config import CursorConfig
+from services.cursor.service import ManagedCursors
+from services.cursor.servicer import CursorServicer
+from services.dedup.adapters.cursors import GrpcCursors, MemoryCursors, NoCursors
+from services.dedup.ports import Cursor, CursorConflict, Cursors, CursorsUnavailable
+from services.runtime.channels import peer_channel
+from services.runtime.drain import Drain
+from services.runtime.server import grpc_server
+from tools.stack.ports import free_ports
+
+TOPIC = TopicName.parse("test/cursors/topic")
+OTHER = TopicName.parse("test/cursors/topic2")
+NAME = "seqgate.dedup"
+KEY = "#seqgate.internal.key"
+
+Serve = Callable[[], AbstractAsyncContextManager[int]]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Serve:
+    """Runs a cursor service; again it is the same database."""
+
+    @asynccontextmanager
+    async def serve() -> AsyncIterator[int]:
+        config = CursorConfig(listen="127.0.0.1:0", store_path=tmp_path / "cursor.db")
+        async with open_sqlite_store(config.store_path) as store:
+
+            def register(server: aio.Server) -> None:
+                managed = ManagedCursors(store, import_managed_cursor, export_managed_cursor)
+                cursor_pb2_grpc.add_CursorServiceServicer_to_server(
+                    CursorServicer(store, managed), server
+                )
+
+            async with grpc_server(
+                config, Drain(), register=register, services=[], checks={}
+            ) as port:
+                yield port
+
+    return serve
+
+
+@asynccontextmanager
+async def over(port: int) -> AsyncIterator[GrpcCursors]:
+    async with peer_channel(f"127.0.0.1:{port}", keepalive_s=5) as channel:
+        yield GrpcCursors(channel, timeout_s=10)
+
+
+@pytest_asyncio.fixture(params=["memory", "grpc"])
+async def cursors(request: pytest.FixtureRequest, serve: Serve) -> AsyncIterator[Cursors]:
+    if request.param == "memory":
+        yield MemoryCursors()
+        return
+    async with serve() as port, over(port) as cursors:
+        yield cursors
+
+
+async def get(cursors: Cursors, name: str = NAME, topic: TopicName = TOPIC) -> Cursor:
+    cursor = await cursors.get(topic, name, whole=True)
+    assert cursor is not None
+    return cursor
+
+
+async def test_a_cursor_that_nobody_made_is_not_there(cursors: Cursors) -> None:
+    assert await cursors.get(TOPIC, NAME, whole=True) is None
+    assert await cursors.get(TOPIC, NAME, whole=False) is None
+
+
+async def test_a_cursor_is_made_once_at_the_earliest_position(cursors: Cursors) -> None:
+    made = await cursors.create(TOPIC, NAME)
+    assert made == Cursor(NAME, None, {}, {}, made.version)
+    assert await cursors.create(TOPIC, NAME) == made
+    assert await get(cursors) == made
+    assert await cursors.get(OTHER, NAME, whole=True) is None
+
+
+async def test_two_who_make_a_cursor_at_once_get_the_same(cursors: Cursors) -> None:
+    made = await asyncio.gather(*(cursors.create(TOPIC, NAME) for _ in range(20)))
+    assert set(map(str, made)) == {str(await get(cursors))}
+
+
+async def test_a_position_and_its_properties_move_together(cursors: Cursors) -> None:
+    version = (await cursors.create(TOPIC, NAME)).version
+    for position, properties in (
+        (Position(1, 0), {"a": "1", "b": "ü" * 100}),
+        (Position(1, 0), {"a": "2"}),
+        (Position(2**63 - 1, 2**63 - 1), {}),
+    ):
+        await cursors.mark_delete(TOPIC, NAME, position, properties, version=version)
+        moved = await get(cursors)
+        assert (moved.mark_delete, moved.mark_delete_properties) == (position, properties)
+        assert moved.version > version
+        version = moved.version
+
+
+async def test_without_what_is_attached_the_rest_is_the_same(cursors: Cursors) -> None:
+    version = (await cursors.create(TOPIC, NAME)).version
+    await cursors.mark_delete(TOPIC, NAME, Position(1, 7), {"a": "1"}, version=version)
+    await cursors.put_property(TOPIC, NAME, KEY, "own")
+    whole = await get(cursors)
+    assert (whole.mark_delete_properties, whole.properties) == ({"a": "1"}, {KEY: "own"})
+    bare = whole._replace(mark_delete_properties={})
+    assert await cursors.get(TOPIC, NAME, whole=False) == bare
+    assert await cursors.create(TOPIC, NAME) == bare
+    assert await get(cursors) == whole
+
+
+async def test_who_knows_another_version_moves_nothing(cursors: Cursors) -> None:
+    version = (await cursors.create(TOPIC, NAME)).version
+    await cursors.mark_delete(TOPIC, NAME, Position(1, 1), {"a": "1"}, version=version)
+    before = await get(cursors)
+    for wrong in (version, before.version + 1):
+        with pytest.raises(CursorConflict):
+            await cursors.mark_delete(TOPIC, NAME, Position(1, 2), {}, version=wrong)
+    assert await get(cursors) == before
+
+
+async def test_one_of_many_who_know_a_version_moves_the_cursor(cursors: Cursors) -> None:
+    version = (await cursors.create(TOPIC, NAME)).version
+    moves = [
+        cursors.mark_delete(TOPIC, NAME, Position(1, 5), {"by": str(i)}, version=version)
+        for i in range(10)
+    ]
+    outcomes = await asyncio.gather(*moves, return_exceptions=True)
+    (winner,) = (i for i, outcome in enumerate(outcomes) if outcome is None)
+    assert sum(isinstance(each, CursorConflict) for each in outcomes) == 9
+    assert (await get(cursors)).mark_delete_properties == {"by": str(winner)}
+
+
+async def test_a_cursor_does_not_go_back(cursors: Cursors) -> None:
+    version = (await cursors.create(TOPIC, NAME)).version
+    await cursors.mark_delete(TOPIC, NAME, Position(2, 3), {"a": "1"}, version=version)
+    before = await get(cursors)
+    for position in (Position(2, 2), Position(1, 9)):
+        with pytest.raises(CursorConflict):
+            await cursors.mark_delete(TOPIC, NAME, position, {}, version=before.version)
+    assert await get(cursors) == before
+
+
+async def test_a_cursor_that_is_gone_does_not_move(cursors: Cursors) -> None:
+    version = (await cursors.create(TOPIC, NAME)).version
+    await cursors.delete(TOPIC, NAME)
+    with pytest.raises(CursorConflict):
+        await cursors.mark_delete(TOPIC, NAME, Position(1, 1), {}, version=version)
+    assert await cursors.get(TOPIC, NAME, whole=True) is None
+
+
+async def test_sixteen_megabytes_come_back_as_they_went(cursors: Cursors) -> None:
+    """100,000 properties of 160 bytes: as many as may be, and a little less than may be large."""
+    properties = {f"{i:040}": "x" * 120 for i in range(100_000)}
+    version = (await cursors.create(TOPIC, NAME)).version
+    await cursors.mark_delete(TOPIC, NAME, Position(1, 1), properties, version=version)
+    assert (await get(cursors)).mark_delete_properties == properties
+
+
+async def test_properties_are_put_and_removed_one_by_one(cursors: Cursors) -> None:
+    await cursors.put_property(TOPIC, NAME, KEY, "1")
+    made = await get(cursors)
+    assert (made.mark_delete, made.properties) == (None, {KEY: "1"})
+    await cursors.put_property(TOPIC, NAME, "other", "ü")
+    await cursors.put_property(TOPIC, NAME, KEY, "")
+    assert (await get(cursors)).properties == {KEY: "", "other": "ü"}
+    for _ in range(2):
+        await cursors.put_property(TOPIC, NAME, KEY, None)
+        assert (await get(cursors)).properties == {"other": "ü"}
+
+
+async def test_a_property_is_put_before_or_after_its_cursor_is_removed(cursors: Cursors) -> None:
+    for i in range(10):
+        value = str(i)
+        await asyncio.gather(
+            cursors.put_property(TOPIC, NAME, KEY, value), cursors.delete(TOPIC, NAME)
+        )
+        found = await cursors.get(TOPIC, NAME, whole=True)
+        assert found is None or found.properties.get(KEY) in (None, value)
+
+
+async def test_removing_a_property_makes_no_cursor(cursors: Cursors) -> None:
+    await cursors.put_property(TOPIC, NAME, KEY, None)
+    assert await cursors.get(TOPIC, NAME, whole=True) is None
+
+
+async def test_a_cursor_is_deleted_alone_and_twice(cursors: Cursors) -> None:
+    for topic, name in ((TOPIC, NAME), (TOPIC, "@namespace"), (OTHER, NAME)):
+        await cursors.put_property(topic, name, KEY, name)
+    for _ in range(2):
+        await cursors.delete(TOPIC, NAME)
+        assert await cursors.get(TOPIC, NAME, whole=True) is None
+    assert (await get(cursors, "@namespace")).properties == {KEY: "@namespace"}
+    assert (await get(cursors, NAME, OTHER)).properties == {KEY: NAME}
+
+
+def methods(cursors: Cursors) -> dict[str, Callable[[], object]]:
+    """Every method, called."""
+    return {
+        "get": lambda: cursors.get(TOPIC, NAME, whole=False),
+        "create": lambda: cursors.create(TOPIC, NAME),
+        "mark_delete": lambda: cursors.mark_delete(TOPIC, NAME, Position(1, 1), {}, version=0),
+        "put_property": lambda: cursors.put_property(TOPIC, NAME, KEY, "1"),
+        "remove a property": lambda: cursors.put_property(TOPIC, NAME, KEY, None),
+        "delete": lambda: cursors.delete(TOPIC, NAME),
+    }
+
+
+METHODS = list(methods(NoCursors()))
+
+
+async def called(cursors: Cursors, method: str) -> object:
+    answer: object = await methods(cursors)[method]()  # type: ignore[misc]
+    return answer
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_service_that_does_not_answer_is_unavailable(method: str) -> None:
+    (port,) = free_ports(1)
+    memory = MemoryCursors()
+    memory.available = False
+    async with over(port) as unreachable:
+        for cursors in (unreachable, memory):
+            with pytest.raises(CursorsUnavailable) as caught:
+                await called(cursors, method)
+            assert caught.value.retry_after_s
+
+
+async def test_what_was_stored_outlasts_the_service(serve: Serve) -> None:
+    async with serve() as port, over(port) as cursors:
+        version = (await cursors.create(TOPIC, NAME)).version
+        await cursors.mark_delete(TOPIC, NAME, Position(3, 4), {"a": "1"}, version=version)
+        await cursors.put_property(TOPIC, NAME, KEY, "own")
+        before = await get(cursors)
+    async with serve() as port, over(port) as cursors:
+        assert await get(cursors) == before
+
+
+async def test_damage_is_no_missing_cursor(serve: Serve, tmp_path: Path) -> None:
+    """What is attached and damaged is not taken for nothing, and not even read when it is not
+    asked for."""
+    async with serve() as port, over(port) as cursors:
+        version = (await cursors.create(TOPIC, NAME)).version
+        await cursors.mark_delete(TOPIC, NAME, Position(3, 4), {"a": "1"}, version=version)
+    with apsw.Connection(str(tmp_path / "cursor.db")) as db:
+        db.execute("DELETE FROM properties")
+    db.close()
+    async with serve() as port, over(port) as cursors:
+        with pytest.raises(CursorsUnavailable) as caught:
+            await cursors.get(TOPIC, NAME, whole=True)
+        assert caught.value.details == {"because": "CURSOR_CORRUPT"}
+        bare = await cursors.get(TOPIC, NAME, whole=False)
+        assert bare is not None
+        assert bare.mark_delete == Position(3, 4)
+        await cursors.delete(TOPIC, NAME)
+        assert await cursors.get(TOPIC, NAME, whole=True) is None
+
+
+async def test_a_refusal_of_the_service_says_why(serve: Serve) -> None:
+    async with serve() as port, over(port) as cursors:
+        with pytest.raises(CursorsUnavailable) as caught:
+            await cursors.put_property(TOPIC, NAME, KEY, "x" * 5_000)
+        assert caught.value.details == {"because": "INVALID_PROPERTY"}
+
+
+async def test_the_cursor_that_is_made_is_the_one_others_see(serve: Serve) -> None:
+    async with serve() as port, over(port) as cursors:
+        await cursors.put_property(TOPIC, NAME, KEY, "1")
+        async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = cursor_pb2_grpc.CursorServiceStub(channel)
+            reply = await stub.GetCursor(pb.GetCursorRequest(topic=str(TOPIC), name=NAME))
+        assert reply.cursor.properties == {KEY: "1"}
+        assert not reply.cursor.HasField("mark_delete")
+
+
+async def test_without_a_cursor_service_there_is_nothing_and_nothing_is_stored() -> None:
+    cursors = NoCursors()
+    for method in ("get", "remove a property", "delete"):
+        assert await called(cursors, method) is None
+    for method in ("create", "mark_delete", "put_property"):
+        with pytest.raises(CursorsUnavailable, match="no cursor service is configured"):
+            await called(cursors, method)

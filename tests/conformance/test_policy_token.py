@@ -1,0 +1,80 @@
+"""The token by which replicas see that policies were set, in every state store."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from seqgate.types import Position, TopicName
+from services.dedup.adapters.keys import POLICIES, topic_key
+from services.dedup.adapters.memory import MemoryStateStore
+from services.dedup.adapters.redis import RedisStateStore, connect_redis
+from services.dedup.core.topic import Confirmation, Writer
+from services.dedup.ports import StateStore, StateUnavailable
+from tests.support.redis_server import RedisServer
+from tools.stack.ports import free_ports
+
+TOPIC = TopicName.parse("test/token/topic")
+
+
+@pytest_asyncio.fixture
+async def in_redis(redis: RedisServer) -> AsyncIterator[RedisStateStore]:
+    async with connect_redis(redis.url, timeout_s=30, connections_max=64) as client:
+        await client.flushdb()
+        yield RedisStateStore(client)
+        await client.flushdb()
+
+
+@pytest.fixture(params=["memory", "redis"])
+def store(request: pytest.FixtureRequest) -> StateStore:
+    if request.param == "memory":
+        return MemoryStateStore()
+    store: StateStore = request.getfixturevalue("in_redis")
+    return store
+
+
+async def test_a_token_stays_until_another_is_set(store: StateStore) -> None:
+    first = await store.policy_token()
+    assert first
+    assert await store.policy_token() == first
+    await store.set_policy_token("0123456789abcdef")
+    assert await store.policy_token() == "0123456789abcdef"
+
+
+async def test_all_who_miss_a_token_at_once_agree_on_one(store: StateStore) -> None:
+    tokens = await asyncio.gather(*(store.policy_token() for _ in range(50)))
+    assert set(tokens) == {await store.policy_token()}
+
+
+async def test_a_token_belongs_to_no_topic(store: StateStore) -> None:
+    await store.policy_token()
+    assert [topic async for topic in store.topics()] == []
+    end = Position(1, 0)
+    await store.confirm(TOPIC, Writer(1, 1, end), Confirmation(None, end, (), 1))
+    assert [topic async for topic in store.topics()] == [TOPIC]
+    before = await store.policy_token()
+    await store.forget_topic(TOPIC, None)
+    assert await store.policy_token() == before
+
+
+async def test_a_token_that_was_lost_is_not_made_again(
+    in_redis: RedisStateStore, redis: RedisServer
+) -> None:
+    seen = {await in_redis.policy_token()}
+    with redis.client() as client:
+        for _ in range(20):
+            client.flushdb()
+            seen.add(await in_redis.policy_token())
+    assert len(seen) == 21
+    assert topic_key(TOPIC)[: len(POLICIES)] != POLICIES
+
+
+async def test_without_redis_there_is_no_token() -> None:
+    (port,) = free_ports(1)
+    url = f"redis://127.0.0.1:{port}/0"
+    async with connect_redis(url, timeout_s=1, connections_max=1) as client:
+        with pytest.raises(StateUnavailable):
+            await RedisStateStore(client).policy_token()
+        with pytest.raises(StateUnavailable):
+            await RedisStateStore(client).set_policy_token("token")

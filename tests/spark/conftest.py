@@ -1,0 +1,81 @@
+"""What Spark tests ask for: one session, and one stack over logs that were put into its store."""
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from pyspark.sql import DataFrame, SparkSession
+
+from seqgate.spark import local_session, register
+from tests.integration.services import Services, running
+from tests.spark.logs import Log, fill, make_log
+
+SMALL_TOPICS = 400
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A session that starts and compiles quickly."""
+    settings = {
+        "spark.master": "local[2]",
+        "spark.driver.memory": "512m",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        "spark.sql.shuffle.partitions": "2",
+    }
+    session = local_session("tests", **settings)
+    register(session)
+    gateway: Any = session.sparkContext._gateway
+    yield session
+    session.stop()
+    gateway.shutdown()
+    with gateway.proc as java:  # ends with its standard input
+        java.stdin.close()
+
+
+@dataclass(frozen=True)
+class World:
+    """Logs, and the services that have them."""
+
+    services: Services
+    logs: dict[str, Log]
+
+    @property
+    def addresses(self) -> list[str]:
+        """Options for a command line."""
+        stack = self.services.stack
+        return [
+            argument
+            for name in ("ledger", "dedup", "cursor")
+            for argument in (f"--{name}", stack.address(name))
+        ]
+
+    def entries(
+        self, spark: SparkSession, topics: str, schema: str = "", **options: str
+    ) -> DataFrame:
+        """The data source."""
+        reader = spark.read.format("seqgate").options(**options)
+        reader = reader.option("ledger", self.services.stack.address("ledger"))
+        reader = reader.option("topics", topics)
+        return (reader.schema(schema) if schema else reader).load()
+
+
+def make_logs(random: Random) -> dict[str, Log]:
+    """Few large logs and many small ones."""
+    logs = {f"mixed/spark/log-{n}": make_log(random, 20, 30) for n in range(4)}
+    logs |= {f"careless/spark/log-{n}": make_log(random, 20, 30, careless=True) for n in range(4)}
+    logs["wide/spark/log"] = make_log(random, 5_000, 150)
+    logs |= {f"small/spark/log-{n}": make_log(random, 2, 1) for n in range(SMALL_TOPICS)}
+    return logs
+
+
+@pytest_asyncio.fixture(scope="session")
+async def world(tmp_path_factory: pytest.TempPathFactory, seed: int) -> AsyncIterator[World]:
+    """A stack over many logs, of which deduplication knows nothing yet."""
+    folder = tmp_path_factory.mktemp("spark")
+    logs = make_logs(Random(seed))
+    await fill(folder, logs)
+    async with running(folder) as services:
+        yield World(services, logs)

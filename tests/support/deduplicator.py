@@ -1,0 +1,83 @@
+"""A deduplication service for tests of what the ledger asks it: every claim is new."""
+
+from collections.abc import Callable, Sequence
+
+from seqgate.types import Position, TopicName
+from services.ledger.core.entry import Unit
+from services.ledger.core.writer import Confirmation, Verdict
+from services.ledger.ports import (
+    Applied,
+    Behind,
+    Changed,
+    DedupUnavailable,
+    Disabled,
+    Judged,
+    WriterName,
+)
+
+
+class FakeDeduplicator:
+    """See services.ledger.ports.Deduplicator."""
+
+    def __init__(self) -> None:
+        self.available = True
+        self.confirmed: dict[TopicName, Position | None] = {}
+        """How far the state of each topic covers its log."""
+        self.asked: list[str] = []
+        """What was asked so far, but for admit."""
+        self.on_snapshot: Callable[[TopicName], Position | None] = lambda _: None
+        self.on_confirm: Callable[[Confirmation], None] = lambda _: None
+
+    async def admit(
+        self,
+        topic: TopicName,
+        writer: WriterName,
+        confirmation: Confirmation | None,
+        units: Sequence[Unit],
+    ) -> Judged | Behind | Changed | Disabled:
+        self._answer()
+        self._confirm(topic, confirmation)
+        if self.confirmed.get(topic) != writer.position:
+            return Behind(self.confirmed.get(topic))
+        return Judged(1, [Verdict.NEW] * len(units), [-1] * len(units), {})
+
+    async def confirm(
+        self, topic: TopicName, writer: WriterName, confirmation: Confirmation
+    ) -> Applied | Behind | Disabled:
+        self._answer("confirm")
+        self.on_confirm(confirmation)
+        self._confirm(topic, confirmation)
+        return Applied(1)
+
+    async def rollback(
+        self, topic: TopicName, writer: WriterName, confirmation: Confirmation | None
+    ) -> Applied | Behind | Disabled:
+        self._answer("rollback")
+        self._confirm(topic, confirmation)
+        if self.confirmed.get(topic) != writer.position:
+            return Behind(self.confirmed.get(topic))
+        return Applied(1)
+
+    async def keep(self, topic: TopicName, producers: Sequence[str]) -> None:
+        self._answer("keep")
+
+    async def forget_topic(self, topic: TopicName, incarnation: int, *, deleted: bool) -> None:
+        self._answer(f"forget {topic} {incarnation} {'deleted' if deleted else 'kept'}")
+        self.confirmed.pop(topic, None)
+
+    async def snapshot(self, topic: TopicName) -> Position | None:
+        self._answer("snapshot")
+        return self.on_snapshot(topic)
+
+    async def check(self) -> None:
+        self._answer()
+
+    def _answer(self, what: str = "") -> None:
+        if what:
+            self.asked.append(what)
+        if not self.available:
+            raise DedupUnavailable("deduplication does not answer", retry_after_s=0.1)
+
+    def _confirm(self, topic: TopicName, confirmation: Confirmation | None) -> None:
+        if confirmation is not None and self.confirmed.get(topic) == confirmation.after:
+            self.confirmed[topic] = confirmation.through

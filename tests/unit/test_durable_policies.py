@@ -1,0 +1,503 @@
+"""Policies that are set by calls: what each replica goes by, and when."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from random import Random
+
+import pytest
+
+from seqgate.types import TopicName
+from services.dedup import policies as module
+from services.dedup.adapters.cursors import MemoryCursors, NoCursors
+from services.dedup.adapters.memory import MemoryStateStore
+from services.dedup.core.policy import NOTHING, InvalidPolicy, Policies, Policy, Source, Sourced
+from services.dedup.policies import NAMESPACE, PROPERTY, DurablePolicies, Level, new_token
+from services.dedup.ports import Cursor, CursorsUnavailable, StateUnavailable
+
+ORDERS = TopicName.parse("public/default/orders")
+OTHER = TopicName.parse("public/default/other")
+PLACE = TopicName.parse("public/default/__dedup_policies")
+OF_ORDERS = Level.of_topic(ORDERS)
+OF_NAMESPACE = Level.of_namespace("public/default")
+HISTORIES = 300
+
+
+class File:
+    """A policy file that a test has written."""
+
+    error = "as the file says"
+
+    def __init__(self, **cluster: object) -> None:
+        self.policies = Policies.parse({"cluster": cluster})
+
+
+class Cursors(MemoryCursors):
+    """Cursors that count how often they are read, and may take their time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+        self.before: Callable[[], Awaitable[None]] = nothing
+        self.after: Callable[[], Awaitable[None]] = nothing
+
+    async def get(self, topic: TopicName, name: str, *, whole: bool) -> Cursor | None:
+        self.reads += 1
+        await self.before()
+        found = await super().get(topic, name, whole=whole)
+        await self.after()
+        return found
+
+    async def put_property(self, topic: TopicName, name: str, key: str, value: str | None) -> None:
+        await self.before()
+        await super().put_property(topic, name, key, value)
+        await self.after()
+
+
+async def nothing() -> None:
+    return
+
+
+class Store(MemoryStateStore):
+    """A state store that may be away."""
+
+    available = True
+    loses_tokens = False
+    asked = 0
+
+    async def policy_token(self) -> str:
+        self.asked += 1
+        self._answer()
+        return await super().policy_token()
+
+    async def set_policy_token(self, token: str) -> None:
+        self._answer()
+        if not self.loses_tokens:
+            await super().set_policy_token(token)
+
+    def _answer(self) -> None:
+        if not self.available:
+            raise StateUnavailable("away", retry_after_s=1)
+
+
+class World:
+    """Replicas over one cursor service and one state store."""
+
+    def __init__(self, **cluster: object) -> None:
+        self.cursors = Cursors()
+        self.store = Store()
+        self.file = File(**cluster)
+        self.one, self.two = self.replica(), self.replica()
+
+    def replica(self) -> DurablePolicies:
+        return DurablePolicies(self.file, self.cursors, self.store)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def limit(policies: DurablePolicies, topic: TopicName = ORDERS) -> Sourced[int]:
+    return (await policies.effective(topic)).max_producers
+
+
+def at_most(limit: int) -> Policy:
+    return Policy(max_producers=limit)
+
+
+# ---- what counts
+
+
+async def test_what_one_replica_sets_the_others_go_by(world: World) -> None:
+    assert await limit(world.two) == Sourced(10_000, Source.DEFAULT)
+    for each in range(1, 200):
+        setting, following = (world.one, world.two) if each % 2 else (world.two, world.one)
+        level, source = (OF_ORDERS, Source.TOPIC) if each % 3 else (OF_NAMESPACE, Source.NAMESPACE)
+        await setting.set(OF_NAMESPACE if source is Source.TOPIC else OF_ORDERS, NOTHING)
+        await setting.set(level, at_most(each))
+        assert await limit(following) == await limit(setting) == Sourced(each, source)
+        assert await following.get(level) == at_most(each)
+
+
+async def test_a_call_wins_over_the_file_on_the_cluster(world: World) -> None:
+    world.file.policies = Policies.parse(
+        {"cluster": {"max_producers": 5, "on_full": "refuse"}, "topic": {str(OTHER): {}}}
+    )
+    assert await limit(world.one) == Sourced(5, Source.CLUSTER)
+    await world.one.set(OF_NAMESPACE, at_most(6))
+    assert await limit(world.two) == Sourced(6, Source.NAMESPACE)
+    assert await limit(world.two, OTHER) == Sourced(6, Source.NAMESPACE)
+    await world.one.set(OF_ORDERS, at_most(7))
+    assert await limit(world.two) == Sourced(7, Source.TOPIC)
+    assert await limit(world.two, OTHER) == Sourced(6, Source.NAMESPACE)
+    await world.one.set(OF_ORDERS, NOTHING)
+    assert await limit(world.two) == Sourced(6, Source.NAMESPACE)
+    await world.one.set(OF_NAMESPACE, NOTHING)
+    assert await limit(world.two) == Sourced(5, Source.CLUSTER)
+    assert world.cursors.cursors == {}, "nothing is left of what was removed"
+
+
+async def test_a_file_that_changes_counts_at_once(world: World) -> None:
+    await world.one.set(OF_NAMESPACE, at_most(6))
+    assert await limit(world.one) == Sourced(6, Source.NAMESPACE)
+    world.file.policies = Policies.parse({"topic": {str(ORDERS): {"max_producers": 9}}})
+    assert await limit(world.one) == Sourced(9, Source.TOPIC)
+    assert world.one.error == "as the file says"
+
+
+async def test_a_policy_replaces_the_one_before_as_a_whole(world: World) -> None:
+    await world.one.set(OF_ORDERS, Policy(enabled=False, snapshot_entries=3))
+    await world.one.set(OF_ORDERS, Policy(snapshot_interval_s=7))
+    assert await world.two.get(OF_ORDERS) == Policy(snapshot_interval_s=7)
+    assert (await world.two.effective(ORDERS)).enabled == Sourced(value=True, source=Source.DEFAULT)
+
+
+async def test_other_namespaces_and_topics_are_not_concerned(world: World) -> None:
+    await world.one.set(OF_ORDERS, at_most(1))
+    await world.one.set(OF_NAMESPACE, at_most(2))
+    for name in ("public/default2/orders", "public2/default/orders"):
+        assert (await limit(world.two, TopicName.parse(name))).source is Source.DEFAULT
+    assert await limit(world.two, TopicName.parse("public/default/orders2")) == Sourced(
+        2, Source.NAMESPACE
+    )
+
+
+async def test_what_was_set_outlasts_every_replica_and_the_state_store(world: World) -> None:
+    await world.one.set(OF_ORDERS, at_most(4))
+    world.store = Store()
+    assert await limit(world.replica()) == Sourced(4, Source.TOPIC)
+    assert world.cursors.cursors[PLACE, "orders"].properties == {PROPERTY: '{"max_producers": 4}'}
+
+
+async def test_a_state_store_that_forgot_its_token_makes_everybody_read_again(
+    world: World,
+) -> None:
+    assert (await limit(world.two)).source is Source.DEFAULT
+    await world.cursors.put_property(PLACE, "orders", PROPERTY, '{"max_producers": 4}')
+    assert (await limit(world.two)).source is Source.DEFAULT
+    await world.store.set_policy_token(new_token())
+    assert await limit(world.two) == Sourced(4, Source.TOPIC)
+
+
+async def test_between_two_tokens_nothing_is_read_twice(world: World) -> None:
+    for _ in range(10):
+        await limit(world.one)
+        await limit(world.one, OTHER)
+    assert world.cursors.reads == 3, "two topics, one namespace"
+    await world.two.set(OF_ORDERS, at_most(1))
+    for _ in range(10):
+        await limit(world.one)
+    assert world.cursors.reads == 5
+
+
+async def test_only_so_much_is_cached(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CACHED_MAX", 3)
+    topics = [TopicName.parse(f"public/default/t{i}") for i in range(10)]
+    for topic in topics:
+        await limit(world.one, topic)
+    assert world.cursors.reads == 11, "the namespace is used all the time, and stays"
+    await limit(world.one, topics[-1])
+    assert world.cursors.reads == 11
+    await limit(world.one, topics[0])
+    assert world.cursors.reads == 12
+
+
+# ---- what may come between
+
+
+@pytest.mark.parametrize(
+    ("nth", "level", "source"),
+    [(1, OF_ORDERS, Source.TOPIC), (2, OF_NAMESPACE, Source.NAMESPACE)],
+)
+async def test_an_old_value_that_was_read_between_the_write_and_the_token_does_not_stay(
+    world: World, nth: int, level: Level, source: Source
+) -> None:
+    """A reader that has the old value in its hands, while all of a SetPolicy happens."""
+    read, go_on = asyncio.Event(), asyncio.Event()
+
+    async def pause() -> None:
+        if world.cursors.reads == nth:
+            world.cursors.after = nothing
+            read.set()
+            await go_on.wait()
+
+    world.cursors.after = pause
+    reading = asyncio.create_task(limit(world.two))
+    await read.wait()
+    await world.one.set(level, at_most(4))
+    assert await limit(world.two) == Sourced(4, source)
+    go_on.set()
+    assert (await reading).source is Source.DEFAULT, "it asked before"
+    assert await limit(world.two) == Sourced(4, source)
+
+
+async def test_a_write_that_is_not_told_counts_when_everything_is_read_again(world: World) -> None:
+    assert (await limit(world.two)).source is Source.DEFAULT
+    world.store.loses_tokens = True
+    await world.one.set(OF_ORDERS, at_most(4))
+    assert (await limit(world.two)).source is Source.DEFAULT
+    await world.two.reread()
+    assert await limit(world.two) == Sourced(4, Source.TOPIC)
+
+
+async def test_reading_again_goes_on_by_itself(world: World) -> None:
+    await limit(world.two)
+    world.store.loses_tokens = True
+    await world.one.set(OF_ORDERS, at_most(4))
+    changed = asyncio.Event()
+
+    async def note() -> None:
+        if world.cursors.reads >= 12:
+            changed.set()
+
+    world.cursors.after = note
+    world.cursors.available = False
+    rereading = asyncio.create_task(world.two.reread_forever(0.0))
+    while world.cursors.reads < 10:
+        await asyncio.sleep(0)
+    world.cursors.available = True
+    await changed.wait()
+    rereading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await rereading
+    assert await limit(world.two) == Sourced(4, Source.TOPIC)
+
+
+async def test_reading_again_ends_at_a_new_token(world: World) -> None:
+    await limit(world.two)
+
+    async def set_meanwhile() -> None:
+        world.cursors.after = nothing
+        await world.one.set(OF_ORDERS, at_most(4))
+        assert await limit(world.two) == Sourced(4, Source.TOPIC)
+
+    world.cursors.after = set_meanwhile
+    await world.two.reread()
+    assert await limit(world.two) == Sourced(4, Source.TOPIC)
+
+
+async def test_a_call_that_failed_is_made_again_and_counts(world: World) -> None:
+    assert (await limit(world.two)).source is Source.DEFAULT
+    world.store.available = False
+    with pytest.raises(StateUnavailable):
+        await world.one.set(OF_ORDERS, at_most(4))
+    world.store.available = True
+    assert (await limit(world.two)).source is Source.DEFAULT, "it may count, and does not yet"
+    await world.one.set(OF_ORDERS, at_most(4))
+    assert await limit(world.two) == Sourced(4, Source.TOPIC)
+
+
+async def test_a_write_of_unknown_outcome_makes_everybody_look(world: World) -> None:
+    assert (await limit(world.two)).source is Source.DEFAULT
+
+    async def fail() -> None:
+        world.cursors.after = nothing
+        raise CursorsUnavailable("the answer was lost")
+
+    world.cursors.after = fail
+    with pytest.raises(CursorsUnavailable):
+        await world.one.set(OF_ORDERS, at_most(4))
+    assert await limit(world.two) == Sourced(4, Source.TOPIC)
+
+
+async def test_a_caller_who_goes_away_leaves_no_replica_behind(world: World) -> None:
+    assert (await limit(world.two)).source is Source.DEFAULT
+    written = asyncio.Event()
+
+    async def stall() -> None:
+        world.cursors.after = nothing
+        written.set()
+        await asyncio.Event().wait()
+
+    world.cursors.after = stall
+    setting = asyncio.create_task(world.one.set(OF_ORDERS, at_most(4)))
+    await written.wait()
+    setting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await setting
+    assert await limit(world.two) == Sourced(4, Source.TOPIC)
+
+
+async def test_who_asks_after_a_call_has_returned_sees_what_it_set(seed: int) -> None:
+    """Three replicas, two who set, and readers, in every order that chance makes of them. Of what
+    was set, the numbers grow; a reader may see nothing older than what was set before it asked."""
+    for each in range(seed, seed + HISTORIES):
+        await _play(Random(each), each)
+
+
+async def _play(random: Random, seed: int) -> None:
+    world = World()
+
+    async def dawdle() -> None:
+        for _ in range(random.randrange(6)):
+            await asyncio.sleep(0)
+
+    world.cursors.before = world.cursors.after = dawdle
+    replicas = [world.replica() for _ in range(3)]
+    setting = asyncio.Lock()  # so that the numbers grow in the order of the writes
+    numbers = iter(range(1, 1_000))
+    returned = 0
+
+    async def set_some() -> None:
+        nonlocal returned
+        for _ in range(5):
+            await dawdle()
+            async with setting:
+                number = next(numbers)
+                if random.random() < 0.3:
+                    await world.store.set_policy_token(new_token())  # the store lost its own
+                await random.choice(replicas).set(OF_ORDERS, at_most(number))
+                returned = number
+
+    async def read_some() -> None:
+        for _ in range(12):
+            await dawdle()
+            before = returned
+            seen = await limit(random.choice(replicas))
+            value = 0 if seen.source is Source.DEFAULT else seen.value
+            assert value >= before, f"seed {seed}"
+
+    async with asyncio.TaskGroup() as tasks:
+        for work in (set_some, set_some, read_some, read_some, read_some):
+            tasks.create_task(work())
+    assert {await limit(each) for each in replicas} == {Sourced(returned, Source.TOPIC)}
+
+
+# ---- when somebody is away
+
+
+async def test_without_the_cursor_service_what_is_known_is_used_and_the_rest_refused(
+    world: World,
+) -> None:
+    await world.one.set(OF_ORDERS, at_most(4))
+    assert await limit(world.one) == Sourced(4, Source.TOPIC)
+    world.cursors.available = False
+    assert await limit(world.one) == Sourced(4, Source.TOPIC)
+    for replica, topic in ((world.one, OTHER), (world.two, ORDERS)):
+        with pytest.raises(CursorsUnavailable) as refusal:
+            await limit(replica, topic)
+        assert refusal.value.retry_after_s
+    with pytest.raises(CursorsUnavailable):
+        await world.one.get(OF_ORDERS)
+    with pytest.raises(CursorsUnavailable):
+        await world.one.reread()
+    assert await limit(world.one) == Sourced(4, Source.TOPIC)
+    world.cursors.available = True
+    assert await limit(world.two) == Sourced(4, Source.TOPIC)
+
+
+async def test_what_is_known_under_an_older_token_is_not_used(world: World) -> None:
+    await limit(world.one)
+    world.cursors.available = False
+    with pytest.raises(CursorsUnavailable):
+        await world.two.set(OF_ORDERS, at_most(4))
+    with pytest.raises(CursorsUnavailable):
+        await limit(world.one)
+
+
+async def test_without_the_state_store_it_cannot_be_told_what_counts(world: World) -> None:
+    await limit(world.one)
+    world.store.available = False
+    with pytest.raises(StateUnavailable):
+        await limit(world.one)
+
+
+async def test_without_a_cursor_service_the_file_alone_counts_and_nobody_is_asked() -> None:
+    store = Store()
+    policies = DurablePolicies(File(max_producers=5), NoCursors(), store)
+    assert await limit(policies) == Sourced(5, Source.CLUSTER)
+    assert store.asked == 0
+    with pytest.raises(CursorsUnavailable, match="no cursor service is configured"):
+        await policies.set(OF_ORDERS, at_most(4))
+    assert await policies.get(OF_ORDERS) == NOTHING
+    await policies.forget(ORDERS)
+    await policies.set(OF_ORDERS, NOTHING)
+
+
+async def test_a_system_topic_never_deduplicates_and_nobody_is_asked(world: World) -> None:
+    system = TopicName.parse("public/default/__changes")
+    for policy in (Policy(enabled=True), NOTHING):
+        with pytest.raises(InvalidPolicy) as refusal:
+            await world.one.set(Level.of_topic(system), policy)
+        assert refusal.value.field == "topic"
+    world.cursors.available = world.store.available = False
+    effective = await world.one.effective(system)
+    assert effective.enabled == Sourced(value=False, source=Source.SYSTEM_TOPIC)
+    await world.one.forget(system)
+
+
+# ---- what is stored
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '"max_producers"',
+        '{"max_producers": 0}',
+        '{"max_producers": "1"}',
+        '{"enabled": 1}',
+        '{"on_full": "explode"}',
+        '{"on_full": []}',
+    ],
+)
+async def test_what_cannot_be_read_is_refused_until_it_is_set_again(
+    world: World, text: str
+) -> None:
+    await world.cursors.put_property(PLACE, "orders", PROPERTY, text)
+    with pytest.raises(CursorsUnavailable, match="set it again"):
+        await limit(world.one)
+    assert (await limit(world.one, OTHER)).source is Source.DEFAULT
+    await world.one.set(OF_ORDERS, at_most(4))
+    assert await limit(world.one) == Sourced(4, Source.TOPIC)
+
+
+async def test_values_of_a_newer_release_are_left_out(world: World) -> None:
+    text = json.dumps({"max_producers": 3, "colour": "blue"})
+    await world.cursors.put_property(PLACE, NAMESPACE, PROPERTY, text)
+    assert await limit(world.one) == Sourced(3, Source.NAMESPACE)
+
+
+async def test_a_cursor_without_the_property_sets_nothing(world: World) -> None:
+    await world.cursors.put_property(PLACE, "orders", "somebody's", "own")
+    assert (await limit(world.one)).source is Source.DEFAULT
+
+
+@pytest.mark.parametrize(("longer_by", "kept"), [(0, True), (1, False)])
+async def test_a_namespace_of_a_long_name_keeps_no_policies(
+    world: World, longer_by: int, kept: bool
+) -> None:
+    """So none can have been set, and its topics are served."""
+    namespace = "t/" + "n" * (255 - len("t/") - len("/__dedup_policies") + longer_by)
+    topic = TopicName.parse(f"{namespace}/x")
+    for level, field in (
+        (Level.of_namespace(namespace), "namespace"),
+        (Level.of_topic(topic), "topic"),
+    ):
+        if kept:
+            await world.one.set(level, at_most(3))
+        else:
+            with pytest.raises(InvalidPolicy) as refusal:
+                await world.one.set(level, at_most(3))
+            assert refusal.value.field == field
+        assert await world.one.get(level) == (at_most(3) if kept else NOTHING)
+    assert (await limit(world.two, topic)).source is (Source.TOPIC if kept else Source.DEFAULT)
+
+
+async def test_a_deleted_topic_leaves_no_policy(world: World) -> None:
+    await world.one.set(OF_ORDERS, at_most(4))
+    await world.one.set(OF_NAMESPACE, at_most(5))
+    assert await limit(world.two) == Sourced(4, Source.TOPIC)
+    await world.one.forget(ORDERS)
+    assert await limit(world.two) == Sourced(5, Source.NAMESPACE)
+    assert world.cursors.cursors.keys() == {(PLACE, NAMESPACE)}
+
+
+async def test_topics_that_come_and_go_make_nobody_read_again(world: World) -> None:
+    token = await world.store.policy_token()
+    await world.one.forget(ORDERS)
+    assert await world.store.policy_token() == token

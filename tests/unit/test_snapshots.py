@@ -1,0 +1,419 @@
+"""When snapshots are taken, and what a failure changes: nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from seqgate.types import DEDUP_CURSOR, Position, TopicName
+from services.dedup import snapshots as module
+from services.dedup.adapters.cursors import MemoryCursors, NoCursors
+from services.dedup.adapters.memory import MemoryStateStore
+from services.dedup.core.policy import EffectivePolicy, Source, Sourced
+from services.dedup.core.snapshot import decode
+from services.dedup.core.topic import (
+    Behind,
+    Confirmation,
+    Persisted,
+    ProducerEntries,
+    TopicState,
+    Writer,
+)
+from services.dedup.ports import Cursor, CursorsUnavailable
+from services.dedup.service import Deduplication
+from services.dedup.snapshots import Snapshots, SnapshotTooLarge, Taken
+from tests.support.policies import FixedPolicies
+from tests.support.waiting import eventually
+
+TOPIC = TopicName.parse("test/snapshots/topic")
+
+
+class World:
+    """A service over stores in memory, and a writer that appends to a log of its own."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, **policy: Any) -> None:
+        self.now_ms = 1_000_000
+        self.store = MemoryStateStore(lambda: self.now_ms)
+        self.cursors = MemoryCursors()
+        values = {"snapshot_entries": 10, "snapshot_interval_s": 0} | policy
+        self.policies = FixedPolicies(
+            EffectivePolicy(
+                **{name: Sourced(value, Source.TOPIC) for name, value in values.items()}
+            )
+        )
+        self.snapshots, self.dedup = self.replica(tasks)
+        self.tail: Position | None = None
+
+    def replica(self, tasks: asyncio.TaskGroup) -> tuple[Snapshots, Deduplication]:
+        """Another process of the same service."""
+        snapshots = Snapshots(self.store, self.cursors, self.policies, tasks)
+        return snapshots, Deduplication(self.store, self.policies, snapshots)
+
+    async def append(self, count: int, producer: str = "p", *, remaining: int = 0) -> None:
+        """Entries 0 to 9 of ledger 1, and so on, each confirmed on its own."""
+        for _ in range(count):
+            after = self.tail
+            index = 0 if after is None else after.entry_id + 1
+            self.tail = Position(1, index)
+            entries = ProducerEntries(producer, (index,), self.now_ms)
+            confirmation = Confirmation(after, self.tail, (entries,), 1, remaining)
+            await self.dedup.confirm(TOPIC, Writer(1, 1, self.tail), confirmation)
+
+    @property
+    def mark(self) -> Position | None:
+        """Where the cursor is."""
+        cursor = self.cursors.cursors.get((TOPIC, DEDUP_CURSOR))
+        return None if cursor is None else cursor.mark_delete
+
+    @property
+    def kept(self) -> dict[str, int]:
+        """The ids in the snapshot."""
+        cursor = self.cursors.cursors[TOPIC, DEDUP_CURSOR]
+        snapshot = decode(cursor.mark_delete_properties, now_ms=0)
+        return {each.producer: each.highest for each in snapshot.producers}
+
+    async def marked(self, entry_id: int) -> None:
+        """Wait for a snapshot at an entry."""
+        await eventually(lambda: self.mark == (1, entry_id), f"a snapshot at {entry_id}")
+
+
+Make = Callable[..., World]
+
+
+@pytest_asyncio.fixture
+async def make() -> AsyncIterator[Make]:
+    made: list[World] = []
+    async with asyncio.TaskGroup() as tasks:
+
+        def maker(**policy: Any) -> World:
+            made.append(World(tasks, **policy))
+            made[-1].tasks = tasks  # type: ignore[attr-defined]
+            return made[-1]
+
+        yield maker
+        for world in made:
+            await world.snapshots.finish(1)
+
+
+@asynccontextmanager
+async def looking(world: World) -> AsyncIterator[None]:
+    """The clock is looked at all the time."""
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(world.snapshots.by_time_forever(0.001))
+        yield
+        task.cancel()
+
+
+async def test_after_so_many_entries_the_state_is_attached_to_the_last_of_them(make: Make) -> None:
+    world = make()
+    await world.append(9)
+    assert world.mark is None
+    await world.append(1, "q")
+    await world.marked(9)
+    assert world.kept == {"p": 8, "q": 9}
+
+
+async def test_the_count_begins_anew_with_each_snapshot_and_survives_another_process(
+    make: Make,
+) -> None:
+    world = make()
+    await world.append(10)
+    await world.marked(9)
+    await world.append(9)
+    assert world.mark == (1, 9)
+    world.snapshots, world.dedup = world.replica(world.tasks)  # type: ignore[attr-defined]
+    await world.append(1)
+    await world.marked(19)
+
+
+async def test_a_replay_is_followed_by_one_snapshot(make: Make) -> None:
+    world = make()
+    await world.append(50, remaining=1)
+    assert world.mark is None
+    await world.append(1)
+    await world.marked(50)
+
+
+async def test_by_time_where_something_is_new(make: Make) -> None:
+    world = make(snapshot_entries=0, snapshot_interval_s=60)
+    await world.append(3)
+    async with looking(world):
+        await world.marked(2)
+        version = world.cursors.cursors[TOPIC, DEDUP_CURSOR].version
+        await world.append(1)
+        world.now_ms += 59_000
+        assert world.mark == (1, 2)
+        world.now_ms += 1_000
+        await world.marked(3)
+        world.now_ms += 600_000
+    assert world.cursors.cursors[TOPIC, DEDUP_CURSOR].version == version + 1
+
+
+async def test_a_clock_that_went_back_does_not_put_it_off(make: Make) -> None:
+    world = make(snapshot_entries=0, snapshot_interval_s=60)
+    await world.append(1)
+    async with looking(world):
+        await world.marked(0)
+        world.now_ms -= 500_000
+        await world.append(1)
+        await world.marked(1)
+
+
+async def test_interval_0_is_never_by_time(make: Make) -> None:
+    world = make(snapshot_entries=0)
+    await world.append(3)
+    async with looking(world):
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+    assert world.mark is None
+
+
+async def test_a_process_that_goes_takes_the_last_ones(make: Make) -> None:
+    world = make()
+    await world.append(3)
+    await world.snapshots.finish(1)
+    assert world.mark == (1, 2)
+
+
+async def test_forgotten_producers_are_gone_from_the_snapshot_too(make: Make) -> None:
+    world = make(producer_inactivity_timeout_minutes=1)
+    await world.append(5, "idle")
+    world.now_ms += 70_000
+    await world.append(5, "p")
+    await world.marked(9)
+    assert world.kept == {"idle": 4, "p": 9}
+    await world.dedup.purge(world.now_ms)
+    await eventually(lambda: world.kept == {"p": 9}, "a snapshot without it")
+    assert world.mark == (1, 9)
+
+
+async def test_a_failure_keeps_the_one_before_and_disables_none_after(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FAILURE_REST_S", 0.001)
+    world = make()
+    await world.append(10)
+    await world.marked(9)
+    world.cursors.available = False
+    await world.append(15)
+    await eventually(lambda: world.snapshots.error(TOPIC), "a failure that is shown")
+    assert world.mark == (1, 9)
+    world.cursors.available = True
+    await world.marked(24)
+    await eventually(lambda: not world.snapshots.error(TOPIC), "the failure is over")
+
+
+async def test_one_that_is_asked_for_fails_aloud(make: Make) -> None:
+    world = make()
+    await world.append(1)
+    world.cursors.available = False
+    with pytest.raises(CursorsUnavailable):
+        await world.snapshots.take(TOPIC)
+
+
+async def test_a_topic_has_one_taken_at_a_time(make: Make) -> None:
+    world = make()
+    await world.append(1)
+    under_way = most = 0
+    attach = world.cursors.mark_delete
+
+    async def counted(*arguments: Any, **named: Any) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        await attach(*arguments, **named)
+        under_way -= 1
+
+    world.cursors.mark_delete = counted  # type: ignore[method-assign]
+    await asyncio.gather(*(world.snapshots.take(TOPIC) for _ in range(5)))
+    assert most == 1
+
+
+async def test_a_slow_replica_never_replaces_a_newer_snapshot(make: Make) -> None:
+    world = make()
+    await world.append(5)
+    other, _ = world.replica(world.tasks)  # type: ignore[attr-defined]
+    freeze = world.store.freeze
+    once = [True]
+
+    async def slow(topic: TopicName) -> Any:
+        frozen = await freeze(topic)
+        if once and world.mark is not None:
+            once.clear()
+            await world.append(1, "q")
+            assert await world.snapshots.take(topic) == Taken(Position(1, 6), 2)
+        return frozen
+
+    await other.take(TOPIC)
+    await world.append(1)
+    world.store.freeze = slow  # type: ignore[method-assign]
+    assert await other.take(TOPIC) == Taken(Position(1, 6), 2)
+    assert world.mark == (1, 6)
+    assert world.kept == {"p": 5, "q": 6}
+
+
+async def test_a_state_that_went_back_does_not_take_the_snapshot_along(make: Make) -> None:
+    world = make()
+    await world.append(10)
+    await world.marked(9)
+    world.store.states.clear()
+    world.tail = None
+    await world.append(3)
+    assert await world.snapshots.take(TOPIC) == Taken(Position(1, 9), 1)
+    assert world.mark == (1, 9)
+
+
+async def test_a_state_too_large_is_refused_by_name(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SNAPSHOT_BYTES_MAX", 200)
+    world = make()
+    await world.append(1)
+    await world.snapshots.take(TOPIC)
+    await world.append(1, "q" * 200)
+    with pytest.raises(SnapshotTooLarge):
+        await world.snapshots.take(TOPIC)
+    assert world.mark == (1, 0)
+
+
+async def test_nothing_is_kept_of_what_is_not_there_or_not_wanted(make: Make) -> None:
+    world = make()
+    assert await world.snapshots.take(TOPIC) is None
+    await world.dedup.rollback(TOPIC, Writer(1, 1, None), None, [])
+    assert await world.snapshots.take(TOPIC) is None
+    assert not world.cursors.cursors
+    await world.append(1)
+    policy = world.policies.policy
+    world.policies.policy = replace(policy, enabled=Sourced(value=False, source=Source.TOPIC))
+    assert await world.snapshots.take(TOPIC) is None
+    assert not world.cursors.cursors
+
+
+async def test_without_a_cursor_service_there_are_none(make: Make) -> None:
+    world = make()
+    world.snapshots = Snapshots(
+        world.store,
+        NoCursors(),
+        world.policies,
+        world.tasks,  # type: ignore[attr-defined]
+    )
+    await world.append(1)
+    assert await world.snapshots.take(TOPIC) is None
+    writer = Writer(1, 1, world.tail)
+    assert await world.snapshots.restore(TOPIC, writer, None) is None
+
+
+# ---- back
+
+
+async def forgotten(world: World) -> Behind:
+    """What a writer is told after Redis forgot everything."""
+    world.store.states.clear()
+    outcome = await world.dedup.rollback(TOPIC, Writer(1, 2, world.tail), None, [])
+    assert isinstance(outcome, Behind)
+    return outcome
+
+
+async def test_a_state_that_was_lost_begins_with_the_snapshot(make: Make) -> None:
+    world = make()
+    await world.append(10)
+    await world.marked(9)
+    await world.append(3)
+    assert await forgotten(world) == Behind(Position(1, 9))
+    assert world.store.states[TOPIC].frozen().producers == [Persisted("p", 9, None, 1_000_000)]
+
+
+async def test_an_older_state_is_replaced_and_a_newer_one_kept(make: Make) -> None:
+    world = make()
+    await world.append(10)
+    await world.marked(9)
+    await world.append(3)
+    writer = Writer(1, 2, world.tail)
+    for at, expected in ((5, 9), (9, 9), (11, 11)):
+        state, _ = TopicState.loaded_by(
+            None, 1, Position(1, at), [], replacing=False, taken_ms=None
+        )
+        world.store.states[TOPIC] = state
+        outcome = await world.dedup.rollback(TOPIC, writer, None, [])
+        assert outcome == Behind(Position(1, expected))
+
+
+async def damaged(world: World, **changes: Any) -> Behind:
+    """What a writer is told after the cursor was changed, and Redis forgot."""
+    await world.append(3)
+    await world.snapshots.take(TOPIC)
+    key = (TOPIC, DEDUP_CURSOR)
+    world.cursors.cursors[key] = world.cursors.cursors[key]._replace(**changes)
+    return await forgotten(world)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mark_delete_properties": {}},  # somebody reset the cursor
+        {"mark_delete_properties": {"p": "what?"}},
+        {"mark_delete": Position(1, 1)},  # or moved it, and it took its properties along
+        {"mark_delete": Position(9, 9)},  # or it is of a log that was lost
+        {"mark_delete": None},
+    ],
+)
+async def test_a_cursor_that_was_changed_by_hand_is_no_snapshot(
+    make: Make, changes: dict[str, Any]
+) -> None:
+    assert await damaged(make(), **changes) == Behind(None)
+
+
+async def test_a_snapshot_of_another_incarnation_is_none_of_this(make: Make) -> None:
+    world = make()
+    await world.append(3)
+    await world.snapshots.take(TOPIC)
+    world.store.states.clear()
+    outcome = await world.dedup.rollback(TOPIC, Writer(2, 5, Position(5, 0)), None, [])
+    assert outcome == Behind(None)
+
+
+async def test_while_the_cursor_service_is_away_everything_is_replayed(make: Make) -> None:
+    world = make()
+    await world.append(3)
+    await world.snapshots.take(TOPIC)
+    world.cursors.available = False
+    assert await forgotten(world) == Behind(None)
+
+
+async def test_what_pulsar_left_counts(make: Make) -> None:
+    world = make()
+    world.cursors.cursors[TOPIC, DEDUP_CURSOR] = Cursor(
+        DEDUP_CURSOR, Position(1, 4), {"p": "4"}, {}, 1
+    )
+    await world.append(9)
+    assert await forgotten(world) == Behind(Position(1, 4))
+
+
+async def test_a_snapshot_of_a_newer_incarnation_is_not_forgotten(make: Make) -> None:
+    world = make()
+    await world.append(3)
+    await world.snapshots.take(TOPIC)
+    await world.snapshots.forget(TOPIC, 0)
+    assert world.mark == (1, 2)
+    await world.snapshots.forget(TOPIC, 1)
+    assert world.mark is None
+
+
+async def test_a_loaded_state_is_kept_to_what_policy_allows_the_most_recent_first(
+    make: Make,
+) -> None:
+    world = make(max_producers=2)
+    producers = [
+        Persisted(name, 1, None, active) for name, active in zip("abcd", (3, 9, 1, 7), strict=True)
+    ]
+    outcome = await world.dedup.load(TOPIC, 1, Position(1, 5), producers, replacing=False)
+    assert outcome == (True, (1, 5), 2)
+    await world.marked(5)
+    assert world.kept == {"b": 1, "d": 1}
+    again = await world.dedup.load(TOPIC, 1, Position(1, 5), [], replacing=False)
+    assert again == (False, (1, 5), 0)

@@ -1,0 +1,266 @@
+"""What a trim removes, and what retention removes by itself: nothing above any cursor."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from seqgate.types import DEDUP_CURSOR, SEQUENCE_ID_MAX, Position, TopicName
+from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
+from services.ledger.config import LedgerConfig
+from services.ledger.ports import CursorsUnavailable, EntryCorrupt, LogState, TopicNotFound
+from services.ledger.service import Ledger, Trim
+from tests.support.deduplicator import FakeDeduplicator
+from tests.support.entries import single
+from tests.support.waiting import eventually
+
+TOPIC = TopicName.parse("public/default/trimmed")
+OTHER = TopicName.parse("public/default/untouched")
+FAR = Position(9, 0)
+
+
+class Parts:
+    """A ledger over memory, with a log of two ledgers: 1:0 to 1:4, and 2:0 to 2:2."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self._tasks = tasks
+        self.store = MemoryLedgerStore()
+        self.dedup = FakeDeduplicator()
+        self.cursors = MemoryCursors()
+        self.ledger = self.with_settings()
+
+    def with_settings(self, **settings: float) -> Ledger:
+        config = LedgerConfig(**settings)  # type: ignore[arg-type]
+        return Ledger(config, self.store, self.dedup, self.cursors, self._tasks)
+
+    async def fill(self, topic: TopicName = TOPIC, *, append_ms: int = 0) -> None:
+        for count in (5, 3):
+            state = await self.store.take(topic, create=True)
+            entries = [single(each) for each in range(count)]
+            await self.store.append(topic, state.ledger_id, state.tail, entries, append_ms)
+
+    async def first(self, topic: TopicName = TOPIC) -> Position | None:
+        return (await self.store.get(topic)).first
+
+    @contextmanager
+    def trimming(self, **settings: float) -> Iterator[asyncio.Task[None]]:
+        ledger = self.with_settings(trim_interval_s=0.001, **settings)
+        task = self._tasks.create_task(ledger.trim_forever())
+        yield task
+        task.cancel()
+
+
+@pytest.fixture
+async def parts() -> AsyncIterator[Parts]:
+    async with asyncio.TaskGroup() as tasks:
+        parts = Parts(tasks)
+        await parts.fill()
+        yield parts
+
+
+async def test_without_cursors_nothing_holds_a_trim_back(parts: Parts) -> None:
+    trimmed, held_back_by = await parts.ledger.trim(TOPIC, Position(1, 3))
+    assert (trimmed.removed_entries, trimmed.first, held_back_by) == (3, (1, 3), [])
+
+
+@pytest.mark.parametrize(
+    ("before", "first", "held_back_by"),
+    [
+        (Position(1, 1), (1, 1), []),
+        (Position(1, 3), (1, 3), []),
+        (Position(1, 4), (1, 3), ["a", "b"]),
+        (FAR, (1, 3), ["a", "b"]),
+    ],
+)
+async def test_a_trim_goes_as_far_as_the_cursor_that_has_acknowledged_the_least(
+    parts: Parts, before: Position, first: Position, held_back_by: list[str]
+) -> None:
+    parts.cursors.cursors[TOPIC] = {"c": Position(1, 4), "b": Position(1, 2), "a": Position(1, 2)}
+    parts.cursors.cursors[OTHER] = {"nothing": None}
+    trim = await parts.ledger.trim(TOPIC, before)
+    assert (trim.trimmed.first, trim.held_back_by) == (first, held_back_by)
+
+
+async def test_a_cursor_that_has_acknowledged_nothing_holds_back_everything(parts: Parts) -> None:
+    parts.cursors.cursors[TOPIC] = {"late": Position(1, 0), "never": None}
+    trim = await parts.ledger.trim(TOPIC, Position(1, 1))
+    assert trim == Trim(trim.trimmed, ["never"])
+    assert (trim.trimmed.removed_entries, trim.trimmed.first) == (0, (1, 0))
+
+
+@pytest.mark.parametrize("mark_delete", [Position(1, 4), Position(1, SEQUENCE_ID_MAX)])
+async def test_a_cursor_at_the_end_of_a_ledger_lets_all_of_it_go(
+    parts: Parts, mark_delete: Position
+) -> None:
+    parts.cursors.cursors[TOPIC] = {"c": mark_delete}
+    assert (await parts.ledger.trim(TOPIC, Position(2, 0))).held_back_by == []
+    assert await parts.first() == (2, 0)
+    trim = await parts.ledger.trim(TOPIC, FAR)
+    assert (trim.trimmed.first, trim.held_back_by) == ((2, 0), ["c"])
+
+
+async def test_a_cursor_at_the_end_of_the_log_holds_nothing_back(parts: Parts) -> None:
+    parts.cursors.cursors[TOPIC] = {"c": Position(2, 2)}
+    trim = await parts.ledger.trim(TOPIC, FAR)
+    assert (trim.trimmed.removed_entries, trim.trimmed.first) == (8, None)
+    assert trim.held_back_by == []
+
+
+async def test_nothing_is_removed_while_cursors_cannot_be_asked(parts: Parts) -> None:
+    parts.cursors.available = False
+    with pytest.raises(CursorsUnavailable):
+        await parts.ledger.trim(TOPIC, FAR)
+    assert await parts.first() == (1, 0)
+    with pytest.raises(TopicNotFound):
+        await parts.ledger.trim(OTHER, FAR)
+
+
+# ---- deduplication's own cursor
+
+
+async def test_deduplication_moves_its_cursor_out_of_the_way(parts: Parts) -> None:
+    own = parts.cursors.cursors[TOPIC] = {DEDUP_CURSOR: Position(1, 1), "c": Position(1, 3)}
+
+    def snapshot(topic: TopicName) -> Position:
+        own[DEDUP_CURSOR] = Position(2, 1)
+        return Position(2, 1)
+
+    parts.dedup.on_snapshot = snapshot
+    assert (await parts.ledger.trim(TOPIC, Position(1, 2))).held_back_by == []
+    assert parts.dedup.asked == []
+    assert (await parts.ledger.trim(TOPIC, Position(2, 0))).held_back_by == ["c"]
+    assert parts.dedup.asked == ["snapshot"]
+    assert await parts.first() == (1, 4)
+    assert (await parts.ledger.trim(TOPIC, FAR)).held_back_by == ["c"]
+    assert parts.dedup.asked == ["snapshot"]
+
+
+async def test_where_deduplication_keeps_nothing_its_cursor_does_not_count(parts: Parts) -> None:
+    parts.cursors.cursors[TOPIC] = {DEDUP_CURSOR: None, "c": Position(1, 3)}
+    trim = await parts.ledger.trim(TOPIC, Position(1, 4))
+    assert (trim.trimmed.first, trim.held_back_by) == ((1, 4), [])
+
+
+async def test_without_a_new_snapshot_a_trim_goes_as_far_as_the_old_one(parts: Parts) -> None:
+    parts.cursors.cursors[TOPIC] = {DEDUP_CURSOR: Position(1, 1)}
+    parts.dedup.available = False
+    trim = await parts.ledger.trim(TOPIC, Position(2, 0))
+    assert (trim.trimmed.first, trim.held_back_by) == ((1, 2), [DEDUP_CURSOR])
+
+
+async def test_cursors_that_are_gone_after_a_snapshot_stop_the_trim(parts: Parts) -> None:
+    parts.cursors.cursors[TOPIC] = {DEDUP_CURSOR: Position(1, 1)}
+
+    def snapshot(topic: TopicName) -> Position:
+        parts.cursors.available = False
+        return Position(2, 1)
+
+    parts.dedup.on_snapshot = snapshot
+    with pytest.raises(CursorsUnavailable):
+        await parts.ledger.trim(TOPIC, FAR)
+    assert await parts.first() == (1, 0)
+
+
+# ---- retention
+
+
+async def test_retention_that_keeps_everything_has_nothing_to_do(parts: Parts) -> None:
+    with parts.trimming() as task:
+        await task
+    assert await parts.first() == (1, 0)
+
+
+async def test_what_is_too_old_is_removed_up_to_the_cursors(parts: Parts) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    await parts.fill(OTHER, append_ms=now_ms)
+    parts.cursors.cursors[TOPIC] = {"c": Position(1, 2)}
+    with parts.trimming(retention_minutes=60):
+        await eventually(lambda: reaches(parts, Position(1, 3)))
+        parts.cursors.cursors[TOPIC]["c"] = Position(2, 0)
+        await eventually(lambda: reaches(parts, Position(2, 1)))
+        del parts.cursors.cursors[TOPIC]
+        await eventually(lambda: reaches(parts, None))
+    assert await parts.first(OTHER) == (1, 0), "young enough"
+
+
+async def test_what_is_too_much_is_removed_the_oldest_first(parts: Parts) -> None:
+    (size_bytes,) = {each.size_bytes for each in parts.store.logs[TOPIC].entries}
+    with parts.trimming(retention_bytes=2 * size_bytes):
+        await eventually(lambda: reaches(parts, Position(2, 1)))
+        await parts.fill(OTHER)
+        await eventually(lambda: reaches(parts, Position(2, 1), OTHER))
+    assert await parts.first() == (2, 1)
+
+
+async def test_a_topic_that_cannot_be_trimmed_does_not_stop_the_others(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = TopicName.parse("public/default/damaged")
+    gone = TopicName.parse("public/default/gone")
+    for topic in (damaged, gone):
+        await parts.fill(topic)
+    cuts_unfinished = parts.store.cuts_unfinished
+
+    async def failing(topic: TopicName, before: Position) -> bool:
+        if topic == damaged:
+            raise EntryCorrupt("damaged", topic=topic, reason="x", ledger_id=1, entry_id=0)
+        if topic == gone:
+            await parts.store.delete(topic)
+        return await cuts_unfinished(topic, before)
+
+    monkeypatch.setattr(parts.store, "cuts_unfinished", failing)
+    monkeypatch.setattr("services.ledger.service.TOPICS_PAGE", 1)
+    with parts.trimming(retention_minutes=0):
+        await eventually(lambda: reaches(parts, None))
+        await parts.fill()
+        await eventually(lambda: reaches(parts, None))
+    assert await parts.first(damaged) == (1, 0)
+    assert gone not in parts.store.logs
+
+
+async def test_the_trimmer_outlasts_failures(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    topics, failures = parts.store.topics, 0
+
+    async def failing(*, prefix: str, after: str, limit: int) -> list[LogState]:
+        nonlocal failures
+        failures += 1
+        if failures <= 2:
+            raise EntryCorrupt("damaged")
+        return await topics(prefix=prefix, after=after, limit=limit)
+
+    monkeypatch.setattr(parts.store, "topics", failing)
+    parts.cursors.available = False
+    with parts.trimming(retention_bytes=0):
+        await eventually(lambda: failures > 3)
+        assert await parts.first() == (1, 0)
+        parts.cursors.available = True
+        await eventually(lambda: reaches(parts, None))
+
+
+async def reaches(parts: Parts, first: Position | None, topic: TopicName = TOPIC) -> bool:
+    return await parts.first(topic) == first
+
+
+# ---- deleting
+
+
+async def test_a_topic_goes_with_its_state_and_its_cursors(parts: Parts) -> None:
+    parts.cursors.cursors = {TOPIC: {"c": None}, OTHER: {"c": None}}
+    await parts.ledger.delete(TOPIC, force=False)
+    assert parts.cursors.cursors == {OTHER: {"c": None}}
+    assert parts.dedup.asked == [f"forget {TOPIC} 1 deleted"]
+
+
+@pytest.mark.parametrize("failing", ["dedup", "cursors"])
+async def test_a_topic_is_deleted_though_its_belongings_cannot_be(
+    parts: Parts, failing: str
+) -> None:
+    parts.cursors.cursors[TOPIC] = {"c": None}
+    getattr(parts, failing).available = False
+    await parts.ledger.delete(TOPIC, force=False)
+    with pytest.raises(TopicNotFound):
+        await parts.ledger.get(TOPIC)
+    assert parts.dedup.asked == [f"forget {TOPIC} 1 deleted"]
+    assert (TOPIC in parts.cursors.cursors) == (failing == "cursors")

@@ -1,0 +1,159 @@
+"""Prove from the log that nothing is stored twice.
+
+python -m tools.audit [TOPIC ...] [--parquet DIR] [--json]
+
+Topics are names and patterns (* and ?); without any, all of them. For each producer, in the order
+of the log, ids must only grow, and the chunks of a large message follow each other: then no
+(producer, sequence id), and no (producer, sequence id, attempt, chunk), is stored twice. Chunks of
+an attempt that was ended are no duplicates. A stretch that was written with deduplication off is
+reported where it breaks this. Ends with 0 when all is well, 1 when something was found or a log
+cannot be read, 2 when it is called wrongly, 3 when a service does not answer.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.table import Table
+
+from seqgate.cli._failure import INTERRUPTED, REFUSED, WRONG, InvalidSettings, exit_code
+from seqgate.cli._settings import resolve
+from seqgate.errors import SeqgateError
+from seqgate.spark import local_session
+from seqgate.spark._columns import connected
+from seqgate.spark._partitions import list_topics
+from tools.audit.scan import FOUND, TOTALS, Audited, Logs, audit
+
+TIMEOUT_S: Final = 60
+"""How long the ledger may be away."""
+
+SHOWN_MAX: Final = 50
+"""How many findings a table shows."""
+
+WIDTH: Final = 160
+"""How wide tables are where nobody's terminal says it."""
+
+
+def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = None) -> int:
+    """Run the command. Returns its exit status.
+
+    Args:
+        arguments: those of the command line, unless given.
+        spark: the session to use; otherwise one is made.
+    """
+    given = _parser().parse_args(arguments)
+    try:
+        settings = resolve(os.environ, ledger=given.ledger)
+        logs = Logs(settings.ledger.value, ",".join(given.topics or ["*"]), given.timeout)
+        with connected(logs.ledger) as stub:  # what is wrong at first sight needs no Spark
+            list_topics(stub, given.topics, logs.timeout_s)
+        audited = audit(spark or local_session("seqgate audit"), logs)
+    except InvalidSettings as error:
+        sys.stderr.write(f"{error}\n")
+        return WRONG
+    except SeqgateError as error:
+        sys.stderr.write(f"{error}\n")
+        return exit_code(error)
+    except PySparkException as error:
+        sys.stderr.write(f"nothing is proven, since a log cannot be read: {error}\n")
+        return REFUSED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    if given.parquet is not None:
+        _write(given.parquet, audited)
+    if given.json:
+        _print_json(audited)
+    else:
+        _print(audited)
+    return REFUSED if audited.found else 0
+
+
+def _write(folder: Path, audited: Audited) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows, schema in (
+        ("findings", audited.found, FOUND),
+        ("topics", audited.totals, TOTALS),
+    ):
+        table = pa.Table.from_pylist(rows, schema)
+        pyarrow.parquet.write_table(table, folder / f"{name}.parquet")
+
+
+def _summary(audited: Audited) -> dict[str, int]:
+    counted = {
+        name: sum(each[name] for each in audited.totals)
+        for name in ("producers", "entries", "messages")
+    }
+    findings = len(audited.found) + audited.untold
+    return {"topics": len(audited.totals), **counted, "findings": findings}
+
+
+def _print_json(audited: Audited) -> None:
+    for each in audited.found:
+        sys.stdout.write(json.dumps({"kind": "finding", "finding": each}) + "\n")
+    sys.stdout.write(json.dumps({"kind": "summary", **_summary(audited)}) + "\n")
+
+
+def _print(audited: Audited) -> None:
+    console = Console(width=None if sys.stdout.isatty() else WIDTH, soft_wrap=True)
+    summary = _summary(audited)
+    if audited.found:
+        table = Table(
+            "TOPIC", "PRODUCER", "FINDING", "SEQUENCE ID", "AT", "COLLIDES WITH", box=None
+        )
+        for each in audited.found[:SHOWN_MAX]:
+            more = f" and {each['ids'] - 1} more" if each["ids"] > 1 else ""
+            chunk = "" if each["chunk_id"] is None else f" chunk {each['chunk_id']}"
+            table.add_row(
+                each["topic"],
+                each["producer"],
+                each["kind"],
+                f"{each['sequence_id']}{chunk}{more}",
+                f"{each['ledger_id']}:{each['entry_id']}",
+                f"{each['earlier_ledger_id']}:{each['earlier_entry_id']}",
+            )
+        console.print(table)
+        if summary["findings"] > SHOWN_MAX:
+            console.print(f"... and {summary['findings'] - SHOWN_MAX:,} more")
+    console.print(
+        f"{summary['topics']:,} topics, {summary['producers']:,} producers, "
+        f"{summary['entries']:,} entries, {summary['messages']:,} messages: "
+        + (
+            f"{summary['findings']:,} findings"
+            if audited.found
+            else "proven that none is stored twice, and that ids of each producer only grow"
+        ),
+        highlight=False,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.audit",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("topics", nargs="*", metavar="TOPIC", help="names and patterns")
+    parser.add_argument("--ledger", metavar="HOST:PORT", help="the ledger service")
+    parser.add_argument("--parquet", type=Path, metavar="DIR", help="write the findings here, too")
+    parser.add_argument("--json", action="store_true", help="an object a line")
+    parser.add_argument(
+        "--timeout",
+        type=int,
+        default=TIMEOUT_S,
+        metavar="SECONDS",
+        help="how long the ledger may be away; default: %(default)s",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

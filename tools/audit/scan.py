@@ -1,0 +1,292 @@
+"""The two passes over the logs, with Spark."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.spark import register
+from seqgate.spark._columns import Range, open_channel, read_blocks, runs_of
+from seqgate.spark._partitions import just_before
+from seqgate.types import Position
+from tools.audit.proof import Finding, Integers, Kind, Line, Row, findings
+
+SCHEMA: Final = """topic string, producer string, ledger_id bigint, entry_id bigint,
+    sequence_id bigint, highest_sequence_id bigint, num_messages int, marker boolean,
+    chunk_uuid string, chunk_id int, num_chunks int"""
+"""What is read: the identity of each entry, and nothing of its metadata."""
+
+FINDINGS_MAX: Final = 10_000
+"""How many findings of one producer are told one by one; the rest is counted."""
+
+TOTALS: Final = pa.schema(
+    {
+        "topic": pa.string(),
+        "producers": pa.int64(),
+        "entries": pa.int64(),
+        "messages": pa.int64(),
+        "suspects": pa.list_(pa.string()),
+    }
+)
+"""Of each topic: what it holds, and the producers that have to be looked at closely."""
+
+FOUND: Final = pa.schema(
+    {
+        "topic": pa.string(),
+        "producer": pa.string(),
+        "kind": pa.string(),
+        "sequence_id": pa.int64(),
+        "ids": pa.int64(),
+        "ledger_id": pa.int64(),
+        "entry_id": pa.int64(),
+        "earlier_ledger_id": pa.int64(),
+        "earlier_entry_id": pa.int64(),
+        "uuid": pa.string(),
+        "chunk_id": pa.int32(),
+    }
+)
+"""A finding; `earlier` is the entry that it collides with."""
+
+
+class Logs(NamedTuple):
+    """Which logs are audited, where they are, and how long the ledger may be away, in seconds."""
+
+    ledger: str
+    topics: str
+    timeout_s: int
+
+
+class Audited(NamedTuple):
+    """What became of it: rows of TOTALS and of FOUND, and how many findings are not among these."""
+
+    totals: list[dict[str, Any]]
+    found: list[dict[str, Any]]
+    untold: int
+
+
+def audit(spark: SparkSession, logs: Logs) -> Audited:
+    """Read the logs, and what stands out a second time."""
+    register(spark)
+    entries = _entries(spark, logs)
+    rows = (
+        entries.repartition("topic", "producer")
+        .sortWithinPartitions("topic", "producer", "ledger_id", "entry_id")
+        .mapInArrow(scanned, from_arrow_schema(TOTALS))
+        .collect()
+    )
+    totals: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        of = totals.setdefault(
+            row.topic,
+            {"topic": row.topic, "producers": 0, "entries": 0, "messages": 0, "suspects": []},
+        )
+        for name in ("producers", "entries", "messages", "suspects"):
+            of[name] += row[name]
+    suspects = [(topic, producer) for topic, of in totals.items() for producer in of["suspects"]]
+    found: list[dict[str, Any]] = []
+    untold = 0
+    if suspects:
+        wanted = spark.createDataFrame(suspects, "topic string, producer string")
+        close = Logs(
+            logs.ledger, ",".join(sorted({topic for topic, _ in suspects})), logs.timeout_s
+        )
+        for row in (
+            _entries(spark, close)
+            .join(f.broadcast(wanted), ["topic", "producer"])
+            .groupBy("topic", "producer")
+            .applyInArrow(looker(logs), from_arrow_schema(FOUND))
+            .collect()
+        ):
+            if row.kind is None:
+                untold += row.ids
+            else:
+                found.append(row.asDict())
+    found.sort(key=lambda row: (row["topic"], row["producer"], row["ledger_id"], row["entry_id"]))
+    return Audited([totals[topic] for topic in sorted(totals)], found, untold)
+
+
+def _entries(spark: SparkSession, logs: Logs) -> DataFrame:
+    return (
+        spark.read.format("seqgate")
+        .option("ledger", logs.ledger)
+        .option("topics", logs.topics)
+        .option("timeout", str(logs.timeout_s))
+        .schema(SCHEMA)
+        .load()
+        .where("not marker")
+    )
+
+
+# ---- the first pass
+
+
+def scanned(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """From entries in the order of topic, producer and log, all of a producer in one go: TOTALS."""
+    totals: dict[str, dict[str, Any]] = {}
+    current: tuple[str, str] | None = None
+    line, suspect = Line(), False
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        columns = _Columns(batch)
+        for group in columns.groups:
+            if (group.topic, group.producer) != current:
+                current = (group.topic, group.producer)
+                line, suspect = Line(), False
+                if group.topic not in totals:  # the one before is complete
+                    yield from _told(totals)
+                    totals = {group.topic: dict.fromkeys(TOTALS.names, 0)}
+                    totals[group.topic] |= {"topic": group.topic, "suspects": []}
+                totals[group.topic]["producers"] += 1
+            of = totals[group.topic]
+            of["entries"] += group.last + 1 - group.first
+            of["messages"] += group.messages
+            if suspect:
+                continue
+            if group.grows and line.grows_with(int(columns.lowest[group.first])):
+                line.passed(columns.row(group.last))
+                continue
+            rows = map(columns.row, range(group.first, group.last + 1))
+            if any(line.take(row) is not None for row in rows):
+                suspect = True
+                of["suspects"].append(group.producer)
+    yield from _told(totals)
+
+
+def _told(totals: dict[str, dict[str, Any]]) -> Iterator[pa.RecordBatch]:
+    if totals:
+        yield pa.RecordBatch.from_pylist(list(totals.values()), TOTALS)
+
+
+class _Group(NamedTuple):
+    """Entries of one producer, by their places in the batch; whether their ids only grow, and none
+    is a chunk."""
+
+    topic: str
+    producer: str
+    first: int
+    last: int
+    grows: bool
+    messages: int
+
+
+class _Columns:
+    """A batch, as numbers."""
+
+    def __init__(self, batch: pa.RecordBatch | pa.Table) -> None:
+        self.lowest = _numbers(batch, "sequence_id")
+        self.highest = _numbers(batch, "highest_sequence_id")
+        self._ledger_id = _numbers(batch, "ledger_id")
+        self._entry_id = _numbers(batch, "entry_id")
+        self._messages = _numbers(batch, "num_messages", missing=0)
+        self._num_chunks = _numbers(batch, "num_chunks", missing=0)
+        self._chunk_id = _numbers(batch, "chunk_id", missing=0)
+        self._uuid = batch.column("chunk_uuid")
+        self._topic = batch.column("topic")
+        self._producer = batch.column("producer")
+        self._count = batch.num_rows
+
+    @property
+    def groups(self) -> Iterator[_Group]:
+        """The producers, one after the other."""
+        topics, producers = _codes(self._topic), _codes(self._producer)
+        new = (topics[1:] != topics[:-1]) | (producers[1:] != producers[:-1])
+        firsts = np.concatenate(([0], np.flatnonzero(new) + 1))
+        lasts = np.concatenate((firsts[1:], [self._count])) - 1
+        odd = self._num_chunks > 0
+        odd[1:] |= ~new & (self.lowest[1:] <= self.highest[:-1])
+        odds = np.add.reduceat(odd.astype(np.int64), firsts)
+        made = np.where(self._messages > 0, self._messages, 1)
+        made[(self._num_chunks > 0) & (self._chunk_id + 1 < self._num_chunks)] = 0
+        messages = np.add.reduceat(made, firsts)
+        for first, last, count, of in zip(
+            firsts.tolist(), lasts.tolist(), odds.tolist(), messages.tolist(), strict=True
+        ):
+            topic, producer = self._topic[first].as_py(), self._producer[first].as_py()
+            yield _Group(topic, producer, first, last, not count, of)
+
+    def row(self, index: int) -> Row:
+        """One entry."""
+        messages, num_chunks = int(self._messages[index]), int(self._num_chunks[index])
+        return Row(
+            Position(int(self._ledger_id[index]), int(self._entry_id[index])),
+            int(self.lowest[index]),
+            int(self.highest[index]),
+            messages or None,
+            self._uuid[index].as_py() if num_chunks else None,
+            int(self._chunk_id[index]),
+            num_chunks,
+        )
+
+
+def _numbers(batch: pa.RecordBatch | pa.Table, name: str, missing: int | None = None) -> Integers:
+    column = batch.column(name)
+    if missing is not None:
+        column = column.fill_null(missing)
+    numbers: Integers = column.to_numpy(zero_copy_only=False).astype(np.int64)
+    return numbers
+
+
+def _codes(column: pa.Array) -> Integers:
+    numbers: Integers = column.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    return numbers
+
+
+# ---- the second pass
+
+
+def looker(logs: Logs) -> Callable[[pa.Table], pa.Table]:
+    """What is wrong with one producer's entries: FOUND, with a row without kind that counts the
+    findings that are left out."""
+
+    opened: list[Any] = []  # in the task, for all of its producers
+
+    def look(entries: pa.Table) -> pa.Table:
+        entries = entries.sort_by([("ledger_id", "ascending"), ("entry_id", "ascending")])
+        entries = entries.combine_chunks()
+        topic, producer = entries.column("topic")[0].as_py(), entries.column("producer")[0].as_py()
+        columns = _Columns(entries)
+        rows = [columns.row(index) for index in range(entries.num_rows)]
+        if not opened:
+            opened.append(LedgerServiceStub(open_channel(logs.ledger)))
+        stub = opened[0]
+        wrong = findings(rows, lambda row: ids_of(stub, logs, topic, row.position))
+        told = [
+            {"topic": topic, "producer": producer, **_fields(each)} for each in wrong[:FINDINGS_MAX]
+        ]
+        if len(wrong) > FINDINGS_MAX:
+            untold = len(wrong) - FINDINGS_MAX
+            told.append(
+                {**dict.fromkeys(FOUND.names), "topic": topic, "producer": producer, "ids": untold}
+            )
+        return pa.Table.from_pylist(told, FOUND)
+
+    return look
+
+
+def _fields(finding: Finding) -> dict[str, Any]:
+    return {
+        "kind": Kind(finding.kind).value,
+        "sequence_id": finding.sequence_id,
+        "ids": finding.ids,
+        "ledger_id": finding.entry.ledger_id,
+        "entry_id": finding.entry.entry_id,
+        "earlier_ledger_id": finding.earlier.ledger_id,
+        "earlier_entry_id": finding.earlier.entry_id,
+        "uuid": finding.uuid or None,
+        "chunk_id": finding.chunk_id,
+    }
+
+
+def ids_of(stub: LedgerServiceStub, logs: Logs, topic: str, position: Position) -> Sequence[int]:
+    """The ids of a batch, by its metadata."""
+    entry = Range(topic, just_before(position), position, 1)
+    blocks = read_blocks(stub, entry, timeout_s=logs.timeout_s, metadata=True)
+    (metadata,) = (each for run in runs_of(topic, blocks) for each in run.metadata)
+    return list(accumulate(metadata.sequence_id_steps, initial=metadata.sequence_id))

@@ -1,0 +1,206 @@
+"""Restore deduplication state from the log.
+
+python -m tools.rebuild [TOPIC ...] [--from snapshot|earliest] [--diff] [--dry-run] [--json]
+
+Topics are names and patterns (* and ?); without any, those whose state was lost. Addresses come
+from the options, SEQGATE_LEDGER, SEQGATE_DEDUP and SEQGATE_CURSOR, or the config file of the
+command line. Runs in this process, or on a cluster through spark-submit. Ends with 0 when all is
+well, 1 when a topic failed, differs, or was rebuilt without damaged entries, 2 when it is called
+wrongly, 3 when a service does not answer.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from seqgate.cli._failure import INTERRUPTED, REFUSED, WRONG, InvalidSettings, exit_code
+from seqgate.cli._settings import resolve
+from seqgate.errors import SeqgateError
+from seqgate.spark import local_session
+from tools.rebuild.loading import RESULTS, Job, Result, reducer
+from tools.rebuild.plan import (
+    TASKS_PER_CORE,
+    Services,
+    Source,
+    Stubs,
+    TopicPlan,
+    Untouched,
+    Wave,
+    plans,
+    waves,
+)
+from tools.rebuild.screen import Screen
+from tools.rebuild.source import Reading, frame
+
+ENTRIES_PER_WAVE: Final = 5_000_000
+"""How many entries a Spark job reads, unless asked otherwise or one topic has more."""
+
+WAVES_AT_A_TIME: Final = 2
+"""One reads while another loads."""
+
+TIMEOUT_S: Final = 60.0
+"""How long a service may be away."""
+
+
+def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = None) -> int:
+    """Run the command. Returns its exit status.
+
+    Args:
+        arguments: those of the command line, unless given.
+        spark: the session to use; otherwise one is made when there is something to do.
+    """
+    given = _parser().parse_args(arguments)
+    try:
+        settings = resolve(os.environ, ledger=given.ledger, dedup=given.dedup, cursor=given.cursor)
+    except InvalidSettings as error:
+        sys.stderr.write(f"{error}\n")
+        return WRONG
+    addresses = (settings.ledger.value, settings.dedup.value, settings.cursor.value)
+    services = Services(*addresses, given.timeout)
+    try:
+        with Screen(as_json=given.json) as screen:
+            return _run(given, services, screen, spark)
+    except SeqgateError as error:
+        sys.stderr.write(f"{error}\n")
+        return exit_code(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(
+    given: argparse.Namespace, services: Services, screen: Screen, spark: SparkSession | None
+) -> int:
+    with Stubs(services) as stubs:
+        found = list(plans(stubs, given.topics, Source(given.source), comparing=given.diff))
+    topics = [each for each in found if isinstance(each, TopicPlan)]
+    untouched = [each for each in found if isinstance(each, Untouched)]
+    for left in untouched:
+        screen.untouched(left)
+    results: list[Result] = []
+    if given.dry_run and not given.diff:
+        for topic in topics:
+            screen.planned(topic)
+    else:
+        screen.begin(len(topics))
+        if topics:
+            spark = spark or local_session("seqgate rebuild")
+            cores = spark.sparkContext.defaultParallelism
+            for wave_results in _rebuilt(
+                spark, waves(topics, given.entries_per_wave, cores), given, services
+            ):
+                screen.wave(wave_results)
+                results += wave_results
+        screen.summary(results, untouched)
+    bad = any(each.bad for each in results) or any(each.failed for each in untouched)
+    return REFUSED if bad else 0
+
+
+def _rebuilt(
+    spark: SparkSession, todo: list[Wave], given: argparse.Namespace, services: Services
+) -> Iterator[list[Result]]:
+    """What became of each wave, as they end."""
+    pool = ThreadPoolExecutor(WAVES_AT_A_TIME)
+    try:
+        pending = {pool.submit(_wave, spark, wave, given, services): wave for wave in todo}
+        for future in as_completed(pending):
+            try:
+                yield future.result()
+            except PySparkException as error:
+                message = str(error).strip().splitlines()[0]
+                yield [
+                    Result(each.topic, "failed", reason="SPARK_JOB_FAILED", message=message)
+                    for each in pending[future].topics
+                ]
+    except BaseException:
+        spark.sparkContext.cancelAllJobs()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _wave(
+    spark: SparkSession, wave: Wave, given: argparse.Namespace, services: Services
+) -> list[Result]:
+    job = Job(
+        services,
+        Source(given.source),
+        {each.topic: each for each in wave.topics},
+        given.diff,
+        given.replace,
+    )
+    reading = Reading(services.ledger, services.timeout_s, given.skip_corrupt, wave.tasks)
+    tasks = spark.sparkContext.defaultParallelism * TASKS_PER_CORE
+    rows = (
+        frame(spark, reading)
+        .repartition(tasks, "topic")  # or Spark takes few rows for little work
+        .groupBy("topic")
+        .applyInArrow(reducer(job), from_arrow_schema(RESULTS))
+        .collect()
+    )
+    return sorted(Result.from_json(row.result) for row in rows)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.rebuild",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("topics", nargs="*", metavar="TOPIC", help="names and patterns")
+    for service in ("ledger", "dedup", "cursor"):
+        parser.add_argument(f"--{service}", metavar="HOST:PORT", help=f"the {service} service")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        choices=[each.value for each in Source],
+        default=Source.SNAPSHOT.value,
+        help="fold the log after the newest snapshot, or all of it; default: %(default)s",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="load nothing, and say what would be"
+    )
+    parser.add_argument(
+        "--diff", action="store_true", help="compare with the state in place instead"
+    )
+    parser.add_argument(
+        "--replace",
+        action="store_true",
+        help="also in place of a state that covers as much: after --diff found it wrong",
+    )
+    parser.add_argument(
+        "--skip-corrupt", action="store_true", help="go on after entries that are damaged"
+    )
+    parser.add_argument(
+        "--entries-per-wave",
+        type=_positive,
+        default=ENTRIES_PER_WAVE,
+        metavar="N",
+        help="how many entries a Spark job reads; default: %(default)s",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_positive,
+        default=TIMEOUT_S,
+        metavar="SECONDS",
+        help="how long a service may be away; default: %(default)s",
+    )
+    parser.add_argument("--json", action="store_true", help="an object a line")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

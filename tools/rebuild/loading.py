@@ -1,0 +1,361 @@
+"""The second half of a wave: a topic's parts are put together, and loaded or compared.
+
+Runs in Spark's tasks, a topic at a time; what becomes of a topic is a row.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import nlargest
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.errors import SeqgateError
+from seqgate.spark._columns import Range, asked, read_blocks, runs_of, to_position
+from seqgate.spark._partitions import position_of
+from seqgate.types import Chunk, Position
+from services.dedup.core.fold import Partial
+from services.dedup.core.sequence import NEVER, Marks
+from tools.rebuild.folding import partials
+from tools.rebuild.plan import Services, Source, Stubs, TopicPlan, read_snapshot, status_of
+
+PAGE_PRODUCERS: Final = 5_000
+"""How many producers a message of LoadState carries."""
+
+PRODUCERS_MAX: Final = 100_000
+"""How many producers LoadState takes: more than any policy lets a topic remember."""
+
+LIST_PAGE: Final = 10_000
+
+SHOWN_MAX: Final = 1_000
+"""How many differences of a topic are told one by one."""
+
+RESULTS: Final = pa.schema({"topic": pa.string(), "result": pa.string()})
+"""What became of a topic: a Result as JSON."""
+
+
+class Job(NamedTuple):
+    """What a wave does."""
+
+    services: Services
+    source: Source
+    topics: Mapping[str, TopicPlan]
+    comparing: bool
+    replace: bool
+
+
+class Difference(NamedTuple):
+    """A producer of which the log says something else than the state in place; how far it has come,
+    by each: an id, or a chunk of one; empty: nothing."""
+
+    producer: str
+    rebuilt: str
+    live: str
+
+
+class Result(NamedTuple):
+    """What became of a topic.
+
+    outcome: "loaded"; "current": the state in place covers as much, or more; "equal" or "different"
+    when comparing; "failed", with reason and message. `left_out` are producers that policy has no
+    room for; `skipped` are entries that could not be read; `forgotten` are producers that the log
+    knows, and deduplication no longer has to.
+    """
+
+    topic: str
+    outcome: str
+    producers: int = 0
+    entries: int = 0
+    seconds: float = 0.0
+    left_out: int = 0
+    skipped: int = 0
+    forgotten: int = 0
+    differing: int = 0
+    differences: tuple[Difference, ...] = ()
+    reason: str = ""
+    message: str = ""
+    details: Mapping[str, str] = {}
+
+    @property
+    def bad(self) -> bool:
+        """Whether somebody has to look."""
+        return self.outcome in ("failed", "different") or self.skipped > 0
+
+    def to_json(self) -> str:
+        """For the way back from a task."""
+        return json.dumps(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Result":
+        """The reverse."""
+        result = cls(*json.loads(text))
+        return result._replace(differences=tuple(Difference(*each) for each in result.differences))
+
+
+class State(NamedTuple):
+    """What is known of a producer: its marks, and when it was last active."""
+
+    marks: Marks
+    active_ms: int
+
+
+class Refused(SeqgateError):
+    """A topic cannot be rebuilt now."""
+
+
+def reducer(job: Job) -> Callable[[pa.Table], pa.Table]:
+    """What is made of the rows of one topic."""
+
+    opened: list[Stubs] = []  # in the task, for all of its topics
+
+    def reduce(rows: pa.Table) -> pa.Table:
+        topic: str = rows.column("topic")[0].as_py()
+        started = time.monotonic()
+        if not opened:
+            opened.append(Stubs(job.services))
+        result = finished(opened[0], job, job.topics[topic], rows)
+        result = result._replace(seconds=round(time.monotonic() - started, 3))
+        return pa.Table.from_pylist([{"topic": topic, "result": result.to_json()}], RESULTS)
+
+    return reduce
+
+
+def finished(stubs: Stubs, job: Job, plan: TopicPlan, rows: pa.Table) -> Result:
+    """Put a topic's parts together, and load or compare what they come to."""
+    tallies = rows.filter(pa.compute.is_null(rows.column("producer"))).to_pylist()
+    skipped = sum(each["skipped"] for each in tallies)
+    result = Result(
+        plan.topic,
+        "failed",
+        entries=sum(each["entries"] for each in tallies),
+        skipped=skipped,
+    )
+    for each in tallies:
+        if each["failure"] is not None:
+            reason, message, details = json.loads(each["failure"])
+            return result._replace(reason=reason, message=message, details=details)
+    assert len(tallies) == max(1, len(plan.ranges))
+    try:
+        through, states = _states(stubs, job, plan, rows)
+        result = result._replace(producers=len(states))
+        if job.comparing:
+            return _compared(stubs, plan, states, result)
+        return _loaded(stubs, job, plan, through, states, result)
+    except SeqgateError as error:
+        reason = error.reason or type(error).__name__
+        return result._replace(reason=reason, message=str(error), details=error.details)
+
+
+def _states(
+    stubs: Stubs, job: Job, plan: TopicPlan, rows: pa.Table
+) -> tuple[Position, dict[str, State]]:
+    """Where the rebuilt state ends, and each producer's."""
+    at, states = _base(stubs, plan)
+    if at is None or at <= plan.through:
+        # A base may be newer than the plan: what it covers already may be folded again.
+        at = plan.through
+        for producer, part in partials(rows):
+            _apply(states, producer, part)
+    elif job.comparing:
+        raise Refused("a newer snapshot came between", reason="CHANGED")
+    request = ledger_pb2.GetTopicRequest(topic=plan.topic)
+    topic = asked(stubs.ledger.GetTopic, request, stubs.timeout_s).topic
+    if topic.incarnation != plan.incarnation:
+        raise Refused("the topic was made again meanwhile", reason="CHANGED")
+    return at, states
+
+
+def _apply(states: dict[str, State], producer: str, part: Partial) -> None:
+    before = states.get(producer) or State(Marks(), 0)
+    marks = part.applied(before.marks)
+    states[producer] = State(marks, max(before.active_ms, part.last_append_ms))
+
+
+def _base(stubs: Stubs, plan: TopicPlan) -> tuple[Position | None, dict[str, State]]:
+    """What the parts are put on top of."""
+    if plan.base is not None:
+        found = read_snapshot(stubs, plan.topic, plan.incarnation)
+        if found is None or found[0] < plan.base:
+            raise Refused("the snapshot is gone", reason="CHANGED")
+        position, snapshot = found
+        states = {
+            each.producer: State(_marks(each.highest, each.unfinished), each.active_ms)
+            for each in snapshot.producers
+        }
+        return position, states
+    now_ms = time.time_ns() // 1_000_000
+    return None, {
+        each.producer_name: State(_marks(each.highest_sequence_id, None), now_ms)
+        for each in _trimmed(stubs, plan.topic)
+    }
+
+
+def _marks(highest: int, chunk: Chunk | None) -> Marks:
+    return Marks(highest, highest, chunk, chunk)
+
+
+def _trimmed(stubs: Stubs, topic: str) -> Iterator[ledger_pb2.TrimmedProducer]:
+    token = ""
+    while True:
+        request = ledger_pb2.ListTrimmedProducersRequest(
+            topic=topic, page_size=LIST_PAGE, page_token=token
+        )
+        page = asked(stubs.ledger.ListTrimmedProducers, request, stubs.timeout_s)
+        yield from page.producers
+        token = page.next_page_token
+        if not token:
+            return
+
+
+# ---- load
+
+
+def _loaded(
+    stubs: Stubs,
+    job: Job,
+    plan: TopicPlan,
+    through: Position,
+    states: Mapping[str, State],
+    result: Result,
+) -> Result:
+    # A producer of which only chunks without a beginning are stored has no marks.
+    kept = [each for each in states.items() if each[1].marks.persisted != NEVER]
+    too_many = len(kept) - PRODUCERS_MAX
+    if too_many > 0:
+        kept = nlargest(PRODUCERS_MAX, kept, key=lambda each: each[1].active_ms)
+    header = dedup_pb2.LoadHeader(
+        topic=plan.topic,
+        incarnation=plan.incarnation,
+        through=to_position(through),
+        replace=job.replace,
+    )
+
+    def load(_: None, timeout: float) -> dedup_pb2.LoadStateResponse:
+        pages = _pages(header, kept)
+        return stubs.dedup.LoadState(pages, timeout=timeout)  # type: ignore[no-any-return]
+
+    answer = asked(load, None, stubs.timeout_s)
+    return result._replace(
+        outcome="loaded" if answer.loaded else "current",
+        left_out=answer.left_out + max(0, too_many),
+    )
+
+
+def _pages(
+    header: dedup_pb2.LoadHeader, states: list[tuple[str, State]]
+) -> Iterator[dedup_pb2.LoadStateRequest]:
+    yield dedup_pb2.LoadStateRequest(header=header)
+    for first in range(0, len(states), PAGE_PRODUCERS):
+        page = dedup_pb2.LoadStateRequest()
+        for producer, (marks, active_ms) in states[first : first + PAGE_PRODUCERS]:
+            added = page.producers.add(
+                name=producer, highest_sequence_id=marks.persisted, last_active=active_ms
+            )
+            if marks.persisted_chunk is not None:
+                uuid, chunk_id, num_chunks, total_bytes = marks.persisted_chunk
+                added.unfinished.uuid = uuid
+                added.unfinished.chunk_id = chunk_id
+                added.unfinished.num_chunks = num_chunks
+                added.unfinished.total_bytes = total_bytes
+        yield page
+
+
+# ---- compare
+
+
+def _compared(stubs: Stubs, plan: TopicPlan, states: dict[str, State], result: Result) -> Result:
+    """Hold the state in place against the log.
+
+    Each producer is listed at some moment between two positions, before and after the list. What
+    was appended between is folded entry by entry: any of the marks on the way will do.
+    """
+    live = _live(stubs, plan.topic)
+    status = status_of(stubs, plan.topic)
+    confirmed = position_of(status.confirmed)
+    if not status.HasField("confirmed") or confirmed < plan.through:
+        raise Refused("the state was lost meanwhile", reason="CHANGED")
+    possible: dict[str, set[str]] = {}
+    if confirmed > plan.through:
+        for producer, part in _entries(stubs, plan.topic, plan.through, confirmed):
+            before = states.get(producer) or State(Marks(), 0)
+            _apply(states, producer, part)
+            words = possible.setdefault(producer, {_words(before.marks)})
+            words.add(_words(states[producer].marks))
+
+    timeout_ms = status.policy.producer_inactivity_timeout_minutes * 60_000
+    inactive_before_ms = time.time_ns() // 1_000_000 - timeout_ms if timeout_ms else 0
+    evicted = status.counts.evicted_producers > 0
+    differences = []
+    forgotten = 0
+    for producer in sorted(states.keys() | live.keys()):
+        state = states.get(producer) or State(Marks(), 0)
+        rebuilt, now = _words(state.marks), live.get(producer, "")
+        if now in possible.get(producer, {rebuilt}):
+            continue
+        if producer not in live and (evicted or state.active_ms < inactive_before_ms):
+            forgotten += 1
+        else:
+            differences.append(Difference(producer, rebuilt, now))
+    return result._replace(
+        outcome="different" if differences else "equal",
+        producers=len(states.keys() | live.keys()),
+        forgotten=forgotten,
+        differing=len(differences),
+        differences=tuple(differences[:SHOWN_MAX]),
+    )
+
+
+def _live(stubs: Stubs, topic: str) -> dict[str, str]:
+    """How far each producer has come that deduplication remembers."""
+    live: dict[str, str] = {}
+    token = ""
+    while True:
+        request = dedup_pb2.ListProducersRequest(topic=topic, page_size=LIST_PAGE, page_token=token)
+        page = asked(stubs.dedup.ListProducers, request, stubs.timeout_s)
+        live.update((each.name, _words(_live_marks(each))) for each in page.producers)
+        token = page.next_page_token
+        if not token:
+            return live
+
+
+def _live_marks(producer: dedup_pb2.Producer) -> Marks:
+    if producer.HasField("unfinished"):
+        last = producer.unfinished.last_chunk
+        chunk = Chunk(last.uuid, last.chunk_id, last.num_chunks, last.total_bytes)
+        return _marks(producer.unfinished.sequence_id, chunk)
+    if producer.HasField("persisted_sequence_id"):
+        return _marks(producer.persisted_sequence_id, None)
+    return Marks()
+
+
+def _words(marks: Marks) -> str:
+    """How far a producer has come, for people."""
+    chunk = marks.persisted_chunk
+    if marks.persisted == NEVER:
+        return ""
+    if chunk is None:
+        return str(marks.persisted)
+    return (
+        f"{marks.persisted} through chunk {chunk.chunk_id} of {chunk.num_chunks} "
+        f"({chunk.total_bytes} bytes, {chunk.uuid})"
+    )
+
+
+def _entries(
+    stubs: Stubs, topic: str, after: Position, through: Position
+) -> Iterable[tuple[str, Partial]]:
+    """The entries of a range, one by one."""
+    blocks = read_blocks(stubs.ledger, Range(topic, after, through, 0), timeout_s=stubs.timeout_s)
+    for run in runs_of(topic, blocks):
+        known: dict[str, int] = {}
+        producers = run.producers(known).tolist()
+        names = list(known)
+        chunks: dict[int, Any] = dict(run.chunks)
+        markers = set(run.markers)
+        rows = zip(producers, run.highest.tolist(), run.append_ms.tolist(), strict=True)
+        for index, (producer, highest, append_ms) in enumerate(rows):
+            if index not in markers:
+                yield names[producer], Partial.of(highest, chunks.get(index), append_ms)

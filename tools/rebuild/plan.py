@@ -1,0 +1,238 @@
+"""What is to be rebuilt: which topics, of which each from where to where, and in which waves."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum, auto
+from typing import Any, Final, NamedTuple
+
+from seqgate.api.cursor.v1 import cursor_pb2
+from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
+from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.errors import NotFoundError, SeqgateError
+from seqgate.spark._columns import Range, asked, open_channel
+from seqgate.spark._partitions import (
+    Bounds,
+    ledgers_of,
+    list_topics,
+    position_of,
+    ranges_of,
+)
+from seqgate.types import DEDUP_CURSOR, Position
+from services.dedup.core.snapshot import Snapshot, UnreadableSnapshot, decode
+from tools.rebuild.source import Part
+
+CALLS_AT_A_TIME: Final = 8
+
+ENTRIES_PER_TASK_MAX: Final = 1_000_000
+ENTRIES_PER_TASK_MIN: Final = 50_000
+"""How many entries a task reads: less only shifts the cost to starting tasks."""
+
+TOPIC_COST_ENTRIES: Final = 5_000
+"""What reading a topic costs beside its entries: a call takes as long as so many of these."""
+
+TOPICS_PER_WAVE_MAX: Final = 1_000
+
+TASKS_PER_CORE: Final = 2
+
+ABSENT: Final = dedup_pb2.TOPIC_STATE_ABSENT
+RECOVERING: Final = dedup_pb2.TOPIC_STATE_RECOVERING
+DISABLED: Final = dedup_pb2.TOPIC_STATE_DISABLED
+
+
+class Source(StrEnum):
+    """What the log is folded onto."""
+
+    SNAPSHOT = auto()
+    EARLIEST = auto()
+
+
+class Services(NamedTuple):
+    """Where the services are, and how long one may be away, in seconds."""
+
+    ledger: str
+    dedup: str
+    cursor: str
+    timeout_s: float
+
+
+class Stubs:
+    """A stub for each service. Not shared between processes."""
+
+    def __init__(self, services: Services) -> None:
+        self.timeout_s = services.timeout_s
+        self._channels = [
+            open_channel(target) for target in (services.ledger, services.dedup, services.cursor)
+        ]
+        ledger, dedup, cursor = self._channels
+        self.ledger: Any = LedgerServiceStub(ledger)
+        self.dedup: Any = DedupServiceStub(dedup)
+        self.cursor: Any = CursorServiceStub(cursor)
+
+    def __enter__(self) -> "Stubs":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for channel in self._channels:
+            channel.close()
+
+
+class TopicPlan(NamedTuple):
+    """A topic's log after a snapshot (None: all of it), and through the last entry then."""
+
+    topic: str
+    incarnation: int
+    base: Position | None
+    through: Position
+    ranges: tuple[Range, ...]
+
+    @property
+    def entries(self) -> int:
+        """How many are read."""
+        return sum(each.entries for each in self.ranges)
+
+
+class Untouched(NamedTuple):
+    """A topic that was asked for and has nothing to do, or cannot be planned."""
+
+    topic: str
+    why: str
+    failed: bool = False
+
+
+def status_of(stubs: Stubs, topic: str) -> dedup_pb2.GetTopicStatusResponse:
+    """What deduplication says of a topic."""
+    request = dedup_pb2.GetTopicStatusRequest(topic=topic)
+    return asked(stubs.dedup.GetTopicStatus, request, stubs.timeout_s)  # type: ignore[no-any-return]
+
+
+def plans(
+    stubs: Stubs, wanted: Sequence[str], source: Source, *, comparing: bool
+) -> Iterator[TopicPlan | Untouched]:
+    """A plan for each topic that these names and patterns mean.
+
+    Args:
+        wanted: none: the topics that need it; to compare, all that deduplicate.
+        comparing: plan through the position that the state in place covers.
+
+    Raises:
+        SeqgateError: the topics cannot be listed.
+    """
+    topics = list_topics(stubs.ledger, wanted or ["*"], stubs.timeout_s)
+
+    def plan(topic: ledger_pb2.Topic) -> TopicPlan | Untouched | None:
+        try:
+            return _plan(stubs, topic, source, needed=not wanted, comparing=comparing)
+        except SeqgateError as error:
+            return Untouched(topic.name, f"{error.reason}: {error}", failed=True)
+
+    with ThreadPoolExecutor(CALLS_AT_A_TIME) as pool:
+        yield from (each for each in pool.map(plan, topics) if each is not None)
+
+
+def _plan(
+    stubs: Stubs, topic: ledger_pb2.Topic, source: Source, *, needed: bool, comparing: bool
+) -> TopicPlan | Untouched | None:
+    status = status_of(stubs, topic.name)
+    last = position_of(topic.last) if topic.HasField("last") else None
+    confirmed = position_of(status.confirmed) if status.HasField("confirmed") else None
+    if status.state == DISABLED:
+        return None if needed else Untouched(topic.name, "deduplication is off")
+    if last is None:
+        return None if needed else Untouched(topic.name, "the log is empty")
+    through = last
+    if comparing:
+        if confirmed is None or confirmed.ledger_id == 0:  # a replay has only begun
+            return Untouched(topic.name, "there is no state to compare with")
+        # What was appended since the topics were listed counts as well.
+        request = ledger_pb2.GetTopicRequest(topic=topic.name)
+        topic = asked(stubs.ledger.GetTopic, request, stubs.timeout_s).topic
+        through = confirmed
+    elif needed and (status.state not in (ABSENT, RECOVERING) or confirmed == last):
+        return None
+    base = snapshot_position(stubs, topic, through) if source is Source.SNAPSHOT else None
+    topic.last.ledger_id, topic.last.entry_id = through
+    ledgers = ledgers_of(stubs.ledger, topic, stubs.timeout_s)
+    bounds = Bounds(through=through)
+    if base is not None:
+        bounds = bounds._replace(start=base._replace(entry_id=base.entry_id + 1))
+    ranges = tuple(ranges_of(topic.name, ledgers, bounds, ENTRIES_PER_TASK_MAX))
+    return TopicPlan(topic.name, topic.incarnation, base, through, ranges)
+
+
+def snapshot_position(stubs: Stubs, topic: ledger_pb2.Topic, through: Position) -> Position | None:
+    """Where the newest snapshot is, if the log can be folded on top of it."""
+    found = read_snapshot(stubs, topic.name, topic.incarnation)
+    if found is None or found[0] > through:
+        return None
+    base = found[0]
+    # Where entries after it were trimmed, the ledger's list of those producers tells more.
+    first = position_of(topic.first) if topic.HasField("first") else None
+    follows = first is None or first <= base._replace(entry_id=base.entry_id + 1)
+    return base if follows and (first is not None or base == through) else None
+
+
+def read_snapshot(stubs: Stubs, topic: str, incarnation: int) -> tuple[Position, Snapshot] | None:
+    """The newest snapshot of a topic, and where it is; None: there is none of this incarnation, or
+    it cannot be understood."""
+    request = cursor_pb2.GetCursorRequest(topic=topic, name=DEDUP_CURSOR)
+    try:
+        cursor = asked(stubs.cursor.GetCursor, request, stubs.timeout_s).cursor
+    except NotFoundError:
+        return None
+    if not cursor.HasField("mark_delete"):
+        return None
+    position = position_of(cursor.mark_delete)
+    try:
+        now_ms = time.time_ns() // 1_000_000
+        snapshot = decode(cursor.mark_delete_properties, now_ms=now_ms)
+    except UnreadableSnapshot:
+        return None
+    return (position, snapshot) if snapshot.is_of(incarnation, position) else None
+
+
+class Wave(NamedTuple):
+    """Topics that are rebuilt by one Spark job, and what its tasks read."""
+
+    topics: list[TopicPlan]
+    tasks: list[list[Part]]
+
+    @property
+    def entries(self) -> int:
+        """How many are read."""
+        return sum(each.entries for each in self.topics)
+
+
+def waves(topics: Iterable[TopicPlan], entries_max: int, cores: int) -> list[Wave]:
+    """Topics, gathered up to so many entries a wave; a topic is never divided. Those with few
+    entries come first, so that most topics are back soon."""
+    gathered: list[list[TopicPlan]] = []
+    entries = 0
+    for topic in sorted(topics, key=lambda each: (each.entries, each.topic)):
+        entries += topic.entries
+        if not gathered or entries > entries_max or len(gathered[-1]) == TOPICS_PER_WAVE_MAX:
+            gathered.append([])
+            entries = topic.entries
+        gathered[-1].append(topic)
+    return [Wave(each, list(_tasks(each, cores))) for each in gathered]
+
+
+def _tasks(topics: Sequence[TopicPlan], cores: int) -> Iterator[list[Part]]:
+    entries = sum(topic.entries + TOPIC_COST_ENTRIES for topic in topics)
+    share = entries // (cores * TASKS_PER_CORE) + 1
+    entries_max = min(max(share, ENTRIES_PER_TASK_MIN), ENTRIES_PER_TASK_MAX)
+    task: list[Part] = []
+    entries = 0
+    for topic in topics:
+        ranges: Sequence[Range | None] = topic.ranges or [None]
+        for number, each in enumerate(ranges):
+            task.append(Part(topic.topic, number, each))
+            entries += TOPIC_COST_ENTRIES + (0 if each is None else each.entries)
+            if entries >= entries_max:
+                yield task
+                task, entries = [], 0
+    if task:
+        yield task

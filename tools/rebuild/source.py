@@ -1,0 +1,144 @@
+"""The first half of a wave: each task reads its ranges and folds them."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from seqgate.errors import SeqgateError
+from seqgate.spark._columns import Range, connected, read_blocks, runs_of
+from seqgate.types import Position
+from tools.rebuild.folding import PARTIALS, ProducerFold, tally
+
+PLAN: Final = "plan"
+
+
+class Part(NamedTuple):
+    """A range of a topic's log, and which of the topic's ranges it is; None: an empty one."""
+
+    topic: str
+    number: int
+    range: Range | None
+
+
+class Reading(NamedTuple):
+    """What is read, by which task, and how."""
+
+    ledger: str
+    timeout_s: float
+    skip_corrupt: bool
+    tasks: list[list[Part]]
+
+
+def frame(spark: SparkSession, reading: Reading) -> DataFrame:
+    """The partials of a wave, one row a (topic, part, producer)."""
+    spark.dataSource.register(PartialSource)
+    return spark.read.format(PartialSource.name()).option(PLAN, json.dumps(reading)).load()
+
+
+class PartialSource(DataSource):
+    """Folds what it reads."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "seqgate-partials"
+
+    def schema(self) -> StructType:
+        return from_arrow_schema(PARTIALS)
+
+    def reader(self, schema: StructType) -> "PartialReader":  # noqa: ARG002 - Spark calls it
+        return PartialReader(self.options[PLAN])
+
+
+class Task(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        super().__init__(parts)
+        self.parts = parts
+
+
+class PartialReader(DataSourceReader):
+    """Connects in the tasks, not before."""
+
+    def __init__(self, plan: str) -> None:
+        ledger, timeout_s, skip_corrupt, tasks = json.loads(plan)
+        parts = [[_part(*each) for each in task] for task in tasks]
+        self._reading = Reading(ledger, timeout_s, skip_corrupt, parts)
+
+    def partitions(self) -> list[Task]:
+        return [Task(parts) for parts in self._reading.tasks]
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        with connected(self._reading.ledger) as stub:
+            for part in partition.parts:
+                yield from folded(stub, part, self._reading)
+
+
+def _part(topic: str, number: int, given: list[Any] | None) -> Part:
+    if given is None:
+        return Part(topic, number, None)
+    name, after, through, entries = given
+    start = None if after is None else Position(*after)
+    return Part(topic, number, Range(name, start, Position(*through), entries))
+
+
+def folded(stub: Any, part: Part, reading: Reading) -> Iterator[pa.RecordBatch]:
+    """The rows of one part. What cannot be read becomes a row that says so: it is the matter of one
+    topic, and not of the wave."""
+    fold = ProducerFold()
+    skipped, failure = 0, None
+    try:
+        if part.range is not None:
+            skipped = _fold(fold, stub, part.range, reading)
+        yield fold.rows(part.topic, part.number)
+    except SeqgateError as error:
+        details = {"topic": part.topic, **error.details}
+        failure = json.dumps([error.reason or type(error).__name__, str(error), details])
+    yield tally(part.topic, part.number, fold.count, skipped=skipped, failure=failure)
+
+
+def _fold(fold: ProducerFold, stub: Any, wanted: Range, reading: Reading) -> int:
+    """Show a range to the fold. Returns how many entries were skipped because they are damaged.
+
+    Raises:
+        SeqgateError: some cannot be read.
+    """
+    skipped = 0
+    while True:
+        try:
+            blocks = read_blocks(stub, wanted, timeout_s=reading.timeout_s)
+            for run in runs_of(wanted.topic, blocks):
+                fold.add(run)
+        except SeqgateError as error:
+            damage = _damage(error, wanted) if reading.skip_corrupt else None
+            if damage is None:
+                raise
+            resume, lost = damage
+            skipped += lost
+            if resume >= wanted.through:
+                return skipped
+            wanted = wanted._replace(after=resume)
+        else:
+            return skipped
+
+
+def _damage(error: SeqgateError, wanted: Range) -> tuple[Position, int] | None:
+    """After which entry to go on, and how many are lost; None: it is no damaged entry."""
+    if error.reason != "ENTRY_CORRUPT" or "entry_id" not in error.details:
+        return None
+    ledger_id, last = int(error.details["ledger_id"]), int(error.details["entry_id"])
+    first = int(error.details.get("first_entry_id", last))
+    resume = Position(ledger_id, last)
+    if wanted.after is not None and resume <= wanted.after:
+        return None
+    if wanted.after is not None and wanted.after.ledger_id == ledger_id:
+        first = max(first, wanted.after.entry_id + 1)
+    if wanted.through.ledger_id == ledger_id:
+        last = min(last, wanted.through.entry_id)
+    return resume, last + 1 - first
