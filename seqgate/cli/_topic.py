@@ -131,6 +131,7 @@ async def _stat(run: Run, name: TopicName) -> int:
         ("Messages", record["messages"]),
         ("Bytes", record["bytes"]),
         ("Connected producers", record["connected_producers"]),
+        ("Entries to be replayed", record["entries_to_replay"]),
     ]
     if isinstance(status, SeqgateError):
         fields.append(("Deduplication", f"not known: {status}"))
@@ -292,6 +293,7 @@ def _record(topic: pb.Topic) -> dict[str, Any]:
         "messages": topic.messages,
         "bytes": topic.bytes,
         "connected_producers": topic.connected_producers,
+        "entries_to_replay": topic.entries_to_replay,
     }
 
 

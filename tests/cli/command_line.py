@@ -103,10 +103,12 @@ class CommandLine:
         """The same with more variables."""
         return CommandLine({**self.environment, **variables})
 
-    async def __call__(self, *arguments: str, stdin: bytes = b"") -> Ended:
+    async def __call__(
+        self, *arguments: str, stdin: bytes = b"", patience_s: float = PATIENCE_S
+    ) -> Ended:
         """Run a command to its end."""
         async with self._process(*arguments, stdin=PIPE) as process:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(patience_s):
                 out, err = await process.communicate(stdin)
             assert process.returncode is not None
             return Ended(process.returncode, out.decode(), err.decode())

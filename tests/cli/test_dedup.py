@@ -159,6 +159,26 @@ async def test_explain_is_for_people_too(seqgate: CommandLine, stored: str) -> N
     assert (alone.code, dict(alone.rows)["The log"]) == (0, "not known")
 
 
+async def test_a_snapshot_is_taken(seqgate: CommandLine, stored: str) -> None:
+    table = await seqgate("dedup", "snapshot", stored)
+    shown = await seqgate("dedup", "snapshot", stored, "-o", "json")
+    status = await seqgate("dedup", "status", stored, "-o", "json")
+
+    assert table.rows == [["Topic", stored], ["Snapshot up to", "1:2"], ["Producers", "2"]]
+    assert shown.record == {"topic": stored, "snapshot": "1:2", "producers": 2}
+    assert status.record["snapshot"] == "1:2"
+
+
+async def test_without_state_there_is_nothing_to_keep(seqgate: CommandLine, topic: str) -> None:
+    table, shown = await asyncio.gather(
+        seqgate("dedup", "snapshot", topic), seqgate("dedup", "snapshot", topic, "-o", "json")
+    )
+
+    assert (table.code, shown.code) == (0, 0)
+    assert table.rows == [["Topic", topic], ["Snapshot", "there is nothing to keep"]]
+    assert shown.record == {"topic": topic, "snapshot": None, "producers": 0}
+
+
 async def test_policy_says_where_each_value_was_set(
     seqgate: CommandLine, stack: Stack, dedup: Any, topic: str
 ) -> None:

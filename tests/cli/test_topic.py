@@ -2,15 +2,19 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from grpc import aio
+from redis.asyncio import Redis
 
 from seqgate.api.ledger.v1.ledger_pb2 import CreateTopicRequest
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
-from seqgate.client import Batching, Chunking, Client
+from seqgate.client import Batching, Chunking, Client, connect
+from seqgate.errors import SeqgateError
 from tests.cli.command_line import CommandLine
+from tests.support.waiting import eventually
 from tools.stack.ports import free_ports
 from tools.stack.stack import Stack
 
@@ -51,6 +55,7 @@ async def test_a_prefix_without_a_slash_means_public_default(
         "messages": 2,
         "bytes": 0,
         "connected_producers": 0,
+        "entries_to_replay": 0,
     }
 
 
@@ -97,6 +102,35 @@ async def test_a_topic_is_shown_without_the_dedup_service(
     assert shown.code == 0
     assert (shown.record["messages"], shown.record["dedup"]) == (1, None)
     assert shown.record["dedup_error"] == "UNREACHABLE"
+
+
+async def test_a_topic_that_waits_for_a_rebuild_says_how_much_is_to_be_replayed(
+    bare: CommandLine, topic: str, tmp_path: Path
+) -> None:
+    settings = {"SEQGATE_LEDGER_INLINE_REPLAY_ENTRIES_MAX": "1"}
+    async with Stack(tmp_path / "stack", environment=settings) as stack:
+        seqgate = bare.with_(
+            SEQGATE_LEDGER=stack.address("ledger"), SEQGATE_DEDUP=stack.address("dedup")
+        )
+        async with connect(stack.address("ledger")) as client:
+            await published(client, topic, "one", "two", "three")
+            async with Redis.from_url(stack.redis_url) as redis:
+                await redis.flushall()
+
+            async def waits() -> bool:
+                with pytest.raises(SeqgateError) as caught:
+                    await published(client, topic, "four", open_timeout_s=1)
+                return caught.value.reason == "RECOVERING"  # or there was no answer in time
+
+            await eventually(waits)
+
+        table, shown = await asyncio.gather(
+            seqgate("topic", "stat", topic), seqgate("topic", "stat", topic, "-o", "json")
+        )
+
+    fields = dict(table.rows)
+    assert (fields["Entries to be replayed"], fields["Deduplication"]) == ("3", "recovering")
+    assert shown.record["entries_to_replay"] == 3
 
 
 async def test_the_tail_is_the_last_messages(

@@ -132,6 +132,22 @@ async def test_large_messages_are_measured_beside_the_same_bytes_uncut(bench: Ru
             assert found[name]["limit"]["name"].startswith(limits)
 
 
+async def test_recoveries_are_measured_beside_a_publish_with_nothing_lost(bench: Run) -> None:
+    wrote = await bench.finish("--json", "--seconds-per-measurement", "0.004", "--only", "recovery")
+
+    found = {each["name"]: each for each in json.loads(wrote)["measurements"]}
+    for states in (100, 1_000):
+        loaded = found[f"LoadState, {states:,} states a call"]
+        assert loaded["limit"]["name"] == f"Redis load script, {states:,} states a call"
+    snapshots = [each for name, each in found.items() if name.startswith("TakeSnapshot")]
+    assert len(snapshots) == 4
+    assert all(each["limit"]["name"].startswith("MarkDelete") for each in snapshots)
+    recoveries = [each for name, each in found.items() if name.startswith("publish after")]
+    assert len(recoveries) == 5
+    assert all(each["limit"]["name"].startswith("publish, nothing") for each in recoveries)
+    assert all(each["rounds"] == 3 and each["unit"] == "ms" for each in recoveries)
+
+
 async def test_nothing_is_left_of_benchmarks_that_are_terminated(bench: Run) -> None:
     process = await bench.start("--seconds-per-measurement", "30", "--only", "price")
     await eventually(lambda: any("tools.bench.load" in each for each in bench.processes))

@@ -178,7 +178,8 @@ async def test_the_longest_topic_name_is_one(services: Services) -> None:
     topic = longest_topic()
     await services.cursor.CreateCursor(request("CreateCursor", topic))
     answer = await services.cursor.ListCursors(pb.ListCursorsRequest(topic=topic))
-    assert [each.topic for each in answer.cursors] == [topic]
+    # Deduplication may have one there, too.
+    assert {each.topic for each in answer.cursors} == {topic}
 
 
 async def test_a_listing_refuses_what_is_no_topic_name(services: Services) -> None:

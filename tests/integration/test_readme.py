@@ -28,7 +28,7 @@ async def test_the_example_and_the_commands_run(stack: Stack, root: Path) -> Non
     printed = await run(sys.executable, "-c", example.replace("127.0.0.1:7702", ledger))
     assert "checkout 1001 b'2 apples'" in printed
     commands = [line for line in blocks(root, "sh")[-1].splitlines() if line]
-    assert len(commands) == 2
+    assert len(commands) == 3
     for command in commands:
         name, *arguments = command.split()
         printed = await run(
@@ -36,6 +36,7 @@ async def test_the_example_and_the_commands_run(stack: Stack, root: Path) -> Non
             *arguments,
             SEQGATE_LEDGER=ledger,
             SEQGATE_DEDUP=stack.address("dedup"),
+            SEQGATE_CURSOR=stack.address("cursor"),
         )
         assert printed.strip()
 

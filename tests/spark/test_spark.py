@@ -1,6 +1,8 @@
 """The data source, the rebuild and the audit, over the logs of real services."""
 
+import asyncio
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -152,6 +154,51 @@ async def test_producers_that_were_forgotten_for_lack_of_activity_are_no_differe
     assert rebuild([*world.addresses, "--diff", "--from", "earliest", "--json", topic], spark) == 0
     (found,) = [line for line in output(capsys) if line["kind"] == "topic"]
     assert (found["outcome"], found["forgotten"]) == ("equal", 1)
+
+
+async def test_a_topic_that_is_written_meanwhile_is_compared_all_the_same(
+    world: World, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic = "live/spark/written"
+    async with (
+        connect(world.services.stack.address("ledger")) as client,
+        client.producer(topic, name="p") as producer,
+    ):
+        await producer.send(b"x")
+        compare = [*world.addresses, "--diff", "--from", "earliest", "--json", topic]
+        comparing = asyncio.create_task(asyncio.to_thread(rebuild, compare, spark))
+        while not comparing.done():
+            await producer.send(b"x")
+        assert await comparing == 0
+    assert outcomes(output(capsys)) == {topic: "equal"}
+
+
+async def test_two_that_run_at_once_do_not_interfere(
+    world: World, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topics = [f"mixed/spark/log-{n}" for n in range(4)]
+    for topic in topics:
+        await forget(world, topic, snapshot=True)
+    arguments = [*world.addresses, "--json", "mixed/*"]
+    runs = (asyncio.to_thread(rebuild, arguments, spark) for _ in range(2))
+    assert await asyncio.gather(*runs) == [0, 0]
+    assert set(outcomes(output(capsys))) == set(topics)
+    for topic in topics:
+        assert await live(world, topic) == expected(world.logs[topic])
+
+
+async def test_the_command_makes_a_session_of_its_own(world: World) -> None:
+    topic = "mixed/spark/log-0"
+    await forget(world, topic, snapshot=True)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tools.rebuild", *world.addresses, "--json", topic),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    assert outcomes([json.loads(line) for line in out.splitlines()]) == {topic: "loaded"}
+    assert await live(world, topic) == expected(world.logs[topic])
 
 
 async def test_damage_is_the_matter_of_one_topic_and_can_be_skipped(

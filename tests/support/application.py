@@ -42,6 +42,9 @@ COPY_SHARE = 0.1
 OVERLAP = 30
 """How many messages of the round before are sent again."""
 
+OPEN_TIMEOUT_S = 120.0
+"""How long a producer waits for its topic: for a rebuild, too, on a busy machine."""
+
 
 class Application:
     """Publishes to one topic, round after round."""
@@ -49,7 +52,7 @@ class Application:
     def __init__(self, ledger: str, dedup: str, topic: str, random: Random) -> None:
         self._ledger = ledger
         self._dedup = dedup
-        self._topic = topic
+        self.topic = topic
         self._random = random
         self._next = 0
         self.history = History()
@@ -98,19 +101,19 @@ class Application:
                     Identity(message.producer_name, message.sequence_id),
                     Content(message.payload, message.key),
                 )
-                async for message in client.reader(self._topic, follow=False)
+                async for message in client.reader(self.topic, follow=False)
             ]
 
     async def _publish(
         self, client: Client, name: str, batching: Batching | None, ids: Sequence[int]
     ) -> None:
         async with client.producer(
-            self._topic,
+            self.topic,
             name=name,
             takeover=True,
             batching=batching,
             send_timeout_s=None,
-            open_timeout_s=60,
+            open_timeout_s=OPEN_TIMEOUT_S,
         ) as producer:
             sends = []
             for sequence_id in ids:
@@ -143,7 +146,7 @@ class Application:
         async with aio.insecure_channel(self._dedup) as channel:
             stub: Any = dedup_pb2_grpc.DedupServiceStub(channel)
             for name in PRODUCERS:
-                request = dedup_pb2.GetProducerRequest(topic=self._topic, producer_name=name)
+                request = dedup_pb2.GetProducerRequest(topic=self.topic, producer_name=name)
                 try:
                     producer = (await stub.GetProducer(request)).producer
                 except aio.AioRpcError as error:

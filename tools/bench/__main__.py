@@ -17,13 +17,10 @@ from typing import Any, Final, NamedTuple
 
 from rich.console import Console
 
-from tools.bench import admit, large, limits, publish, read, report, store
-from tools.bench.bench import ROOT, UNDEDUPLICATED, Bench, null_ledger
+from tools.bench import admit, large, limits, publish, read, rebuild, recovery, report, store
+from tools.bench.bench import ROOT, SECONDS, UNDEDUPLICATED, Bench, null_ledger
 from tools.bench.measurement import BenchError, Measurement
 from tools.stack.stack import Stack, StackError
-
-SECONDS: Final = 0.4
-"""How long one round of a measurement takes, unless asked otherwise."""
 
 WIDTH: Final = 160
 """How wide tables are where nobody's terminal says it."""
@@ -49,6 +46,8 @@ GROUPS: Final = {
     "read": Group(read.read),
     "price": Group(publish.price),
     "large": Group(large.large, needs=("disk",)),
+    "recovery": Group(recovery.recovery),
+    "rebuild": Group(rebuild.rebuild, needs=("recovery",)),
 }
 
 

@@ -1,6 +1,7 @@
 """What every group of measurements has: running services, time, and the limits found so far."""
 
 import asyncio
+import math
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,6 +17,9 @@ from tools.stack.child import bound_to_us, tell
 from tools.stack.stack import Stack
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+
+SECONDS: Final = 0.4
+"""How long one round of a measurement takes, unless asked otherwise."""
 
 LOAD_GRACE_S: Final = 120.0
 """How long the load process may take beyond the time it measures."""
@@ -52,6 +56,10 @@ class Bench:
         """A rate that was found, as a limit of something of which one such call does `each`."""
         return Limit(name, self._found[name].value * each)
 
+    def scaled(self, number: int) -> int:
+        """As much of something as there is time for: less where rounds are shorter than usual."""
+        return math.ceil(number * min(1.0, self.seconds / SECONDS))
+
     async def load(
         self, workloads: Sequence[Workload], *, seconds: float | None = None
     ) -> Mapping[str, Outcome]:
@@ -62,10 +70,15 @@ class Bench:
         assert isinstance(running, dict)
         pids.update(running)
         job = Job(list(workloads), ROUNDS, seconds or self.seconds, pids)
-        return outcomes_from_json(await _converse("tools.bench.load", job.to_json()))
+        return outcomes_from_json(await converse("tools.bench.load", job.to_json(), LOAD_GRACE_S))
 
 
-async def _converse(module: str, given: str) -> str:
+async def converse(module: str, given: str, within_s: float) -> str:
+    """What a process that runs this module answers.
+
+    Raises:
+        BenchError: it failed, or did not end in time.
+    """
     process = await asyncio.create_subprocess_exec(
         *bound_to_us([sys.executable, "-m", module]),
         cwd=ROOT,
@@ -74,7 +87,7 @@ async def _converse(module: str, given: str) -> str:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(LOAD_GRACE_S):
+        async with asyncio.timeout(within_s):
             answer, trouble = await process.communicate(given.encode())
     except TimeoutError:
         raise BenchError(f"{module} did not end") from None

@@ -32,6 +32,24 @@ def cpu_s(pid: int) -> float:
     return (user_ticks + system_ticks) / _TICKS_A_SECOND
 
 
+def family_cpu_s(pid: int) -> float:
+    """The same, of a process and all that it started, ended ones included."""
+    parents: dict[int, list[int]] = {}
+    ticks: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended
+        member = int(stat.parent.name)
+        parents.setdefault(int(fields[1]), []).append(member)
+        ticks[member] = sum(map(int, fields[11:15]))  # its own, and of children that have ended
+    family = [pid]
+    for member in family:
+        family += parents.get(member, [])
+    return sum(ticks.get(member, 0) for member in family) / _TICKS_A_SECOND
+
+
 def busy_s() -> float:
     """For how many seconds the machine has computed, all cores together, for whomever; what its
     host took from it included."""

@@ -113,7 +113,7 @@ def _rebuilt(
             try:
                 yield future.result()
             except PySparkException as error:
-                message = str(error).strip().splitlines()[0]
+                message = _gist(str(error))
                 yield [
                     Result(each.topic, "failed", reason="SPARK_JOB_FAILED", message=message)
                     for each in pending[future].topics
@@ -123,6 +123,13 @@ def _rebuilt(
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _gist(message: str) -> str:
+    """What a long report of Spark's says: its first line, and that of the exception in the task."""
+    lines = [line.strip() for line in message.partition("SQLSTATE")[0].splitlines()]
+    first, *more = [line for line in lines if line] or ["no reason was given"]
+    return f"{first} {more[-1]}" if more else first
 
 
 def _wave(

@@ -125,7 +125,7 @@ def reducer(job: Job) -> Callable[[pa.Table], pa.Table]:
 
 def finished(stubs: Stubs, job: Job, plan: TopicPlan, rows: pa.Table) -> Result:
     """Put a topic's parts together, and load or compare what they come to."""
-    tallies = rows.filter(pa.compute.is_null(rows.column("producer"))).to_pylist()
+    tallies = rows.filter(rows.column("producer").is_null()).to_pylist()
     skipped = sum(each["skipped"] for each in tallies)
     result = Result(
         plan.topic,

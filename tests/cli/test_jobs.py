@@ -1,0 +1,170 @@
+"""Commands that are jobs with Spark: `seqgate dedup rebuild|diff`, `seqgate topic audit`."""
+
+import asyncio
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpc import aio
+from redis.asyncio import Redis
+
+from seqgate.api.dedup.v1 import dedup_pb2 as pb
+from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
+from seqgate.api.entry.v1.entry_pb2 import Position
+from seqgate.client import Client
+from seqgate.types import TopicName
+from services.dedup.adapters.keys import topic_key
+from tests.cli.command_line import CommandLine, Ended
+from tests.support.jobs import PATIENCE_S, quick_spark
+from tests.support.waiting import eventually
+from tools.stack.stack import Stack
+
+MESSAGES = 3
+
+END = Position(ledger_id=1, entry_id=MESSAGES - 1)
+
+
+@pytest.fixture
+def jobs(seqgate: CommandLine, tmp_path: Path) -> Callable[..., Any]:
+    """Runs a command that starts Spark."""
+    quick = seqgate.with_(**quick_spark(tmp_path))
+
+    async def run(*arguments: str) -> Ended:
+        return await quick(*arguments, patience_s=PATIENCE_S)
+
+    return run
+
+
+async def stored(client: Client, stack: Stack, *topics: str) -> None:
+    """Publish to topics, and return when deduplication knows all of it."""
+    for topic in topics:
+        async with client.producer(topic, name="p") as producer:
+            for number in range(MESSAGES):
+                await producer.send(b"message", sequence_id=10 * number)
+    async with aio.insecure_channel(stack.address("dedup")) as channel:
+        dedup: Any = DedupServiceStub(channel)
+
+        async def confirmed() -> bool:
+            asked = [dedup.GetTopicStatus(pb.GetTopicStatusRequest(topic=each)) for each in topics]
+            return all([(await each).confirmed == END for each in asked])
+
+        await eventually(confirmed)
+
+
+async def plant(stack: Stack, topic: str, highest: int) -> None:
+    """Put a state in place that is not what the log says."""
+    header = pb.LoadHeader(topic=topic, incarnation=1, through=END, replace=True)
+    wrong = pb.ProducerState(name="p", highest_sequence_id=highest, last_active=1)
+    async with aio.insecure_channel(stack.address("dedup")) as channel:
+        dedup: Any = DedupServiceStub(channel)
+        request = pb.LoadStateRequest(header=header, producers=[wrong])
+        assert (await dedup.LoadState(iter([request]))).loaded
+
+
+async def test_a_plan_is_made_without_spark(
+    seqgate: CommandLine, client: Client, stack: Stack, topic: str
+) -> None:
+    await stored(client, stack, topic)
+    async with Redis.from_url(stack.redis_url) as redis:
+        await redis.delete(topic_key(TopicName.parse(topic)))
+    nowhere = seqgate.with_(PATH="", JAVA_HOME="")
+
+    told, planned = await asyncio.gather(
+        nowhere("dedup", "rebuild", "--dry-run", topic),
+        nowhere("dedup", "rebuild", "--dry-run", "--from-earliest", topic, "-o", "json"),
+    )
+
+    assert (told.code, told.err) == (0, "")
+    assert told.out == f"{topic}: 3 entries after the beginning, through 1:2\n"
+    assert planned.record == {
+        "kind": "plan",
+        "topic": topic,
+        "base": None,
+        "through": "1:2",
+        "entries": 3,
+    }
+
+
+async def test_a_difference_is_told_and_is_no_success(
+    jobs: Any, client: Client, stack: Stack, topic: str
+) -> None:
+    right, wrong = f"{topic}-right", f"{topic}-wrong"
+    await stored(client, stack, right, wrong)
+    await plant(stack, wrong, 7)
+
+    ended = await jobs("dedup", "diff", "--from-earliest", right, wrong)
+
+    assert ended.code == 1, ended.err
+    assert f"{right}: equal, 1 producers, 3 entries" in ended.out.splitlines()
+    assert f"{wrong}: different, 1 producers, 3 entries, 1 producers differ" in ended.out
+    assert "  p: 20 by the log, 7 in place" in ended.out.splitlines()
+
+
+async def test_what_is_well_passes_a_comparison_and_an_audit(
+    jobs: Any, client: Client, stack: Stack, topic: str, tmp_path: Path
+) -> None:
+    await stored(client, stack, topic)
+
+    found = tmp_path / "found"
+    compared, audited = await asyncio.gather(
+        jobs("dedup", "diff", topic, "-o", "json"),
+        jobs("topic", "audit", topic, "--parquet", str(found), "-o", "json"),
+    )
+
+    assert compared.code == 0, compared.err
+    assert [each.get("outcome") for each in compared.records] == ["equal", None]
+    assert audited.code == 0, audited.err
+    assert audited.record == {
+        "kind": "summary",
+        "topics": 1,
+        "producers": 1,
+        "entries": 3,
+        "messages": 3,
+        "findings": 0,
+    }
+    assert {each.name for each in found.iterdir()} == {"findings.parquet", "topics.parquet"}
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        (("dedup", "rebuild"), "pyspark"),
+        (("dedup", "diff", "t"), "tools.rebuild"),
+        (("topic", "audit"), "tools"),
+    ],
+)
+def test_a_job_that_is_not_installed_is_missed(
+    inside: Callable[..., Ended],
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    missing: str,
+) -> None:
+    def found(name: str) -> Any:
+        return None if name == missing else find_spec(name)
+
+    monkeypatch.setattr("seqgate.cli._jobs.find_spec", found)
+
+    ended = inside(*command, "-o", "json")
+
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.error["reason"] == "JOBS_MISSING"
+    assert ended.error["details"] == {"missing": missing}
+
+
+async def test_what_cannot_be_done_is_told_without_spark(seqgate: CommandLine, topic: str) -> None:
+    nowhere = seqgate.with_(PATH="", JAVA_HOME="")
+
+    rebuilt, compared, audited, misnamed = await asyncio.gather(
+        nowhere("dedup", "rebuild", topic),
+        nowhere("dedup", "diff", topic),
+        nowhere("topic", "audit", topic),
+        nowhere("dedup", "rebuild", "a/b"),
+    )
+
+    for ended in (rebuilt, compared, audited):
+        assert (ended.code, ended.out) == (1, "")
+        assert ended.err == f"there is no topic {topic}\n"
+    assert (misnamed.code, misnamed.out) == (2, "")
+    assert "INVALID_TOPIC_NAME" in misnamed.err

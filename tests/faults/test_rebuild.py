@@ -1,0 +1,319 @@
+"""Rebuilds that are killed, that run at once, that Redis forgets under, and that meet damage.
+
+Topics wait for a rebuild here as soon as deduplication lacks more than one entry, so that what is
+whole again is so because a rebuild loaded it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import apsw
+import pytest
+import pytest_asyncio
+from grpc import aio
+from redis.asyncio import Redis
+
+from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.client import connect
+from seqgate.errors import SeqgateError
+from seqgate.types import Position, TopicName
+from services.dedup.adapters.keys import topic_key
+from tests.faults.world import World
+from tests.integration.services import log_lines
+from tests.support.application import Application
+from tests.support.jobs import JAVA, WORKERS, Rebuild, rebuilding
+from tests.support.waiting import eventually
+
+MESSAGES = 60
+
+NEVER = Position(0, 0)
+
+
+@pytest_asyncio.fixture(scope="module")
+async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    """One stack whose topics wait for rebuilds; each test uses topics of its own."""
+    made = World(tmp_path_factory.mktemp("rebuild"), SEQGATE_LEDGER_INLINE_REPLAY_ENTRIES_MAX="1")
+    async with made.stack:
+        yield made
+
+
+async def published(world: World, seed: int, count: int) -> list[Application]:
+    """Applications that have published, each to a topic of its own."""
+    applications = [world.application(seed + number) for number in range(count)]
+    await publish(applications)
+    for each in applications:
+        await each.check_state()
+    return applications
+
+
+async def publish(applications: Sequence[Application], count: int = MESSAGES) -> None:
+    await asyncio.gather(*(each.publish(count) for each in applications))
+
+
+async def forget(world: World, applications: Sequence[Application]) -> None:
+    """Redis loses these topics."""
+    async with Redis.from_url(world.stack.redis_url) as redis:
+        for each in applications:
+            await redis.delete(topic_key(TopicName.parse(each.topic)))
+
+
+async def forget_everything(world: World) -> None:
+    async with Redis.from_url(world.stack.redis_url) as redis:
+        await redis.flushall()
+
+
+async def whole(applications: Sequence[Application]) -> None:
+    """The state is what the log says, and nothing is stored twice; also after more was sent."""
+    for each in applications:
+        await each.check_state()
+    await publish(applications)
+    for each in applications:
+        await each.check_log()
+        await each.check_state()
+
+
+def topics(applications: Sequence[Application]) -> set[str]:
+    return {each.topic for each in applications}
+
+
+def loaded(job: Rebuild) -> set[str]:
+    return {topic for topic, outcome in job.outcomes.items() if outcome == "loaded"}
+
+
+@asynccontextmanager
+async def dedup_of(world: World) -> AsyncIterator[Any]:
+    async with aio.insecure_channel(world.stack.address("dedup")) as channel:
+        yield DedupServiceStub(channel)
+
+
+async def confirmed(dedup: Any, application: Application) -> Position:
+    request = dedup_pb2.GetTopicStatusRequest(topic=application.topic)
+    status = await dedup.GetTopicStatus(request)
+    if not status.HasField("confirmed"):
+        return NEVER
+    return Position(status.confirmed.ledger_id, status.confirmed.entry_id)
+
+
+async def waits(world: World, application: Application) -> None:
+    """Return when the ledger leaves the replay of a topic to a rebuild."""
+    request = ledger_pb2.GetTopicRequest(topic=application.topic)
+    async with aio.insecure_channel(world.stack.address("ledger")) as channel:
+        ledger: Any = LedgerServiceStub(channel)
+
+        async def lacking() -> bool:
+            return (await ledger.GetTopic(request)).topic.entries_to_replay > 1
+
+        await eventually(lacking)
+
+
+async def test_redis_forgets_everything_during_a_rebuild(
+    world: World, seed: int, tmp_path: Path
+) -> None:
+    """What was loaded before is lost again, and the next rebuild's matter; the rest is loaded."""
+    applications = await published(world, seed, 5)
+    await forget(world, applications)
+    async with rebuilding(world.stack, tmp_path) as job:
+        await job.topics(1)
+        before = set(job.outcomes)
+        await forget_everything(world)
+        assert await job.ended() == 0
+        assert loaded(job) == topics(applications)
+    async with rebuilding(world.stack, tmp_path) as again:
+        assert await again.ended() == 0
+        assert before <= loaded(again) <= topics(applications)
+    await whole(applications)
+
+
+async def test_rebuilds_are_killed_and_two_at_once_go_on(
+    world: World, seed: int, tmp_path: Path
+) -> None:
+    """Killed while it starts, and with some topics loaded. Then two do the rest, while producers
+    go on as soon as the first of them has loaded their topic: what the other one has to load is
+    old by then, and takes nothing back."""
+    random = Random(seed)
+    applications = await published(world, seed, 10)
+    await forget(world, applications)
+    seen: set[str] = set()
+    for moment, count in ((JAVA, 0), (WORKERS, 0), (WORKERS, random.randint(1, 3))):
+        async with rebuilding(world.stack, tmp_path) as job:
+            await job.runs(moment)
+            await job.topics(count)
+            await job.kill()
+            seen |= loaded(job)
+    async with dedup_of(world) as dedup:
+        lost = [each for each in applications if await confirmed(dedup, each) == NEVER]
+    assert seen
+    assert not topics(lost) & seen
+    assert len(lost) > 1
+
+    for each in set(applications) - set(lost):
+        await each.check_state()
+    waiting = asyncio.create_task(publish(lost[-2:]))
+    for each in lost[-2:]:
+        await waits(world, each)
+    folders = tmp_path / "one", tmp_path / "other"
+    for folder in folders:
+        folder.mkdir()
+    async with (
+        rebuilding(world.stack, folders[0]) as one,
+        rebuilding(world.stack, folders[1]) as other,
+        never_worse(world, applications),
+    ):
+        assert await asyncio.gather(one.ended(), other.ended()) == [0, 0]
+        assert loaded(one) | loaded(other) == topics(lost)
+        assert {*one.outcomes.values(), *other.outcomes.values()} <= {"loaded", "current"}
+        await waiting
+    await whole(applications)
+
+
+@asynccontextmanager
+async def never_worse(world: World, applications: Sequence[Application]) -> AsyncIterator[None]:
+    """What deduplication knows of topics only grows meanwhile."""
+    known = dict.fromkeys(topics(applications), NEVER)
+    over = asyncio.Event()
+
+    async def watch() -> None:
+        async with dedup_of(world) as dedup:
+            while not over.is_set():
+                for each in applications:
+                    now = await confirmed(dedup, each)
+                    assert now >= known[each.topic], each.topic
+                    known[each.topic] = now
+                await asyncio.sleep(0.01)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(watch())
+        try:
+            yield
+        finally:
+            over.set()
+
+
+async def test_topics_that_are_well_go_on_while_others_are_rebuilt(
+    world: World, seed: int, tmp_path: Path
+) -> None:
+    """And a topic that waits for its rebuild goes on by itself when it has its state."""
+    well, *lost = await published(world, seed, 5)
+    await forget(world, lost)
+    waiting = asyncio.create_task(publish(lost[:2]))
+    for each in lost[:2]:
+        await waits(world, each)
+    answered = [len(each.history.acknowledged) for each in lost]
+    async with rebuilding(world.stack, tmp_path) as job:
+        await job.runs(JAVA)
+        assert answered == [len(each.history.acknowledged) for each in lost]
+        ended = asyncio.create_task(job.ended())
+        rounds = 0
+        while not ended.done():
+            async with asyncio.timeout(20):  # less than Spark takes, where that is slow as well
+                await well.publish(1)
+            rounds += 1
+            await asyncio.sleep(0.05)  # the job needs the machine, too
+        assert await ended == 0
+        assert loaded(job) == topics(lost)
+    assert rounds > 5
+    await waiting
+    await whole([well, *lost])
+
+
+# ---- damage
+
+
+async def test_a_damaged_entry_is_the_matter_of_its_topic_and_can_be_left_out(
+    tmp_path: Path, seed: int
+) -> None:
+    world = World(tmp_path / "world")
+    job_folder = tmp_path / "job"
+    job_folder.mkdir()
+    async with world.stack:
+        damaged, *others = await published(world, seed, 3)
+        await publish([damaged])
+        await world.stack.terminate("ledger")
+        await forget_everything(world)
+        with damage(world, damaged) as place:
+            await world.stack.run("ledger")
+            await refused(world, damaged, place)
+
+            async with rebuilding(world.stack, job_folder) as job:
+                assert await job.ended() == 1
+                assert loaded(job) == topics(others)
+                assert job.outcomes[damaged.topic] == "failed"
+                (failed,) = (each for each in job.said if each.get("outcome") == "failed")
+                assert failed["reason"] == "ENTRY_CORRUPT"
+                assert failed["details"]["ledger_id"] == str(place.ledger_id)
+                assert failed["details"]["entry_id"] == str(place.entry_id)
+                assert f"ALARM {damaged.topic} FAILED: ENTRY_CORRUPT" in job.warned
+            await whole(others)
+            await refused(world, damaged, place)
+
+            async with rebuilding(world.stack, job_folder, "--skip-corrupt") as job:
+                assert await job.ended() == 1
+                assert loaded(job) == set(job.outcomes) == {damaged.topic}
+                assert job.said[-1]["skipped"] > 0
+                assert f"{damaged.topic}: {job.said[-1]['skipped']} damaged" in job.warned
+            await accepted(world, damaged)
+            await publish([damaged])
+            await world.stack.terminate("ledger")
+        await world.stack.run("ledger")  # with what was damaged in its place again
+        await whole([damaged])
+
+
+async def refusal(world: World, application: Application) -> str | None:
+    """Why nobody publishes to a topic now, if so."""
+    async with connect(world.stack.address("ledger")) as client:
+        try:
+            async with client.producer(application.topic, name="late", open_timeout_s=1):
+                return None
+        except SeqgateError as error:
+            return error.reason
+
+
+async def refused(world: World, application: Application, place: Position) -> None:
+    """Nobody publishes to a topic that cannot be replayed, and somebody is told where that is."""
+
+    async def corrupt() -> bool:
+        return await refusal(world, application) == "ENTRY_CORRUPT"
+
+    await eventually(corrupt)
+    told = {
+        (line["topic"], line["ledger_id"], line["entry_id"])
+        for line in log_lines(world.stack, "ledger")
+        if line["level"] == "critical"
+    }
+    assert told == {(application.topic, *place)}
+
+
+async def accepted(world: World, application: Application) -> None:
+    """Return when a topic has noticed that its state was loaded."""
+
+    async def open_again() -> bool:
+        return await refusal(world, application) is None
+
+    await eventually(open_again)
+
+
+@contextmanager
+def damage(world: World, application: Application) -> Iterator[Position]:
+    """The second block of a log is damaged meanwhile; at which position. Only while the ledger
+    does not run."""
+    file = str(world.stack.folder / "ledger" / "ledger.db")
+    with apsw.Connection(file) as database:
+        ((block, ledger_id, entry_id, entries),) = database.execute(
+            """SELECT id, ledger_id, last_entry, entries FROM block
+                WHERE topic = (SELECT id FROM topic WHERE name = ?)
+                ORDER BY ledger_id, last_entry LIMIT 1 OFFSET 1""",
+            (application.topic,),
+        )
+        database.execute("UPDATE block SET entries = ? WHERE id = ?", (bytes(len(entries)), block))
+    database.close()
+    yield Position(ledger_id, entry_id)
+    with apsw.Connection(file) as database:
+        database.execute("UPDATE block SET entries = ? WHERE id = ?", (entries, block))
+    database.close()

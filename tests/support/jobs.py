@@ -1,0 +1,158 @@
+"""A rebuild as a process in a session of its own, which its JVM and its workers share: whatever
+becomes of it, nothing of the session stays.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any, NamedTuple
+
+from tests.support.waiting import eventually
+from tools.stack.child import bound_to_us
+from tools.stack.stack import SERVICES, Stack
+
+PATIENCE_S = 120.0
+"""How long a job may take to do what a test waits for: Spark starts slowly on a busy machine."""
+
+JAVA = b"org.apache.spark"
+"""In the command line of the JVM."""
+
+WORKERS = b"pyspark.daemon"
+"""In the command line of the processes that run tasks."""
+
+
+class Member(NamedTuple):
+    """A process of a session."""
+
+    pid: int
+    command: bytes
+
+
+def quick_spark(folder: Path) -> dict[str, str]:
+    """Variables with which Spark starts and compiles quickly, and keeps its files in a folder."""
+    java = f"-XX:TieredStopAtLevel=1 -Djava.io.tmpdir={folder}"
+    return {
+        "PYSPARK_SUBMIT_ARGS": f"--driver-java-options '{java}' pyspark-shell",
+        "TMPDIR": str(folder),
+    }
+
+
+class Rebuild:
+    """`python -m tools.rebuild --json`, a topic a wave."""
+
+    def __init__(self, process: asyncio.subprocess.Process, errors: Path) -> None:
+        self._process = process
+        self._errors = errors
+        self.said: list[dict[str, Any]] = []
+        """What it has printed so far."""
+
+    @property
+    def outcomes(self) -> dict[str, str]:
+        """What became of each topic so far."""
+        return {each["topic"]: each["outcome"] for each in self.said if each["kind"] == "topic"}
+
+    @property
+    def warned(self) -> str:
+        """What it wrote to standard error."""
+        return self._errors.read_text()
+
+    def members(self) -> list[Member]:
+        """Which processes of its session there are."""
+        return list(_session(self._process.pid))
+
+    async def runs(self, command: bytes) -> None:
+        """Return when a process with this in its command line is there."""
+
+        def found() -> bool:
+            assert self._process.returncode is None, self.warned
+            return any(command in each.command for each in self.members())
+
+        await eventually(found, f"{command!r} runs", within_s=PATIENCE_S)
+
+    async def topics(self, count: int) -> None:
+        """Return when it has told of so many topics, or has ended."""
+        while len(self.outcomes) < count and await self._line():
+            pass
+
+    async def ended(self) -> int:
+        """Its exit status. Nothing of it is left then."""
+        while await self._line():
+            pass
+        async with asyncio.timeout(PATIENCE_S):
+            status = await self._process.wait()
+        await self._gone()
+        return status
+
+    async def kill(self) -> None:
+        """SIGKILL it alone. Returns when the others of its session have noticed."""
+        assert self._process.returncode is None, self.warned
+        os.kill(self._process.pid, SIGKILL)
+        assert await self._process.wait() == -SIGKILL
+        await self._gone()
+
+    async def end(self) -> None:
+        """Leave nothing, whatever it is doing."""
+        if self._process.returncode is None:
+            os.kill(self._process.pid, SIGKILL)
+        for each in self.members():
+            with suppress(ProcessLookupError):
+                os.kill(each.pid, SIGKILL)
+        await self._process.communicate()
+
+    async def _line(self) -> bool:
+        assert self._process.stdout is not None
+        async with asyncio.timeout(PATIENCE_S):
+            line = await self._process.stdout.readline()
+        if line:
+            self.said.append(json.loads(line))
+        return bool(line)
+
+    async def _gone(self) -> None:
+        await eventually(lambda: not self.members(), "nothing of it is left", within_s=30)
+
+
+@asynccontextmanager
+async def rebuilding(stack: Stack, folder: Path, *arguments: str) -> AsyncIterator[Rebuild]:
+    """Start a rebuild; nothing of it outlives the block.
+
+    Args:
+        stack: whose topics.
+        folder: where it keeps its files.
+        arguments: more for its command line.
+    """
+    addresses = [part for name in SERVICES for part in (f"--{name}", stack.address(name))]
+    command = [sys.executable, "-m", "tools.rebuild", "--json", "--entries-per-wave", "1"]
+    command += [*addresses, *arguments]
+    errors = folder / "rebuild.err"
+    with errors.open("wb") as stderr:
+        process = await asyncio.create_subprocess_exec(
+            *bound_to_us(command),
+            stdout=PIPE,
+            stderr=stderr,
+            env={**os.environ, **quick_spark(folder)},
+            start_new_session=True,
+        )
+    job = Rebuild(process, errors)
+    try:
+        yield job
+    finally:
+        await job.end()
+
+
+def _session(session: int) -> list[Member]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal():
+            continue
+        with suppress(OSError):  # it has ended
+            # pid (name) state parent group session ...; the name may hold anything
+            state, _, _, of = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(of) == session and state != "Z":
+                found.append(Member(int(folder.name), (folder / "cmdline").read_bytes()))
+    return found
