@@ -5,6 +5,7 @@ module, with the same options.
 """
 
 import asyncio
+import signal
 import sys
 from collections.abc import Coroutine, Sequence
 from importlib.util import find_spec
@@ -53,29 +54,39 @@ def rebuild(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be rebuilt.")
     ] = False,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace", help="Also in place of a state that is there: diff found it wrong."
+        ),
+    ] = False,
 ) -> Coroutine[Any, Any, int]:
     """Rebuild deduplication state from the log, with Spark.
 
     Of the topics that need it, unless topics are named. It may be stopped and started again at any
     time, and run twice at once.
     """
-    options = ["--dry-run"] * dry_run
-    return _rebuild(run, topics, options, from_earliest=from_earliest, skip_corrupt=skip_corrupt)
+    options = ["--dry-run"] * dry_run + ["--replace"] * replace
+    options += ["--from", "earliest"] * from_earliest
+    return _rebuild(run, topics, options, skip_corrupt=skip_corrupt)
 
 
 def diff(
     run: Run,
     topics: Topics = None,
     *,
-    from_earliest: FromEarliest = False,
+    from_snapshot: Annotated[
+        bool,
+        typer.Option("--from-snapshot", help="Quicker: with the snapshot, and the log after it."),
+    ] = False,
     skip_corrupt: SkipCorrupt = False,
 ) -> Coroutine[Any, Any, int]:
-    """Compare deduplication state with what the log says, with Spark.
+    """Compare deduplication state with what the whole log says, with Spark.
 
     Ends with 1 when they differ. It changes nothing.
     """
-    options = ["--dry-run", "--diff"]
-    return _rebuild(run, topics, options, from_earliest=from_earliest, skip_corrupt=skip_corrupt)
+    options = ["--dry-run", "--diff", *(["--from", "snapshot"] * from_snapshot)]
+    return _rebuild(run, topics, options, skip_corrupt=skip_corrupt)
 
 
 def audit(
@@ -100,14 +111,12 @@ def _rebuild(
     topics: Sequence[str] | None,
     options: Sequence[str],
     *,
-    from_earliest: bool,
     skip_corrupt: bool,
 ) -> Coroutine[Any, Any, int]:
     settings = run.settings
     services = ("ledger", settings.ledger), ("dedup", settings.dedup), ("cursor", settings.cursor)
     arguments = [part for name, each in services for part in (f"--{name}", each.value)]
     arguments += options
-    arguments += ["--from", "earliest"] * from_earliest
     arguments += ["--skip-corrupt"] * skip_corrupt
     return _job(REBUILD, arguments, run, topics)
 
@@ -124,11 +133,16 @@ async def _job(
         "-m",
         module,
         *arguments,
+        "--timeout",
+        str(max(1, round(run.settings.timeout_s))),
         *(["--json"] if run.output.json else []),
         "--",
         *names,
     )
-    return await process.wait()
+    # Ctrl-C reaches both; what stops this process otherwise is to stop the job as well.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, process.terminate)
+    status = await process.wait()
+    return status if status >= 0 else 128 - status
 
 
 def _expanded(text: str) -> str:

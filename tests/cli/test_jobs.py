@@ -94,7 +94,7 @@ async def test_a_difference_is_told_and_is_no_success(
     await stored(client, stack, right, wrong)
     await plant(stack, wrong, 7)
 
-    ended = await jobs("dedup", "diff", "--from-earliest", right, wrong)
+    ended = await jobs("dedup", "diff", right, wrong)
 
     assert ended.code == 1, ended.err
     assert f"{right}: equal, 1 producers, 3 entries" in ended.out.splitlines()

@@ -56,7 +56,7 @@ async def rebuild(stack: Stack) -> Rebuilt:
     """Rebuild every topic whose state was lost, from snapshots and the log after them; then compare
     with what the whole log says."""
     lines = await _job(stack, "tools.rebuild")
-    compared = await _job(stack, "tools.rebuild", "--dry-run", "--diff", "--from", "earliest", "*")
+    compared = await _job(stack, "tools.rebuild", "--dry-run", "--diff", "*")
     summary = _summary(lines)
     topics = [line for line in compared if line["kind"] == "topic"]
     return Rebuilt(

@@ -57,6 +57,8 @@ def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = No
         spark: the session to use; otherwise one is made when there is something to do.
     """
     given = _parser().parse_args(arguments)
+    source = given.source or (Source.EARLIEST if given.diff else Source.SNAPSHOT)
+    given.source = Source(source)
     try:
         settings = resolve(os.environ, ledger=given.ledger, dedup=given.dedup, cursor=given.cursor)
     except InvalidSettings as error:
@@ -78,7 +80,7 @@ def _run(
     given: argparse.Namespace, services: Services, screen: Screen, spark: SparkSession | None
 ) -> int:
     with Stubs(services) as stubs:
-        found = list(plans(stubs, given.topics, Source(given.source), comparing=given.diff))
+        found = list(plans(stubs, given.topics, given.source, comparing=given.diff))
     topics = [each for each in found if isinstance(each, TopicPlan)]
     untouched = [each for each in found if isinstance(each, Untouched)]
     for left in untouched:
@@ -137,7 +139,7 @@ def _wave(
 ) -> list[Result]:
     job = Job(
         services,
-        Source(given.source),
+        given.source,
         {each.topic: each for each in wave.topics},
         given.diff,
         given.replace,
@@ -167,8 +169,8 @@ def _parser() -> argparse.ArgumentParser:
         "--from",
         dest="source",
         choices=[each.value for each in Source],
-        default=Source.SNAPSHOT.value,
-        help="fold the log after the newest snapshot, or all of it; default: %(default)s",
+        help="fold the log after the newest snapshot, or all of it; default: the snapshot; with "
+        "--diff all of it, since a wrong state may have become a snapshot",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="load nothing, and say what would be"
