@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
 import grpc
+import grpc.experimental
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -76,8 +77,10 @@ def connected(ledger: str) -> Iterator[LedgerServiceStub]:
 
 
 def open_channel(target: str) -> grpc.Channel:
-    """A channel that notices a dead peer, as the client library's."""
-    return grpc.insecure_channel(target, options=list(OPTIONS))
+    """A channel that notices a dead peer, as the client library's. A stream is read by who asks for
+    it: a thread for each would cost more than reading a topic of a few thousand entries."""
+    in_this_thread = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
+    return grpc.insecure_channel(target, options=[*OPTIONS, in_this_thread])
 
 
 def asked(call: Callable[..., T], request: Any, timeout_s: float) -> T:

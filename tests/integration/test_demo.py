@@ -8,8 +8,13 @@ import pytest
 from tools.demo import __main__ as demo
 from tools.demo import proving
 from tools.demo.flights import Flight
+from tools.demo.rebuilding import Audited, Rebuilt
 
 FLIGHTS = 20_000
+
+
+# Five processes publish while others die, and then Spark starts three times.
+pytestmark = pytest.mark.timeout(400)
 
 
 async def test_the_demo_proves_that_every_flight_is_stored_once(tmp_path: Path) -> None:
@@ -39,7 +44,16 @@ async def test_the_demo_fails_when_a_promise_is_broken(
 
     flights = [Flight("UA", each, None, "EWR", "IAH", b"{}") for each in range(200)]
     monkeypatch.setattr(demo, "load_flights", lambda: flights)
+
+    async def rebuilt(_: object) -> Rebuilt:
+        return Rebuilt(1, 1, 1, 0.0, 0, 0)
+
+    async def audited(_: object) -> Audited:
+        return Audited(1, 1, 1, 1, 0, 0.0)
+
     monkeypatch.setattr(proving, "_persisted", wrong)
+    monkeypatch.setattr(demo, "rebuild", rebuilt)
+    monkeypatch.setattr(demo, "audit", audited)
     assert await demo.run(tmp_path / "demo", 7, None) == 1
     report = json.loads((tmp_path / "demo" / "report.json").read_text())
     assert report["marks_wrong"] > 0

@@ -34,7 +34,7 @@ from tools.rebuild.__main__ import main as rebuild
 from tools.rebuild.folding import partials
 from tools.rebuild.loading import State
 from tools.rebuild.plan import TASKS_PER_CORE, Services, Source, Stubs, TopicPlan, plans, waves
-from tools.rebuild.source import Reading, frame
+from tools.rebuild.source import Reading, frame, reduced
 
 COUNTED: Final = "read as columns, and only counted"
 READ: Final = "read by Spark"
@@ -138,13 +138,8 @@ class _Work:
         producers = entries = 0
         for wave in waves(self._plans, ENTRIES_PER_WAVE, self._cores):
             reading = Reading(self._job.ledger, TIMEOUT_S, skip_corrupt=False, tasks=wave.tasks)
-            rows = (
-                frame(self._spark, reading)
-                .repartition(self._cores * TASKS_PER_CORE, "topic")
-                .groupBy("topic")
-                .applyInArrow(merged, from_arrow_schema(MERGED))
-                .collect()
-            )
+            folded = frame(self._spark, reading)
+            rows = reduced(folded, merged, MERGED, self._cores * TASKS_PER_CORE).collect()
             producers += sum(row.producers for row in rows)
             entries += sum(row.entries for row in rows)
         _check(producers, self._job.topics_count * PRODUCERS)

@@ -18,7 +18,6 @@ from typing import Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from seqgate.cli._failure import INTERRUPTED, REFUSED, WRONG, InvalidSettings, exit_code
 from seqgate.cli._settings import resolve
@@ -37,9 +36,9 @@ from tools.rebuild.plan import (
     waves,
 )
 from tools.rebuild.screen import Screen
-from tools.rebuild.source import Reading, frame
+from tools.rebuild.source import Reading, frame, reduced
 
-ENTRIES_PER_WAVE: Final = 5_000_000
+ENTRIES_PER_WAVE: Final = 10_000_000
 """How many entries a Spark job reads, unless asked otherwise or one topic has more."""
 
 WAVES_AT_A_TIME: Final = 2
@@ -146,13 +145,7 @@ def _wave(
     )
     reading = Reading(services.ledger, services.timeout_s, given.skip_corrupt, wave.tasks)
     tasks = spark.sparkContext.defaultParallelism * TASKS_PER_CORE
-    rows = (
-        frame(spark, reading)
-        .repartition(tasks, "topic")  # or Spark takes few rows for little work
-        .groupBy("topic")
-        .applyInArrow(reducer(job), from_arrow_schema(RESULTS))
-        .collect()
-    )
+    rows = reduced(frame(spark, reading), reducer(job), RESULTS, tasks).collect()
     return sorted(Result.from_json(row.result) for row in rows)
 
 

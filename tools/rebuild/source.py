@@ -1,10 +1,11 @@
-"""The first half of a wave: each task reads its ranges and folds them."""
+"""A wave: each task reads its ranges and folds them; then each topic's parts come together."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -39,6 +40,39 @@ def frame(spark: SparkSession, reading: Reading) -> DataFrame:
     """The partials of a wave, one row a (topic, part, producer)."""
     spark.dataSource.register(PartialSource)
     return spark.read.format(PartialSource.name()).option(PLAN, json.dumps(reading)).load()
+
+
+def reduced(
+    rows: DataFrame, make: Callable[[pa.Table], pa.Table], schema: pa.Schema, tasks: int
+) -> DataFrame:
+    """What `make` makes of the rows of each topic. (groupBy and applyInArrow do the same, and take
+    a third more of the machine.)"""
+
+    def reduce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for topic_rows in by_topic(batches):
+            yield from make(topic_rows).to_batches()
+
+    sorted_rows = rows.repartition(tasks, "topic").sortWithinPartitions("topic")
+    return sorted_rows.mapInArrow(reduce, from_arrow_schema(schema))
+
+
+def by_topic(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The rows of one topic after the other; they come sorted by topic."""
+    gathered: list[pa.RecordBatch] = []
+    current: str | None = None
+    for batch in batches:
+        start = 0
+        topics = pa.compute.run_end_encode(batch.column("topic"))
+        ends = topics.run_ends.to_pylist()
+        for topic, end in zip(topics.values.to_pylist(), ends, strict=True):
+            if gathered and topic != current:
+                yield pa.Table.from_batches(gathered)
+                gathered = []
+            current = topic
+            gathered.append(batch.slice(start, end - start))
+            start = end
+    if gathered:
+        yield pa.Table.from_batches(gathered)
 
 
 class PartialSource(DataSource):

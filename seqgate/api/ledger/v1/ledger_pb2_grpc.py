@@ -250,7 +250,9 @@ class LedgerServiceServicer:
 
     def DeleteTopic(self, request, context):
         """DeleteTopic removes a topic, its entries, its deduplication state and its
-        cursors.
+        cursors. What of the latter two cannot be reached stays: a cursor that is left
+        holds back trims of a topic that is made again under this name, until
+        somebody deletes it.
 
         Retry: safe; a topic that is gone answers NOT_FOUND.
         Errors: FAILED_PRECONDITION with reason TOPIC_IN_USE when producers are

@@ -130,7 +130,9 @@ class LedgerServiceStub:
     """
     DeleteTopic: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.DeleteTopicRequest, _ledger_pb2.DeleteTopicResponse]
     """DeleteTopic removes a topic, its entries, its deduplication state and its
-    cursors.
+    cursors. What of the latter two cannot be reached stays: a cursor that is left
+    holds back trims of a topic that is made again under this name, until
+    somebody deletes it.
 
     Retry: safe; a topic that is gone answers NOT_FOUND.
     Errors: FAILED_PRECONDITION with reason TOPIC_IN_USE when producers are
@@ -239,7 +241,9 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """
     DeleteTopic: _aio.UnaryUnaryMultiCallable[_ledger_pb2.DeleteTopicRequest, _ledger_pb2.DeleteTopicResponse]  # type: ignore[assignment]
     """DeleteTopic removes a topic, its entries, its deduplication state and its
-    cursors.
+    cursors. What of the latter two cannot be reached stays: a cursor that is left
+    holds back trims of a topic that is made again under this name, until
+    somebody deletes it.
 
     Retry: safe; a topic that is gone answers NOT_FOUND.
     Errors: FAILED_PRECONDITION with reason TOPIC_IN_USE when producers are
@@ -417,7 +421,9 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.DeleteTopicResponse, _abc.Awaitable[_ledger_pb2.DeleteTopicResponse]]:
         """DeleteTopic removes a topic, its entries, its deduplication state and its
-        cursors.
+        cursors. What of the latter two cannot be reached stays: a cursor that is left
+        holds back trims of a topic that is made again under this name, until
+        somebody deletes it.
 
         Retry: safe; a topic that is gone answers NOT_FOUND.
         Errors: FAILED_PRECONDITION with reason TOPIC_IN_USE when producers are
