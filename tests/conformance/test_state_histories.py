@@ -12,7 +12,7 @@ from services.dedup.adapters.redis import RedisStateStore, connect_redis, script
 from tests.support.histories import Call, history_of, play
 from tests.support.redis_server import RedisServer
 
-HISTORIES = 3_000
+HISTORIES = 4_000
 MUTANT_HISTORIES = 20_000
 
 IN_FLIGHT = 'if pushed ~= persisted then return "I" end\n  '

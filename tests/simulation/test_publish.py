@@ -17,7 +17,7 @@ from services.ledger.core.writer import TopicWriter
 from tests.simulation import publish
 from tests.simulation.publish import World
 
-HISTORIES = 2_000
+HISTORIES = 3_000
 SWITCHING_HISTORIES = 1_000
 MUTANT_HISTORIES = 3_000
 
