@@ -23,7 +23,6 @@ class Run:
         self._root = root
         self._report = folder / "made" / "report.json"
         self._mark = f"SEQGATE_TEST_BENCH={folder}"
-        self._scratch = self._folders()
 
     async def start(self, *arguments: str) -> Process:
         name, _, value = self._mark.partition("=")
@@ -51,7 +50,7 @@ class Run:
 
     def leaves_nothing(self) -> None:
         assert self.processes == []
-        assert self._folders() <= self._scratch
+        assert list(self._report.parent.glob("stack-*")) == []
 
     @property
     def processes(self) -> list[str]:
@@ -64,9 +63,6 @@ class Run:
             except OSError:
                 continue  # it has ended
         return found
-
-    def _folders(self) -> set[str]:
-        return {path.name for path in (self._root / "build" / "bench").glob("stack-*")}
 
 
 @pytest.fixture

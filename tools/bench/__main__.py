@@ -62,7 +62,7 @@ class Options(NamedTuple):
 
 async def run(options: Options, console: Console) -> str:
     """Measure, and print each group when it is done. Returns the report."""
-    scratch = ROOT / "build" / "bench"
+    scratch = options.report.resolve().parent
     scratch.mkdir(parents=True, exist_ok=True)
     # Beside the project: a temporary file system may be memory, where fdatasync costs nothing.
     with tempfile.TemporaryDirectory(dir=scratch, prefix="stack-") as name:
@@ -121,7 +121,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         "--report",
         type=Path,
         default=ROOT / "build" / "bench" / "report.json",
-        help="where the report is written (default: build/bench/report.json)",
+        help="where the report is written, beside what is measured with (default: "
+        "build/bench/report.json)",
     )
     given = parser.parse_args(arguments)
     asked = given.only.split(",")
