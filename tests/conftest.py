@@ -1,6 +1,7 @@
 """What every test may ask for."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,3 +42,6 @@ def root() -> Path:
 
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+# A shell has what it runs in the background ignore interrupts, and processes pass that on.
+signal.signal(signal.SIGINT, signal.default_int_handler)

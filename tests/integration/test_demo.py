@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.jobs import quick_spark
 from tools.demo import __main__ as demo
 from tools.demo import proving
 from tools.demo.flights import Flight
@@ -13,11 +14,15 @@ from tools.demo.rebuilding import Audited, Rebuilt
 FLIGHTS = 20_000
 
 
-# Five processes publish while others die, and then Spark starts three times.
+# Five processes publish while others die, and then Spark runs three jobs.
 pytestmark = pytest.mark.timeout(400)
 
 
-async def test_the_demo_proves_that_every_flight_is_stored_once(tmp_path: Path) -> None:
+async def test_the_demo_proves_that_every_flight_is_stored_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in quick_spark(tmp_path).items():
+        monkeypatch.setenv(name, value)
     assert await demo.run(tmp_path / "demo", 7, FLIGHTS) == 0
     report = json.loads((tmp_path / "demo" / "report.json").read_text())
     assert report["stored"] == FLIGHTS
@@ -45,15 +50,11 @@ async def test_the_demo_fails_when_a_promise_is_broken(
     flights = [Flight("UA", each, None, "EWR", "IAH", b"{}") for each in range(200)]
     monkeypatch.setattr(demo, "load_flights", lambda: flights)
 
-    async def rebuilt(_: object) -> Rebuilt:
-        return Rebuilt(1, 1, 1, 0.0, 0, 0)
-
-    async def audited(_: object) -> Audited:
-        return Audited(1, 1, 1, 1, 0, 0.0)
+    async def recovered(_: object) -> tuple[Rebuilt, Audited]:
+        return Rebuilt(1, 1, 1, 0.0, 0, 0), Audited(1, 1, 1, 1, 0, 0.0)
 
     monkeypatch.setattr(proving, "_persisted", wrong)
-    monkeypatch.setattr(demo, "rebuild", rebuilt)
-    monkeypatch.setattr(demo, "audit", audited)
+    monkeypatch.setattr(demo, "recover", recovered)
     assert await demo.run(tmp_path / "demo", 7, None) == 1
     report = json.loads((tmp_path / "demo" / "report.json").read_text())
     assert report["marks_wrong"] > 0

@@ -29,7 +29,7 @@ from tools.demo.flights import by_carrier, load_flights, write_flights
 from tools.demo.journal import Counter
 from tools.demo.proving import Proving, batches_cut
 from tools.demo.publishing import Publishing
-from tools.demo.rebuilding import Audited, JobFailed, Rebuilt, audit, forget, rebuild
+from tools.demo.rebuilding import Audited, JobFailed, Rebuilt, forget, recover
 from tools.demo.screen import Screen, show_result
 from tools.demo.stations import Stations
 from tools.demo.weather import load_weather, months_for
@@ -107,12 +107,11 @@ async def _lose_redis(stack: Stack, screen: Screen) -> tuple[Rebuilt, Audited]:
     """Redis forgets everything, and a Spark job brings it back from the log."""
     screen.tell("everything is acknowledged; Redis forgets everything, and Spark rebuilds it")
     await forget(stack)
-    rebuilt = await rebuild(stack)
+    rebuilt, audited = await recover(stack)
     screen.tell(
         f"rebuilt {rebuilt.producers} producers from {rebuilt.entries:,} entries; "
         f"{rebuilt.differences} differ from the log"
     )
-    audited = await audit(stack)
     screen.tell(f"audited {audited.entries:,} entries: {audited.findings} findings")
     return rebuilt, audited
 

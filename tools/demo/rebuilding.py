@@ -9,6 +9,9 @@ from redis.asyncio import Redis
 
 from tools.stack.stack import Stack
 
+ENDED: Final = "ended"
+"""The kind of the line that says how a job ended."""
+
 OK: Final = 0
 FOUND: Final = 1
 """How a job ends that found differences, or what it is there to find."""
@@ -52,40 +55,39 @@ async def forget(stack: Stack) -> None:
         await redis.flushall()
 
 
-async def rebuild(stack: Stack) -> Rebuilt:
-    """Rebuild every topic whose state was lost, from snapshots and the log after them; then compare
-    with what the whole log says."""
-    lines = await _job(stack, "tools.rebuild")
-    compared = await _job(stack, "tools.rebuild", "--dry-run", "--diff", "*")
-    summary = _summary(lines)
+async def recover(stack: Stack) -> tuple[Rebuilt, Audited]:
+    """Rebuild every topic whose state was lost, from snapshots and the log after them; compare with
+    what the whole log says; and prove from the log alone that nothing is stored twice.
+
+    Raises:
+        JobFailed: one of these did not run to its end.
+    """
+    jobs = await _jobs(stack)
+    rebuilt, compared, audited = jobs["rebuild"], jobs["compare"], jobs["audit"]
+    summary = _summary(rebuilt)
     topics = [line for line in compared if line["kind"] == "topic"]
-    return Rebuilt(
-        topics=summary["topics"],
-        producers=summary["producers"],
-        entries=summary["entries"],
-        seconds=summary["seconds"],
-        differences=sum(line["differing"] for line in topics),
-        failed=sum(line["kind"] == "topic" and line["outcome"] != "loaded" for line in lines)
-        + sum(line["outcome"] not in ("equal", "different") for line in topics),
+    return (
+        Rebuilt(
+            topics=summary["topics"],
+            producers=summary["producers"],
+            entries=summary["entries"],
+            seconds=summary["seconds"],
+            differences=sum(line["differing"] for line in topics),
+            failed=sum(line["kind"] == "topic" and line["outcome"] != "loaded" for line in rebuilt)
+            + sum(line["outcome"] not in ("equal", "different") for line in topics),
+        ),
+        Audited(
+            **{name: _summary(audited)[name] for name in Audited._fields[:-1]},
+            seconds=audited[-1]["seconds"],
+        ),
     )
 
 
-async def audit(stack: Stack) -> Audited:
-    """Prove from the log alone that nothing is stored twice."""
-    started = asyncio.get_running_loop().time()
-    summary = _summary(await _job(stack, "tools.audit"))
-    seconds = round(asyncio.get_running_loop().time() - started, 1)
-    return Audited(**{name: summary[name] for name in Audited._fields[:-1]}, seconds=seconds)
-
-
-async def _job(stack: Stack, module: str, *arguments: str) -> list[dict[str, Any]]:
-    """Run a job; what it says, line by line."""
-    addresses = {"ledger": stack.address("ledger")}
-    if module == "tools.rebuild":
-        addresses |= {name: stack.address(name) for name in ("dedup", "cursor")}
-    options = [part for name, address in addresses.items() for part in (f"--{name}", address)]
+async def _jobs(stack: Stack) -> dict[str, list[dict[str, Any]]]:
+    """Run the jobs; what each said, line by line."""
+    addresses = [stack.address(name) for name in ("ledger", "dedup", "cursor")]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, "--json", *options, *arguments),
+        *(sys.executable, "-m", "tools.demo.jobs", *addresses),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -95,9 +97,17 @@ async def _job(stack: Stack, module: str, *arguments: str) -> list[dict[str, Any
         process.kill()
         await process.wait()
         raise
-    if process.returncode not in (OK, FOUND):
-        raise JobFailed(f"{module} ended with {process.returncode}: {complained.decode()[-2000:]}")
-    return [json.loads(line) for line in said.decode().splitlines()]
+    jobs: dict[str, list[dict[str, Any]]] = {}
+    lines = []
+    for line in map(json.loads, said.decode().splitlines()):
+        lines.append(line)
+        if line["kind"] == ENDED:
+            jobs[line["job"]], lines = lines, []
+            if line["status"] not in (OK, FOUND):
+                raise JobFailed(f"{line['job']} ended with {line['status']}")
+    if process.returncode != 0:
+        raise JobFailed(f"the jobs ended with {process.returncode}: {complained.decode()[-2000:]}")
+    return jobs
 
 
 def _summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
