@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Verbosity, settings
 
+from tests.support.nursery import Nursery
 from tests.support.redis_server import RedisServer, running_redis
+from tools.stack.stack import Stack
 
 settings.register_profile(
     "default",
@@ -19,6 +21,26 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("default")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that may take longest come first, so that nobody has to wait for them in the end."""
+
+    def patience_s(item: pytest.Item) -> float:
+        marker = item.get_closest_marker("timeout")
+        return float(marker.args[0]) if marker is not None else 0.0
+
+    items.sort(key=patience_s, reverse=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nursery() -> Iterator[None]:
+    """Services of stacks start at once."""
+    made = Nursery()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stack, "start_process", staticmethod(made.start))
+        yield
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,6 @@ from services.dedup.core.sequence import NEVER, Marks
 from tests.spark.conftest import SMALL_TOPICS, World
 from tests.spark.logs import Log, fill
 from tests.support.entries import large, single
-from tests.support.jobs import quick_spark
 from tools.audit.__main__ import main as audit
 from tools.rebuild.__main__ import main as rebuild
 from tools.rebuild.loading import _live_marks
@@ -187,21 +184,6 @@ async def test_two_that_run_at_once_do_not_interfere(
     assert set(outcomes(output(capsys))) == set(topics)
     for topic in topics:
         assert await live(world, topic) == expected(world.logs[topic])
-
-
-async def test_the_command_makes_a_session_of_its_own(world: World, tmp_path: Path) -> None:
-    topic = "mixed/spark/log-0"
-    await forget(world, topic, snapshot=True)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tools.rebuild", *world.addresses, "--json", topic),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **quick_spark(tmp_path)},
-    )
-    out, err = await process.communicate()
-    assert process.returncode == 0, err.decode()
-    assert outcomes([json.loads(line) for line in out.splitlines()]) == {topic: "loaded"}
-    assert await live(world, topic) == expected(world.logs[topic])
 
 
 async def test_damage_is_the_matter_of_one_topic_and_can_be_skipped(

@@ -9,9 +9,45 @@ child that has none of its threads.
 import asyncio
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from signal import Signals
+from typing import Protocol
+
+
+class Child(Protocol):
+    """A process that we started."""
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        ...
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status, negative for a signal; None: it runs."""
+        ...
+
+    async def wait(self) -> int:
+        """Its exit status, when it has ended."""
+        ...
+
+
+async def start_process(command: Sequence[str], log: int, environment: Mapping[str, str]) -> Child:
+    """Run a command for as long as this process lives.
+
+    Args:
+        command: the command.
+        log: the descriptor of the file that it writes to.
+        environment: all of its variables.
+    """
+    return await asyncio.create_subprocess_exec(
+        *bound_to_us(command),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=environment,
+    )
 
 
 def bound_to_us(command: Sequence[str]) -> list[str]:
@@ -20,7 +56,7 @@ def bound_to_us(command: Sequence[str]) -> list[str]:
     return [*([setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []), *command]
 
 
-def tell(process: asyncio.subprocess.Process, number: Signals) -> None:
+def tell(process: Child, number: Signals) -> None:
     """Send a signal to a process, if it still runs.
 
     Process.kill() and its like look first whether the process has ended, and if it just has, they

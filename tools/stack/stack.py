@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tools.stack.child import bound_to_us, tell
+from tools.stack.child import Child, start_process, tell
 from tools.stack.ports import free_ports
 from tools.stack.redis_server import redis_command
 
@@ -47,6 +47,8 @@ class StackError(Exception):
 
 class Stack:
     """The processes, by name: redis, and those of SERVICES that are asked for."""
+
+    start_process = staticmethod(start_process)
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class Stack:
         # A service that does not run has an address, too.
         chosen = dict(zip(PORTS, free_ports(len(PORTS)), strict=True)) | dict(ports or {})
         self.ports = chosen
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._processes: dict[str, Child] = {}
         self._lock: int | None = None
 
     # ---- addresses
@@ -216,12 +218,9 @@ class Stack:
     async def _spawn(self, name: str) -> None:
         assert name not in self._processes
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
-            self._processes[name] = await asyncio.create_subprocess_exec(
-                *bound_to_us(self._command(name)),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **self.settings},
+            environment = {**os.environ, **self.settings}
+            self._processes[name] = await self.start_process(
+                self._command(name), log.fileno(), environment
             )
 
     def _command(self, name: str) -> Sequence[str]:

@@ -1,0 +1,219 @@
+"""Services that start at once.
+
+Starting Python and importing a service takes most of a second of processor time, and tests start
+hundreds. The nursery is a process that has imported all of them, and nothing else: it opens no
+channel and has one thread. What it is asked to run it runs in a fork of itself, which then is a
+process like any other: with its own environment, output, exit status and signals. Nothing of it
+outlives the tests.
+"""
+
+import asyncio
+import ctypes
+import gc
+import importlib
+import json
+import os
+import random
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tools.stack.child import Child, start_process
+
+MODULES = (
+    "services.cursor",
+    "services.dedup",
+    "services.ledger",
+    "tests.support.crash_points",
+)
+"""What it runs: `python -m` one of these."""
+
+IMPORTED = (
+    "services.cursor.app",
+    "services.dedup.app",
+    "services.ledger.app",
+    "tests.support.crash_points",
+)
+
+REQUEST_BYTES_MAX = 1024 * 1024
+PR_SET_PDEATHSIG = 1
+
+
+class Forked:
+    """A process of the nursery's."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status, negative for a signal; None: it runs."""
+        return self._status.result() if self._status.done() else None
+
+    async def wait(self) -> int:
+        """Its exit status, when it has ended."""
+        return await asyncio.shield(self._status)
+
+    def end(self, status: int) -> None:
+        """It has ended."""
+        self._status.set_result(status)
+
+
+class Nursery:
+    """The tests' end. Begins with the first process that it is asked for."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._asked: deque[asyncio.Future[Forked]] = deque()
+        self._running: dict[int, Forked] = {}
+
+    async def start(
+        self, command: Sequence[str], log: int, environment: Mapping[str, str]
+    ) -> Child:
+        """Run a command, as tools.stack.child.start_process does."""
+        arguments, variables = _without_env(command)
+        if arguments[:2] != [sys.executable, "-m"] or arguments[2] not in MODULES:
+            return await start_process(command, log, environment)
+        channel = self._begun()
+        request = {"module": arguments[2:], "environment": {**environment, **variables}}
+        answered: asyncio.Future[Forked] = asyncio.get_running_loop().create_future()
+        self._asked.append(answered)
+        socket.send_fds(channel, [json.dumps(request).encode()], [log])
+        return await answered
+
+    def close(self) -> None:
+        """End the nursery, and with it whatever still runs."""
+        if self._socket is not None and self._process is not None:
+            with suppress(RuntimeError):  # the loop may be gone
+                asyncio.get_event_loop_policy().get_event_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._process.wait(timeout=30)
+
+    def _begun(self) -> socket.socket:
+        if self._socket is None:
+            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.support.nursery", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                )
+            asyncio.get_running_loop().add_reader(self._socket, self._hear)
+        return self._socket
+
+    def _hear(self) -> None:
+        assert self._socket is not None
+        said = self._socket.recv(REQUEST_BYTES_MAX)
+        if not said:
+            raise RuntimeError("the nursery has ended")
+        news = json.loads(said)
+        if "started" in news:
+            pid = news["started"]
+            forked = self._running[pid] = Forked(pid)
+            self._asked.popleft().set_result(forked)
+        else:
+            self._running.pop(news["ended"]).end(news["status"])
+
+
+def _without_env(command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """A command, and the variables that an `env` in front of it sets."""
+    arguments, variables = list(command), {}
+    if arguments[0] == "env":
+        del arguments[0]
+        while "=" in arguments[0]:
+            name, _, value = arguments.pop(0).partition("=")
+            variables[name] = value
+    return arguments, variables
+
+
+# ---- the nursery's end
+
+
+def main() -> None:
+    """Serve what comes over the socket that is inherited, until its other end is closed."""
+    for module in IMPORTED:
+        importlib.import_module(module)
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork would lack the other threads"
+    gc.collect()
+    gc.freeze()
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    wakes, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests say when it is over
+    with selectors.DefaultSelector() as selector:
+        selector.register(channel, selectors.EVENT_READ)
+        selector.register(wakes, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is wakes or key.fd == wakes:
+                    os.read(wakes, 4096)
+                    _reap(channel)
+                    continue
+                said, fds, _, _ = socket.recv_fds(channel, REQUEST_BYTES_MAX, 1)
+                if not said:
+                    return
+                pid = os.fork()
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    selector.close()
+                    channel.close()
+                    os.close(wakes)
+                    os.close(wake)
+                    _run(json.loads(said), fds[0])
+                os.close(fds[0])
+                channel.send(json.dumps({"started": pid}).encode())
+
+
+def _reap(channel: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        ended = {"ended": pid, "status": os.waitstatus_to_exitcode(status)}
+        channel.send(json.dumps(ended).encode())
+
+
+def _run(request: dict[str, Any], log: int) -> NoReturn:
+    """Be the process that was asked for."""
+    status = 1
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for ours, theirs in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(ours, theirs)
+        os.close(log)
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        random.seed()
+        module, *sys.argv[1:] = request["module"]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as exit_:
+        status = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    main()
