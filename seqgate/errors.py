@@ -120,6 +120,20 @@ class CorruptMessageError(DataLossError):
     default_reason = "CHECKSUM_MISMATCH"
 
 
+class ConsumerClosedError(SeqgateError):
+    """The consumer was closed, or was never opened."""
+
+    default_reason = "CONSUMER_CLOSED"
+
+
+class StaleTokenError(SeqgateError):
+    """The delivery counts no more: it was refused or returned, timed out, was taken away, is
+    settled already, or the connection on which it came is gone. Nothing changed. Unless it is
+    settled, the message is, or was, delivered again."""
+
+    default_reason = "STALE_TOKEN"
+
+
 BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
     "MALFORMED_REQUEST": InvalidRequestError,
     "INVALID_TOPIC_NAME": InvalidRequestError,
@@ -138,18 +152,32 @@ BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
     "INVALID_PROPERTY": InvalidRequestError,
     "INVALID_LEASE": InvalidRequestError,
     "INVALID_MANAGED_CURSOR": InvalidRequestError,
+    "INVALID_KEY_RANGE": InvalidRequestError,
     "NOT_OPENED": InvalidRequestError,
+    "INVALID_SUBSCRIPTION_NAME": InvalidRequestError,
+    "INVALID_CONSUMER": InvalidRequestError,
+    "INVALID_OPTIONS": InvalidRequestError,
+    "INVALID_PERMITS": InvalidRequestError,
+    "INVALID_START": InvalidRequestError,
+    "INVALID_SETTLEMENT": InvalidRequestError,
+    "CUMULATIVE_ACK_REFUSED": InvalidRequestError,
+    "NOT_SUBSCRIBED": InvalidRequestError,
     "ENTRY_TOO_LARGE": MessageTooLargeError,
     "CHECKSUM_MISMATCH": InvalidRequestError,
     "TOPIC_NOT_FOUND": NotFoundError,
     "TOPIC_DELETED": NotFoundError,
     "PRODUCER_NOT_FOUND": NotFoundError,
     "CURSOR_NOT_FOUND": NotFoundError,
+    "SUBSCRIPTION_NOT_FOUND": NotFoundError,
+    "KEY_NOT_HELD": NotFoundError,
     "PRODUCER_BUSY": InUseError,
     "TOPIC_IN_USE": InUseError,
     "CURSOR_EXISTS": InUseError,
     "ALREADY_MARK_DELETED": InUseError,
     "LEASE_HELD": InUseError,
+    "RANGE_CONFLICT": InUseError,
+    "SUBSCRIPTION_BUSY": InUseError,
+    "NOT_OWNER": InUseError,
     "PRODUCER_TAKEN_OVER": FencedError,
     "FENCED": FencedError,
     "VERSION_CONFLICT": FencedError,
@@ -158,11 +186,16 @@ BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
     "WINDOW_EXCEEDED": LimitExceededError,
     "CURSOR_TOO_LARGE": LimitExceededError,
     "SNAPSHOT_TOO_LARGE": LimitExceededError,
+    "NO_SLOTS_LEFT": LimitExceededError,
+    "TOO_MANY_CONSUMERS": LimitExceededError,
+    "TOO_MANY_UNANSWERED": LimitExceededError,
     "STORE_FULL": LimitExceededError,
     "STORE_UNAVAILABLE": UnavailableError,
     "DEDUP_UNAVAILABLE": UnavailableError,
     "STATE_UNAVAILABLE": UnavailableError,
     "CURSORS_UNAVAILABLE": UnavailableError,
+    "LEDGER_UNAVAILABLE": UnavailableError,
+    "SLOW_CONSUMER": UnavailableError,
     "RECOVERING": UnavailableError,
     "DRAINING": UnavailableError,
     "ENTRY_CORRUPT": DataLossError,

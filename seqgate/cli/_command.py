@@ -48,6 +48,10 @@ class Given:
         str | None,
         typer.Option("--cursor", metavar="HOST:PORT", help="The cursor service."),
     ] = None
+    dispatcher: Annotated[
+        str | None,
+        typer.Option("--dispatcher", metavar="HOST:PORT", help="A dispatcher service."),
+    ] = None
     timeout: Annotated[
         float | None,
         typer.Option("--timeout", metavar="SECONDS", help="How long a service may take to answer."),
@@ -129,6 +133,7 @@ def _run(options: Given, work: Callable[[Run], Coroutine[Any, Any, int]]) -> int
             ledger=options.ledger,
             dedup=options.dedup,
             cursor=options.cursor,
+            dispatcher=options.dispatcher,
             timeout_s=options.timeout,
         )
         return asyncio.run(work(Run(settings, output)))

@@ -23,11 +23,12 @@ async def ls(run: Run) -> int:
                     "ledger": context.ledger,
                     "dedup": context.dedup,
                     "cursor": context.cursor,
+                    "dispatcher": context.dispatcher,
                 }
             )
         return DONE
     run.output.table(
-        ("CURRENT", "CONTEXT", "LEDGER", "DEDUP", "CURSOR"),
+        ("CURRENT", "CONTEXT", "LEDGER", "DEDUP", "CURSOR", "DISPATCHER"),
         [
             (
                 "*" if name == current else "",
@@ -35,6 +36,7 @@ async def ls(run: Run) -> int:
                 context.ledger,
                 context.dedup,
                 context.cursor,
+                context.dispatcher,
             )
             for name, context in sorted(config.contexts.items())
         ],
@@ -52,6 +54,7 @@ async def show(run: Run) -> int:
         "ledger": settings.ledger,
         "dedup": settings.dedup,
         "cursor": settings.cursor,
+        "dispatcher": settings.dispatcher,
     }
     if run.output.json:
         run.output.record(

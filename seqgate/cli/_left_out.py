@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
+from seqgate.cli._output import Output
 from seqgate.client import Dropped, DropReason, Message
 
 FINAL: Final = (
@@ -50,3 +51,12 @@ class LeftOut:
         """How many are left out, in the order of the reasons."""
         counts = sum(self._unfinished.values(), self._for_good)
         return {reason: counts[reason] for reason in DropReason if counts[reason]}
+
+
+def tell_left_out(output: Output, left_out: LeftOut) -> None:
+    """Say on standard error what was left out, if anything was."""
+    counts = {reason.name.lower(): count for reason, count in left_out.counts.items()}
+    if not counts:
+        return
+    reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items())
+    output.note("CHUNKS_LEFT_OUT", f"chunks that make no message were left out: {reasons}", counts)

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from seqgate.cli._command import command, group
+from seqgate.cli._consume import consume
 from seqgate.cli._context import app as context
 from seqgate.cli._cursor import app as cursor
 from seqgate.cli._dedup import app as dedup
@@ -16,6 +17,7 @@ from seqgate.cli._jobs import audit, diff, rebuild
 from seqgate.cli._output import Format, Output
 from seqgate.cli._publish import publish
 from seqgate.cli._read import read
+from seqgate.cli._subscription import app as subscription
 from seqgate.cli._topic import app as topic
 
 
@@ -44,9 +46,11 @@ command(topic, "audit")(audit)
 app.add_typer(topic, name="topic")
 app.add_typer(dedup, name="dedup")
 app.add_typer(cursor, name="cursor")
+app.add_typer(subscription, name="subscription")
 app.add_typer(context, name="context")
 command(app, "publish")(publish)
 command(app, "read")(read)
+command(app, "consume")(consume)
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from seqgate.cli._failure import InvalidInput
 from seqgate.cli._output import Output, shown, time_shown
-from seqgate.client import Message
+from seqgate.client import Message, Received
 from seqgate.types import SEQUENCE_ID_MAX
 
 FIELDS: Final = (
@@ -66,8 +66,9 @@ def parse(line: bytes) -> Draft:
 
 
 def record(message: Message) -> dict[str, Any]:
-    """A message that was read, for a program."""
-    return {
+    """A message that was read, for a program; of a subscription's, also how often it failed before,
+    and which message is missing before it in its key."""
+    found: dict[str, Any] = {
         "message_id": str(message.id),
         "producer": message.producer_name,
         "sequence_id": message.sequence_id,
@@ -79,6 +80,13 @@ def record(message: Message) -> dict[str, Any]:
         "properties": dict(message.properties),
         **_packed("payload", message.payload),
     }
+    if isinstance(message, Received):
+        gap = message.gap
+        found |= {
+            "attempts": message.attempts,
+            "missing_before": None if gap is None else str(gap.position),
+        }
+    return found
 
 
 class Listing:

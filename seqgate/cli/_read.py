@@ -10,9 +10,8 @@ import typer
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.cli._command import Run, topic_name
 from seqgate.cli._failure import DONE, WrongUsage
-from seqgate.cli._left_out import LeftOut
+from seqgate.cli._left_out import LeftOut, tell_left_out
 from seqgate.cli._message import Listing
-from seqgate.cli._output import Output
 from seqgate.cli._service import ledger_service, reaching
 from seqgate.client import EARLIEST, LATEST, Message, MessageId, Start, connect
 from seqgate.errors import UnavailableError
@@ -73,7 +72,7 @@ async def _read(
                     if count == 0:
                         break
     finally:
-        _tell(run.output, left_out)
+        tell_left_out(run.output, left_out)
     return DONE
 
 
@@ -116,14 +115,6 @@ async def messages(
             if left_out is not None:
                 left_out.came(message)
             yield message
-
-
-def _tell(output: Output, left_out: LeftOut) -> None:
-    counts = {reason.name.lower(): count for reason, count in left_out.counts.items()}
-    if not counts:
-        return
-    reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items())
-    output.note("CHUNKS_LEFT_OUT", f"chunks that make no message were left out: {reasons}", counts)
 
 
 def _place(text: str) -> Start:

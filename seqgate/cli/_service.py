@@ -2,14 +2,18 @@
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, Final
 
 from seqgate.api.cursor.v1 import cursor_pb2_grpc
 from seqgate.api.dedup.v1 import dedup_pb2_grpc
+from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc
 from seqgate.api.ledger.v1 import ledger_pb2_grpc
 from seqgate.cli._settings import Settings
 from seqgate.client._channel import open_channel, translated
-from seqgate.errors import UnavailableError
+from seqgate.errors import InUseError, UnavailableError
+
+REDIRECTS_MAX: Final = 2
+"""How often a request is sent on to the instance that is said to have a subscription."""
 
 
 class Service:
@@ -56,6 +60,48 @@ async def cursor_service(settings: Settings) -> AsyncIterator[Service]:
     async with open_channel(target) as channel:
         stub = cursor_pb2_grpc.CursorServiceStub(channel)
         yield Service("cursor", target, stub, settings.timeout_s)
+
+
+class Dispatcher:
+    """The dispatcher service: a request goes to the instance that has the subscription."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    async def call(self, method: str, request: Any) -> Any:
+        """The answer to a request.
+
+        Raises:
+            SeqgateError: the service refuses, or does not answer in time.
+            InUseError: each instance that was asked named another one (reason NOT_OWNER).
+        """
+        target = self._settings.dispatcher.value
+        for _ in range(REDIRECTS_MAX):
+            try:
+                return await self._ask(target, method, request)
+            except InUseError as error:
+                owner = error.details.get("owner", "")
+                if error.reason != "NOT_OWNER" or not owner:
+                    raise
+                target = owner
+        try:
+            return await self._ask(target, method, request)
+        except InUseError as error:
+            if error.reason != "NOT_OWNER":
+                raise
+            raise InUseError(
+                f"the subscription is changing hands: after {REDIRECTS_MAX} redirections the "
+                f"dispatcher service at {target} does not have it, either",
+                reason=error.reason,
+                details=error.details,
+                retry_after_s=error.retry_after_s,
+            ) from error
+
+    async def _ask(self, target: str, method: str, request: Any) -> Any:
+        async with open_channel(target) as channel:
+            stub = dispatcher_pb2_grpc.DispatcherServiceStub(channel)
+            service = Service("dispatcher", target, stub, self._settings.timeout_s)
+            return await service.call(method, request)
 
 
 @contextmanager

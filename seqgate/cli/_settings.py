@@ -12,6 +12,7 @@ A config file names contexts, and the one that is used unless another is asked f
     ledger = "127.0.0.1:7702"
     dedup = "127.0.0.1:7701"
     cursor = "127.0.0.1:7703"
+    dispatcher = "127.0.0.1:7704"
 """
 
 import tomllib
@@ -25,6 +26,7 @@ from seqgate.cli._failure import InvalidSettings
 LEDGER_DEFAULT: Final = "127.0.0.1:7702"
 DEDUP_DEFAULT: Final = "127.0.0.1:7701"
 CURSOR_DEFAULT: Final = "127.0.0.1:7703"
+DISPATCHER_DEFAULT: Final = "127.0.0.1:7704"
 
 TIMEOUT_DEFAULT_S: Final = 30.0
 TIMEOUT_MAX_S: Final = 86_400.0
@@ -47,6 +49,7 @@ class Context:
     ledger: str | None = None
     dedup: str | None = None
     cursor: str | None = None
+    dispatcher: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class Settings:
     ledger: Setting
     dedup: Setting
     cursor: Setting
+    dispatcher: Setting
     timeout_s: float
 
 
@@ -77,6 +81,7 @@ def resolve(
     ledger: str | None = None,
     dedup: str | None = None,
     cursor: str | None = None,
+    dispatcher: str | None = None,
     timeout_s: float | None = None,
 ) -> Settings:
     """The settings, given the options of the command line.
@@ -111,10 +116,18 @@ def resolve(
         Setting(chosen.cursor or "", origin),
         Setting(CURSOR_DEFAULT, "default"),
     )
+    dispatcher_setting = _target(
+        Setting(dispatcher or "", "--dispatcher"),
+        Setting(environment.get("SEQGATE_DISPATCHER", ""), "SEQGATE_DISPATCHER"),
+        Setting(chosen.dispatcher or "", origin),
+        Setting(DISPATCHER_DEFAULT, "default"),
+    )
     timeout_s = TIMEOUT_DEFAULT_S if timeout_s is None else timeout_s
     if not 0 < timeout_s <= TIMEOUT_MAX_S:
         raise InvalidSettings(f"--timeout is more than 0 and at most {TIMEOUT_MAX_S:.0f} seconds")
-    return Settings(config, name, ledger_setting, dedup_setting, cursor_setting, timeout_s)
+    return Settings(
+        config, name, ledger_setting, dedup_setting, cursor_setting, dispatcher_setting, timeout_s
+    )
 
 
 def load(environment: Environment) -> Config:
@@ -153,7 +166,7 @@ def _config(path: Path, values: Mapping[str, Any]) -> Config:
         raise InvalidSettings(f"{path}: contexts are tables: [contexts.NAME]")
     contexts = {}
     for name, table in tables.items():
-        _known(path, f"contexts.{name}.", table, {"ledger", "dedup", "cursor"})
+        _known(path, f"contexts.{name}.", table, {"ledger", "dedup", "cursor", "dispatcher"})
         for key, value in table.items():
             if not isinstance(value, str):
                 raise InvalidSettings(f"{path}: contexts.{name}.{key} is a text, HOST:PORT")

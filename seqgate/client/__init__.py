@@ -1,16 +1,28 @@
 """The client library of Seqgate, for asyncio.
 
-connect() gives a Client; a Client makes Producers and Readers. Errors are in seqgate.errors.
+connect() gives a Client; a Client makes Producers, Readers and Consumers. Errors are in
+seqgate.errors.
 """
 
 from seqgate.client._assembler import AssemblyLimits, Dropped, DropReason
 from seqgate.client._batcher import Batching
+from seqgate.client._by_key import process_by_key
 from seqgate.client._chunking import Chunking
 from seqgate.client._client import Client, connect
 from seqgate.client._codec import Compression, Message
+from seqgate.client._consumer import Consumer
 from seqgate.client._outbox import Receipt
 from seqgate.client._producer import Producer
 from seqgate.client._reader import EARLIEST, LATEST, Reader, Start
+from seqgate.client._receiving import Gap, Received, Token
+from seqgate.client._subscribing import (
+    AfterDeadLetter,
+    Incomplete,
+    Placement,
+    RetryPolicy,
+    SubscriptionOptions,
+    SubscriptionType,
+)
 from seqgate.message_id import ChunkMessageId, MessageId
 
 __all__ = [
@@ -23,6 +35,17 @@ __all__ = [
     "Receipt",
     "Reader",
     "Start",
+    "Consumer",
+    "Received",
+    "Token",
+    "Gap",
+    "SubscriptionType",
+    "SubscriptionOptions",
+    "Placement",
+    "AfterDeadLetter",
+    "RetryPolicy",
+    "Incomplete",
+    "process_by_key",
     "AssemblyLimits",
     "Dropped",
     "DropReason",

@@ -3,7 +3,8 @@
 Messages are collected until they are many enough, large enough, or old enough. A batch carries
 increasing sequence ids, so a message whose id is not above every id before it (an application that
 sends again) travels alone: only the service can say whether it is a duplicate. What comes after it
-starts a new batch. (Pulsar's Java client, apache/pulsar#5491.)
+starts a new batch. (Pulsar's Java client, apache/pulsar#5491.) So does a message with a delivery
+time, which is that of its whole entry.
 """
 
 from dataclasses import dataclass
@@ -57,9 +58,10 @@ class Batcher:
         """Take a message. Returns what is to be sent now, in order."""
         if self._batching is None:
             return [[message]]
-        if message.sequence_id <= self._highest:
+        alone = message.sequence_id <= self._highest or message.deliver_at_ms is not None
+        self._highest = max(self._highest, message.sequence_id)
+        if alone:
             return [*self.flush(), [message]]
-        self._highest = message.sequence_id
         ready: list[Parcel] = []
         size_bytes = message.size_bytes
         if self._open and self._size_bytes + size_bytes > self.bytes_max:

@@ -1,24 +1,42 @@
-"""The client: one connection to a ledger service, and what is made from it."""
+"""The client: the connections to the services, and what is made from them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
+
+from grpc import aio
 
 from seqgate.client._assembler import AssemblyLimits, Dropped
 from seqgate.client._batcher import Batching
 from seqgate.client._channel import open_channel
 from seqgate.client._chunking import Chunking
 from seqgate.client._codec import Compression
+from seqgate.client._consumer import Consumer, Subscribing
 from seqgate.client._producer import Producer
 from seqgate.client._reader import EARLIEST, Reader, Start
+from seqgate.client._receiving import ReceiverLimits
+from seqgate.client._subscribing import (
+    Incomplete,
+    KeyRange,
+    Place,
+    RetryPolicy,
+    SubscriptionOptions,
+    SubscriptionType,
+)
 from seqgate.types import TopicName
 
 MAX_PENDING_MESSAGES: Final = 10_000
 """How many messages a producer keeps pending unless told otherwise."""
 
 
-def connect(ledger: str) -> "Client":
-    """A client of the ledger service at `ledger` (host:port, or dns:///name:port). It connects when
-    it is first used.
+RECEIVER_QUEUE_MESSAGES: Final = 1_000
+RECEIVER_QUEUE_BYTES: Final = 64 * 1024 * 1024
+"""How many messages, and bytes of them, a consumer takes before it hands them out, unless told
+otherwise."""
+
+
+def connect(ledger: str, dispatcher: str | None = None) -> "Client":
+    """A client of the ledger service at `ledger` (host:port, or dns:///name:port), and, for
+    consumers, of the dispatcher service at `dispatcher`. It connects when it is first used.
 
         async with connect("localhost:7702") as client:
             async with client.producer("orders", name="checkout") as producer:
@@ -27,14 +45,16 @@ def connect(ledger: str) -> "Client":
     Raises:
         RuntimeError: there is no running event loop.
     """
-    return Client(ledger)
+    return Client(ledger, dispatcher)
 
 
 class Client:
     """See connect."""
 
-    def __init__(self, ledger: str) -> None:
+    def __init__(self, ledger: str, dispatcher: str | None = None) -> None:
         self._channel = open_channel(ledger)
+        self._dispatcher = dispatcher
+        self._dispatchers: dict[str, aio.Channel] = {}  # by address: consumers are sent on
 
     def producer(
         self,
@@ -121,9 +141,104 @@ class Client:
             on_dropped=on_dropped,
         )
 
+    def consumer(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        type: SubscriptionType = SubscriptionType.KEY_SHARED,  # noqa: A002
+        options: SubscriptionOptions | None = None,
+        name: str | None = None,
+        start: Place | None = EARLIEST,
+        properties: Mapping[str, str] | None = None,
+        ranges: Sequence[KeyRange] = (),
+        weight: int = 1,
+        ack_timeout_s: float | None = None,
+        retry: RetryPolicy | None = None,
+        receiver_queue: int = RECEIVER_QUEUE_MESSAGES,
+        receiver_queue_bytes: int = RECEIVER_QUEUE_BYTES,
+        assembly: AssemblyLimits | None = None,
+        incomplete: Incomplete = Incomplete.REFUSE,
+        on_dropped: Callable[[Dropped], None] | None = None,
+        open_timeout_s: float = 30.0,
+    ) -> Consumer:
+        """A consumer; `async with` opens and closes it, and it is iterated over.
+
+        Args:
+            topic: tenant/namespace/name, or a name in public/default. It must exist.
+            subscription: its name: 1 to 255 bytes of UTF-8, no control characters.
+            type: who gets the subscription's messages.
+            options: how it behaves; None: as SubscriptionOptions() says. All consumers that are
+                connected at a time give the same type and options.
+            name: the consumer's, 1 to 255 bytes; who comes back under its name gets its slots back.
+                None: the service makes one, and the consumer keeps it when it connects again.
+            start: where the subscription starts if it does not exist: "earliest", "latest", a
+                message's id, or a time. None: it must exist.
+            properties: those that it has then: at most 64, of 4 KiB each at most.
+            ranges: of STICKY placement, which hash slots the consumer takes: (first, last), both
+                included, 0 to 65,535.
+            weight: how many shares of the ring the consumer has, 1 to 100.
+            ack_timeout_s: after how many seconds a message counts as failed unless it is settled or
+                extended: 0.1 to 86,400; None: never. What was not handed out yet is renewed by
+                itself, so that at least two thirds are left to the application.
+            retry: how long a refused message waits; None: as the service says.
+            receiver_queue: how many messages are taken before they are handed out, 1 to 1,000,000.
+                A batch that begins within comes whole.
+            receiver_queue_bytes: for how many bytes of them there are permits, going by the size of
+                the messages that came last; nothing more is permitted while as much is waiting.
+            assembly: how much of incomplete large messages is held in memory besides; None: as much
+                as AssemblyLimits() says.
+            incomplete: what becomes of large messages that cannot be put together here.
+            on_dropped: is told of chunks that make no message, with the reason. Those that never
+                will (ABORTED, RESTARTED, DUPLICATE, CORRUPT) are acknowledged; `incomplete` says
+                what becomes of the others. Must not raise.
+            open_timeout_s: how long opening may take.
+
+        Raises:
+            InvalidNameError: the topic cannot be one.
+            InvalidRequestError: an option, a range or the start cannot be one.
+            ValueError: the client was connected to no dispatcher, or a limit is out of its bounds.
+        """
+        if self._dispatcher is None:
+            raise ValueError("connect() was given no dispatcher: there are no consumers without")
+        expanded = TopicName.expand(topic)
+        subscribing = Subscribing(
+            topic=expanded,
+            subscription=subscription,
+            type=type,
+            options=options or SubscriptionOptions(),
+            name=name,
+            start=start,
+            properties=properties or {},
+            ranges=ranges,
+            weight=weight,
+        )
+        return Consumer(
+            self._dispatcher_channel,
+            self._dispatcher,
+            subscribing,
+            limits=ReceiverLimits(
+                receiver_queue, receiver_queue_bytes, round((ack_timeout_s or 0) * 1000)
+            ),
+            assembly=assembly or AssemblyLimits(),
+            incomplete=incomplete,
+            retry=retry,
+            on_dropped=on_dropped,
+            open_timeout_s=open_timeout_s,
+        )
+
+    def _dispatcher_channel(self, address: str) -> aio.Channel:
+        channel = self._dispatchers.get(address)
+        if channel is None:
+            channel = self._dispatchers[address] = open_channel(address)
+        return channel
+
     async def close(self) -> None:
-        """Close the connection. Producers are closed before it, by whoever opened them."""
+        """Close the connections. Producers and consumers are closed before, by whoever opened
+        them."""
         await self._channel.close()
+        for channel in self._dispatchers.values():
+            await channel.close()
 
     async def __aenter__(self) -> "Client":
         return self

@@ -1,5 +1,6 @@
 """Messages to entries, and back."""
 
+import base64
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,10 +45,11 @@ class OutgoingMessage:
 
     sequence_id: int
     payload: bytes
-    key: str | None = None
+    key: str | bytes | None = None
     ordering_key: bytes | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     event_time_ms: int | None = None
+    deliver_at_ms: int | None = None
     done: Any = None  # whoever waits for it; this module and the outbox never look
     sealed: "Sealed | None" = None
     chunks: int = 1
@@ -57,6 +59,14 @@ class OutgoingMessage:
         """What it adds to a batch, about."""
         properties = sum(len(name) + len(value) for name, value in self.properties.items())
         return len(self.payload) + len(self.key or "") + properties + 16
+
+    @property
+    def group(self) -> object:
+        """What it shares with the messages that an entry for one key holds: the ordering key, or
+        else the key. A text and bytes are never the same key."""
+        if self.ordering_key is not None:
+            return "ordering", self.ordering_key
+        return "key", self.key
 
 
 class Sealed(NamedTuple):
@@ -78,7 +88,9 @@ class Message:
         sequence_id: under which id.
         publish_time_ms: when, in milliseconds since 1970 by the producer's clock.
         append_time_ms: when it was stored, in milliseconds since 1970 by the service's clock.
-        key, ordering_key, properties, event_time_ms: as they were published.
+        key: the key; of a key that is bytes, their base64.
+        ordering_key, properties, event_time_ms: as they were published.
+        has_bytes_key: whether the key was published as bytes.
     """
 
     topic: str
@@ -92,6 +104,14 @@ class Message:
     ordering_key: bytes | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     event_time_ms: int | None = None
+    has_bytes_key: bool = False
+
+    @property
+    def key_bytes(self) -> bytes | None:
+        """The key in bytes; of a key that is text, its UTF-8."""
+        if self.key is None:
+            return None
+        return base64.b64decode(self.key) if self.has_bytes_key else self.key.encode()
 
 
 def encode_single(
@@ -114,6 +134,8 @@ def seal_message(
         publish_time=publish_time_ms,
     )
     _describe(metadata, message)
+    if message.deliver_at_ms is not None:
+        metadata.deliver_at_time = message.deliver_at_ms
     return Sealed(metadata, _seal(metadata, message.payload, compression))
 
 
@@ -124,12 +146,22 @@ def _describe(
     absent ones as well, takes four times as long, and this is done for every message."""
     if message.properties:
         metadata.properties.update(message.properties)
-    if message.key is not None:
-        metadata.partition_key = message.key
-    if message.ordering_key is not None:
-        metadata.ordering_key = message.ordering_key
+    _describe_keys(metadata, message)
     if message.event_time_ms is not None:
         metadata.event_time = message.event_time_ms
+
+
+def _describe_keys(
+    metadata: entry_pb2.EntryMetadata | entry_pb2.SingleMessageMetadata, message: OutgoingMessage
+) -> None:
+    key = message.key
+    if isinstance(key, bytes):
+        metadata.partition_key = base64.b64encode(key).decode()
+        metadata.partition_key_b64_encoded = True
+    elif key is not None:
+        metadata.partition_key = key
+    if message.ordering_key is not None:
+        metadata.ordering_key = message.ordering_key
 
 
 def encode_batch(
@@ -138,9 +170,10 @@ def encode_batch(
     *,
     compression: Compression,
     publish_time_ms: int,
-    key: str | None = None,
+    keyed: bool = False,
 ) -> ledger_pb2.Entry:
-    """An entry that is a batch: messages with increasing sequence ids."""
+    """An entry that is a batch: messages with increasing sequence ids. With `keyed` they are of one
+    group, and the entry has its keys."""
     ids = [message.sequence_id for message in messages]
     steps = [later - earlier for earlier, later in pairwise(ids)]
     metadata = entry_pb2.EntryMetadata(
@@ -150,8 +183,9 @@ def encode_batch(
         sequence_id_steps=steps if any(step != 1 for step in steps) else (),
         num_messages_in_batch=len(messages),
         publish_time=publish_time_ms,
-        partition_key=key,
     )
+    if keyed:
+        _describe_keys(metadata, messages[0])
     payload = entry_pb2.BatchPayload()
     for message in messages:
         _describe(payload.messages.add(payload=message.payload).metadata, message)
@@ -202,6 +236,9 @@ def _message(
     batch_index: int,
 ) -> Message:
     position = stored.position
+    has_bytes_key = own.partition_key_b64_encoded and own.HasField("partition_key")
+    if has_bytes_key:
+        _check_base64(stored, own.partition_key)
     return Message(
         topic=topic,
         id=MessageId(position.ledger_id, position.entry_id, batch_index=batch_index),
@@ -214,7 +251,15 @@ def _message(
         ordering_key=own.ordering_key if own.HasField("ordering_key") else None,
         properties=dict(own.properties),
         event_time_ms=own.event_time if own.HasField("event_time") else None,
+        has_bytes_key=has_bytes_key,
     )
+
+
+def _check_base64(stored: ledger_pb2.StoredEntry, key: str) -> None:
+    try:
+        base64.b64decode(key, validate=True)
+    except ValueError as error:
+        raise corrupt(stored, "a key of bytes is not their base64") from error
 
 
 def to_entry(metadata: entry_pb2.EntryMetadata, body: bytes) -> ledger_pb2.Entry:

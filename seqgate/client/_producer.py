@@ -1,9 +1,11 @@
 """The producer: streams in, receipts out, reconnections between."""
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from grpc import StatusCode, aio
@@ -53,6 +55,11 @@ BATCH_SHARE: Final = 0.75
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long the service may take to let go of a producer that has nothing left to send."""
+
+DELIVER_AFTER_MAX_S: Final = 100 * 365 * 24 * 3600
+"""The longest delay of a message, in seconds: about a century."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _RETRYABLE: Final = (UnavailableError, LimitExceededError)
 
@@ -153,11 +160,13 @@ class Producer:
         self,
         payload: bytes,
         *,
-        key: str | None = None,
+        key: str | bytes | None = None,
         properties: Mapping[str, str] | None = None,
         sequence_id: int | None = None,
         ordering_key: bytes | None = None,
         event_time_ms: int | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after_s: float | None = None,
     ) -> Receipt:
         """Publish a message, and return when it is durable.
 
@@ -165,13 +174,30 @@ class Producer:
         chunk, and one that needs more waits until it is alone. Cancelling the call does not take
         the message back.
 
+        A message with a delivery time travels in an entry of its own. It is stored at once, and the
+        dispatcher service delivers it then or later; readers are given it in any case.
+
+        Args:
+            payload: the message.
+            key: text, or bytes.
+            properties: at most 128 texts by name.
+            sequence_id: see Producer.
+            ordering_key: orders messages where it differs from `key`.
+            event_time_ms: the application's own time of the event, in milliseconds since 1970.
+            deliver_at: not to be delivered before this time, which has a time zone.
+            deliver_after_s: not to be delivered before so many seconds have passed, by this
+                machine's clock. At most one of the two.
+
         Raises:
             StaleSequenceIdError: the id was overtaken; the message is not in the log.
             SendTimeoutError: no receipt came in time; sending again with the same id is safe.
             MixedSequenceIdsError, InvalidRequestError, MessageTooLargeError: nothing was sent.
             ProducerClosedError, and what ended the producer: see Producer.
         """
-        message = self._prepare(payload, key, properties, ordering_key, event_time_ms)
+        deliver_at_ms = _deliver_at_ms(deliver_at, deliver_after_s)
+        message = self._prepare(
+            payload, key, properties, ordering_key, event_time_ms, deliver_at_ms
+        )
         while self._pending_messages and not self._has_room(message) and not self._failure:
             self._room.clear()
             await self._room.wait()
@@ -181,15 +207,20 @@ class Producer:
         self,
         payload: bytes,
         *,
-        key: str | None = None,
+        key: str | bytes | None = None,
         properties: Mapping[str, str] | None = None,
         sequence_id: int | None = None,
         ordering_key: bytes | None = None,
         event_time_ms: int | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after_s: float | None = None,
     ) -> "asyncio.Future[Receipt]":
         """Publish a message; the future is done when it is durable, or failed. Raises what `send`
         raises, before anything is sent also ProducerQueueFullError."""
-        message = self._prepare(payload, key, properties, ordering_key, event_time_ms)
+        deliver_at_ms = _deliver_at_ms(deliver_at, deliver_after_s)
+        message = self._prepare(
+            payload, key, properties, ordering_key, event_time_ms, deliver_at_ms
+        )
         if not self._has_room(message):
             raise ProducerQueueFullError("as many messages are pending as may be")
         return self._accept(message, sequence_id)
@@ -197,16 +228,19 @@ class Producer:
     def _prepare(
         self,
         payload: bytes,
-        key: str | None,
+        key: str | bytes | None,
         properties: Mapping[str, str] | None,
         ordering_key: bytes | None,
         event_time_ms: int | None,
+        deliver_at_ms: int | None,
     ) -> OutgoingMessage:
         """A message that can be sent, but for its number."""
         self._check_open()
         properties = dict(properties or {})
         _check(payload, key, properties, ordering_key, event_time_ms)
-        message = OutgoingMessage(0, bytes(payload), key, ordering_key, properties, event_time_ms)
+        message = OutgoingMessage(
+            0, bytes(payload), key, ordering_key, properties, event_time_ms, deliver_at_ms
+        )
         if self._chunking is not None:
             message.sealed = seal_message(
                 self._name,
@@ -331,7 +365,7 @@ class Producer:
     def _encode(self, messages: Sequence[OutgoingMessage]) -> list[pb.Entry]:
         publish_time_ms = _now_ms()
 
-        def encode(some: Sequence[OutgoingMessage], key: str | None) -> pb.Entry:
+        def encode(some: Sequence[OutgoingMessage], *, keyed: bool) -> pb.Entry:
             if len(some) == 1:
                 return encode_single(
                     self._name,
@@ -344,16 +378,16 @@ class Producer:
                 some,
                 compression=self._compression,
                 publish_time_ms=publish_time_ms,
-                key=key,
+                keyed=keyed,
             )
 
         if self._batching is None or not self._batching.by_key:
-            return [encode(messages, None)]
+            return [encode(messages, keyed=False)]
         groups: dict[object, list[OutgoingMessage]] = {}
         for message in messages:
-            groups.setdefault(message.ordering_key or message.key, []).append(message)
+            groups.setdefault(message.group, []).append(message)
         ordered = sorted(groups.values(), key=lambda group: group[-1].sequence_id)
-        return [encode(group, group[0].key) for group in ordered]
+        return [encode(group, keyed=True) for group in ordered]
 
     def _flush_batch(self) -> None:
         if self._linger is not None:
@@ -605,8 +639,8 @@ def _check(
     wrong = ""
     if not isinstance(payload, bytes | bytearray | memoryview):
         wrong = "a payload is bytes"
-    elif key is not None and not _is_text(key):
-        wrong = "a key is text"
+    elif key is not None and not isinstance(key, bytes) and not _is_text(key):
+        wrong = "a key is text or bytes"
     elif ordering_key is not None and not isinstance(ordering_key, bytes):
         wrong = "an ordering key is bytes"
     elif event_time_ms is not None and not 0 <= event_time_ms <= EVENT_TIME_MAX_MS:
@@ -617,6 +651,27 @@ def _check(
         wrong = f"properties are at most {PROPERTIES_MAX} texts by name"
     if wrong:
         raise InvalidRequestError(wrong, reason="INVALID_ENTRY")
+
+
+def _deliver_at_ms(deliver_at: datetime | None, deliver_after_s: float | None) -> int | None:
+    """When a message may be delivered, in milliseconds since 1970; None: at once."""
+    wrong = ""
+    deliver_at_ms = None
+    if deliver_at is not None and deliver_after_s is not None:
+        wrong = "a message is delivered at a time, or after some: not both"
+    elif deliver_after_s is not None:
+        if 0 <= deliver_after_s <= DELIVER_AFTER_MAX_S:
+            deliver_at_ms = _now_ms() + math.ceil(deliver_after_s * 1_000)
+        else:
+            wrong = f"a message is delivered after 0 to {DELIVER_AFTER_MAX_S:,} seconds"
+    elif deliver_at is not None:
+        if deliver_at.utcoffset() is None or deliver_at < _EPOCH:
+            wrong = "a delivery time has a time zone, and is in 1970 or later"
+        else:
+            deliver_at_ms = -((_EPOCH - deliver_at) // timedelta(milliseconds=1))
+    if wrong:
+        raise InvalidRequestError(wrong, reason="INVALID_ENTRY")
+    return deliver_at_ms
 
 
 def _now_ms() -> int:

@@ -1,6 +1,6 @@
 """The wire of the cursor service: check, translate, call, translate back."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -18,7 +18,9 @@ from seqgate.types import (
     check_cursor_name,
 )
 from services.cursor.core.cursor import (
+    PROPERTIES_BYTES_MAX,
     PROPERTIES_MAX,
+    Attempts,
     BatchAck,
     Caller,
     CursorState,
@@ -26,6 +28,7 @@ from services.cursor.core.cursor import (
     InvalidProperty,
     Range,
     Succession,
+    properties_bytes,
 )
 from services.cursor.core.managed import Imported, InvalidManagedCursor
 from services.cursor.core.state import RESERVED, Head, Lease
@@ -63,6 +66,10 @@ SUCCESSIONS_MAX: Final = 10_000
 ATTEMPTS_MAX: Final = 10_000
 """How many deliveries one RecordAttempts may count."""
 
+COUNTS_DEFAULT: Final = 10_000
+COUNTS_MAX: Final = 100_000
+"""How many counts of deliveries a page holds, unless asked otherwise, and at most."""
+
 LEASE_MIN_MS: Final = 100
 LEASE_MAX_MS: Final = 3_600_000
 """How long a lease may be asked for, at least and at most, in milliseconds."""
@@ -75,7 +82,7 @@ CURSORS_BYTES_MAX: Final = 4 * 1024 * 1024
 """A page of cursors ends before it is larger than this, in bytes; one cursor it always holds."""
 
 CURSORS_STEP: Final = 8
-"""How many cursors are read at a time: each may be 16 MiB large."""
+"""How many cursors are read at a time: each may be 4 MiB large."""
 
 HOLES_DEFAULT: Final = 10_000
 HOLES_MAX: Final = 100_000
@@ -251,9 +258,22 @@ class CursorServicer(pb_grpc.CursorServiceServicer):
         caller = Caller(epoch=_optional(request, "epoch"))
 
         def step(state: CursorState, _: int) -> pb.RecordAttemptsResponse:
-            return pb.RecordAttemptsResponse(attempts=state.record_attempts(positions, caller))
+            counts = state.record_attempts(positions, caller, request.attempts)
+            return pb.RecordAttemptsResponse(attempts=counts)
 
         return await self._store.change(topic, name, step)
+
+    async def ListAttempts(
+        self, request: pb.ListAttemptsRequest, context: Context
+    ) -> pb.ListAttemptsResponse:
+        topic, name = _names(request)
+        after = _optional_position(request, "after")
+        size = _page_size(request.page_size, COUNTS_DEFAULT, COUNTS_MAX)
+
+        def look(state: CursorState) -> pb.ListAttemptsResponse:
+            return _to_attempts(state.attempts(after, size))
+
+        return await self._store.look(topic, name, look, whole=False)
 
     # ---- leases
 
@@ -493,11 +513,18 @@ def _batch(given: pb.BatchAcknowledgement) -> BatchAck:
 def _own_properties(field: str, given: Mapping[str, str]) -> dict[str, str]:
     if len(given) > PROPERTIES_MAX:
         raise InvalidProperty(
-            f"a cursor has at most {PROPERTIES_MAX} properties", field=field, count=len(given)
+            f"a cursor has at most {PROPERTIES_MAX:,} properties", field=field, count=len(given)
         )
-    if any(_bytes([each]) > PROPERTY_BYTES_MAX for each in given.items()):
+    if any(properties_bytes({name: value}) > PROPERTY_BYTES_MAX for name, value in given.items()):
         raise InvalidProperty(
             f"a property is at most {PROPERTY_BYTES_MAX:,} bytes long, with its name", field=field
+        )
+    size_bytes = properties_bytes(given)
+    if size_bytes > PROPERTIES_BYTES_MAX:
+        raise InvalidProperty(
+            f"a cursor's properties are at most {PROPERTIES_BYTES_MAX:,} bytes long together",
+            field=field,
+            bytes=size_bytes,
         )
     return dict(given)
 
@@ -509,7 +536,7 @@ def _mark_delete_properties(field: str, given: Mapping[str, str]) -> dict[str, s
             field=field,
             count=len(given),
         )
-    size_bytes = _bytes(given.items())
+    size_bytes = properties_bytes(given)
     if size_bytes > MARK_DELETE_PROPERTIES_BYTES_MAX:
         raise InvalidProperty(
             "the properties of a position are at most "
@@ -518,10 +545,6 @@ def _mark_delete_properties(field: str, given: Mapping[str, str]) -> dict[str, s
             bytes=size_bytes,
         )
     return dict(given)
-
-
-def _bytes(properties: Iterable[tuple[str, str]]) -> int:
-    return sum(len(name.encode()) + len(value.encode()) for name, value in properties)
 
 
 # ---- translating back
@@ -580,6 +603,16 @@ def _to_acknowledged(
     if after is not None:
         response.next_after.ledger_id, response.next_after.entry_id = after
     return response
+
+
+def _to_attempts(page: Attempts) -> pb.ListAttemptsResponse:
+    return pb.ListAttemptsResponse(
+        entries=[
+            pb.EntryAttempts(position=_to_position(position), attempts=count)
+            for position, count in page.counts
+        ],
+        next_after=_to_position(page.next_after),
+    )
 
 
 def _to_range(range_: Range) -> pb.PositionRange:

@@ -87,7 +87,8 @@ class LedgerStore(Protocol):
         TopicNotFound: from every method that names a topic, but create, and take with create.
         StoreUnavailable: from every method.
         StoreFull: from every method that writes.
-        EntryCorrupt: from read, columns and find; it names the last position that cannot be read.
+        EntryCorrupt: from read, read_at, columns and find; it names the last position that cannot
+            be read.
     """
 
     async def create(self, topic: TopicName) -> tuple[LogState, bool]:
@@ -136,6 +137,14 @@ class LedgerStore(Protocol):
         and no more than fits. Without payloads, these are empty."""
         ...
 
+    async def read_at(
+        self, topic: TopicName, positions: Sequence[Position], *, bytes_max: int, payloads: bool
+    ) -> list[StoredEntry]:
+        """The entries at these positions, which are in order, that are there and not trimmed: at
+        least one if there is one, and no more than fits; what is left out then lies after those.
+        Without payloads, these are empty."""
+        ...
+
     async def columns(
         self,
         topic: TopicName,
@@ -162,6 +171,12 @@ class LedgerStore(Protocol):
         self, topic: TopicName, producer: str, sequence_ids: Sequence[int], *, uuid: str = ""
     ) -> list[Fate]:
         """Where the messages with these ids are; if an id was stored twice, where it was first."""
+        ...
+
+    async def find_time(self, topic: TopicName, append_ms: int) -> Position | None:
+        """The first entry that was appended at a time or later; None: the last one was appended
+        before, or there is none. Where the clock went back: one that was, and before which lies one
+        that was not, or nothing."""
         ...
 
     async def highest(self, topic: TopicName, ledger_id: int, producer: str) -> int | None:

@@ -7,6 +7,7 @@ import asyncio
 import fnmatch
 import time
 import uuid
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -235,6 +236,26 @@ class Ledger:
             else:
                 return
 
+    async def read_at(
+        self,
+        topic: TopicName,
+        positions: Sequence[Position],
+        draining: asyncio.Event,
+        *,
+        payloads: bool,
+    ) -> AsyncIterator[list[StoredEntry]]:
+        """The entries at positions, which are in order, by response; those that are not there are
+        left out. Ends with them, or when `draining` is set."""
+        while positions and not draining.is_set():
+            entries = await self._store.read_at(
+                topic, positions, bytes_max=PAGE_BYTES_MAX, payloads=payloads
+            )
+            if not entries:
+                return
+            for some in _responses(entries, payloads=payloads):
+                yield some
+            positions = positions[bisect_right(positions, entries[-1].position) :]
+
     async def columns(
         self,
         log: LogState,
@@ -325,6 +346,10 @@ class Ledger:
         """Where a message is; of a large one, this attempt at it, if a uuid is given."""
         (fate,) = await self._store.find(topic, producer, [sequence_id], uuid=uuid)
         return fate
+
+    async def find_time(self, topic: TopicName, append_ms: int) -> Position | None:
+        """The first entry that was appended at a time or later; see LedgerStore.find_time."""
+        return await self._store.find_time(topic, append_ms)
 
     async def trim(self, topic: TopicName, before: Position) -> Trim:
         """Remove the entries before a position that every cursor has acknowledged.

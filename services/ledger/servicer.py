@@ -1,6 +1,7 @@
 """The wire of the ledger service: check, translate, call, translate back."""
 
 import asyncio
+import base64
 import re
 from collections.abc import AsyncIterator
 from itertools import pairwise
@@ -69,6 +70,9 @@ PAGE_MAX: Final = 10_000
 """How many of what it lists a page holds, unless asked otherwise, and at most."""
 
 _LEDGER_TOKEN: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
+
+POSITIONS_MAX: Final = 10_000
+"""How many entries one ReadEntries may ask for."""
 
 RECEIPTS_MAX: Final = 10_000
 """How many receipts one response holds at most."""
@@ -166,6 +170,17 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         if draining.is_set():
             yield pb.ReadResponse(draining=pb.Draining())
 
+    async def ReadEntries(
+        self, request: pb.ReadEntriesRequest, context: Context
+    ) -> AsyncIterator[pb.ReadEntriesResponse]:
+        topic, positions = _topic(request.topic), _positions(request.positions)
+        payloads, draining = not request.metadata_only, self._drain.event
+        async for entries in self._ledger.read_at(topic, positions, draining, payloads=payloads):
+            stored = [_to_stored(each, payloads=payloads) for each in entries]
+            yield pb.ReadEntriesResponse(entries=pb.StoredEntries(entries=stored))
+        if draining.is_set():
+            yield pb.ReadEntriesResponse(draining=pb.Draining())
+
     async def ReadColumns(
         self, request: pb.ReadColumnsRequest, context: Context
     ) -> AsyncIterator[pb.ReadColumnsResponse]:
@@ -252,6 +267,12 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             request.uuid,
         )
         return pb.FindMessageResponse(fate=_to_fate(fate))
+
+    async def FindPosition(
+        self, request: pb.FindPositionRequest, context: Context
+    ) -> pb.FindPositionResponse:
+        position = await self._ledger.find_time(_topic(request.topic), request.append_time)
+        return pb.FindPositionResponse(position=_to_position(position))
 
     async def TrimTopic(
         self, request: pb.TrimTopicRequest, context: Context
@@ -350,6 +371,16 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
                 f"an entry has at most {PROPERTIES_MAX} properties",
                 field="entries.metadata.properties",
                 count=len(metadata.properties),
+            )
+        if metadata.partition_key_b64_encoded and not _is_base64(metadata.partition_key):
+            raise InvalidEntry(
+                "a key of bytes is their base64", field="entries.metadata.partition_key"
+            )
+        if metadata.deliver_at_time < 0:
+            raise InvalidEntry(
+                "a delivery time is not negative",
+                field="entries.metadata.deliver_at_time",
+                given=metadata.deliver_at_time,
             )
         if metadata.compression and not metadata.HasField("uncompressed_size"):
             raise InvalidEntry(
@@ -470,6 +501,19 @@ def _position(field: str, position: entry_pb2.Position) -> Position:
     return Position(position.ledger_id, position.entry_id)
 
 
+def _positions(given: Any) -> list[Position]:
+    if not 1 <= len(given) <= POSITIONS_MAX:
+        raise InvalidRange(
+            f"1 to {POSITIONS_MAX:,} entries are read at a time",
+            field="positions",
+            count=len(given),
+        )
+    positions = [_position("positions", each) for each in given]
+    if any(earlier >= later for earlier, later in pairwise(positions)):
+        raise InvalidRange("each position comes after the one before", field="positions")
+    return positions
+
+
 def _opening(request: Any) -> Opening:
     if request is aio.EOF or not request.HasField("open"):
         raise NotOpened("a stream starts with Open", field="open")
@@ -518,6 +562,14 @@ def _ids(metadata: entry_pb2.EntryMetadata) -> tuple[int, int, int | None]:
             messages=messages,
         )
     return lowest, highest, messages
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        base64.b64decode(text, validate=True)
+    except ValueError:
+        return False
+    return True
 
 
 _TOTAL: Final = "total_chunk_msg_size"

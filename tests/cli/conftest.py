@@ -64,6 +64,7 @@ def seqgate(bare: CommandLine, stack: Stack) -> CommandLine:
         SEQGATE_LEDGER=stack.address("ledger"),
         SEQGATE_DEDUP=stack.address("dedup"),
         SEQGATE_CURSOR=stack.address("cursor"),
+        SEQGATE_DISPATCHER=stack.address("dispatcher"),
     )
 
 

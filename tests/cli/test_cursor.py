@@ -94,7 +94,7 @@ async def test_a_cursor_is_shown_with_its_holes(
     seqgate: CommandLine, cursors: Any, topic: str
 ) -> None:
     await made(cursors, topic, properties={"team": "billing"})
-    names = {"topic": topic, "name": "c"}
+    names: dict[str, Any] = {"topic": topic, "name": "c"}
     await cursors.MarkDelete(
         pb.MarkDeleteRequest(position=at(4), properties={"a": "1", "b": "\n"}, **names)
     )

@@ -16,6 +16,7 @@ current = "dev"
 ledger = "dev-ledger:1"
 dedup = "dev-dedup:1"
 cursor = "dev-cursor:1"
+dispatcher = "dev-dispatcher:1"
 
 [contexts.half]
 ledger = "half-ledger:1"
@@ -39,6 +40,7 @@ def test_without_anything_the_services_are_on_this_machine(tmp_path: Path) -> No
     assert settings.ledger == Setting("127.0.0.1:7702", "default")
     assert settings.dedup == Setting("127.0.0.1:7701", "default")
     assert settings.cursor == Setting("127.0.0.1:7703", "default")
+    assert settings.dispatcher == Setting("127.0.0.1:7704", "default")
     assert settings.context is None
     assert settings.timeout_s == 30
 
@@ -59,6 +61,11 @@ def test_an_option_wins_over_the_environment_over_the_context_over_the_default(
     assert resolve(environment).cursor == Setting("dev-cursor:1", "context dev")
     by_name = {**environment, "SEQGATE_CURSOR": "named:1"}
     assert resolve(by_name).cursor == Setting("named:1", "SEQGATE_CURSOR")
+    by_option = resolve(environment, dispatcher="given:1")
+    assert by_option.dispatcher == Setting("given:1", "--dispatcher")
+    assert resolve(environment).dispatcher == Setting("dev-dispatcher:1", "context dev")
+    by_name = {**environment, "SEQGATE_DISPATCHER": "named:1"}
+    assert resolve(by_name).dispatcher == Setting("named:1", "SEQGATE_DISPATCHER")
 
 
 def test_a_context_is_chosen_by_option_then_environment_then_file(
@@ -165,9 +172,9 @@ def test_contexts_are_listed_and_the_one_in_effect_is_marked(
 
     assert table.code == 0
     assert table.rows == [
-        ["CURRENT", "CONTEXT", "LEDGER", "DEDUP", "CURSOR"],
-        ["-", "dev", "dev-ledger:1", "dev-dedup:1", "dev-cursor:1"],
-        ["*", "half", "half-ledger:1", "-", "-"],
+        ["CURRENT", "CONTEXT", "LEDGER", "DEDUP", "CURSOR", "DISPATCHER"],
+        ["-", "dev", "dev-ledger:1", "dev-dedup:1", "dev-cursor:1", "dev-dispatcher:1"],
+        ["*", "half", "half-ledger:1", "-", "-", "-"],
     ]
     assert listed.records == [
         {
@@ -176,6 +183,7 @@ def test_contexts_are_listed_and_the_one_in_effect_is_marked(
             "ledger": "dev-ledger:1",
             "dedup": "dev-dedup:1",
             "cursor": "dev-cursor:1",
+            "dispatcher": "dev-dispatcher:1",
         },
         {
             "context": "half",
@@ -183,6 +191,7 @@ def test_contexts_are_listed_and_the_one_in_effect_is_marked(
             "ledger": "half-ledger:1",
             "dedup": None,
             "cursor": None,
+            "dispatcher": None,
         },
     ]
 
@@ -202,6 +211,7 @@ def test_the_settings_in_effect_say_where_they_come_from(
         ["ledger", "second:1", "--ledger"],
         ["dedup", "named:1", "SEQGATE_DEDUP"],
         ["cursor", "dev-cursor:1", "context dev"],
+        ["dispatcher", "dev-dispatcher:1", "context dev"],
     ]
     assert shown.record == {
         "config": environment["SEQGATE_CONFIG"],
@@ -210,6 +220,7 @@ def test_the_settings_in_effect_say_where_they_come_from(
         "ledger": {"value": "half-ledger:1", "source": "context half"},
         "dedup": {"value": "named:1", "source": "SEQGATE_DEDUP"},
         "cursor": {"value": "127.0.0.1:7703", "source": "default"},
+        "dispatcher": {"value": "127.0.0.1:7704", "source": "default"},
     }
 
 

@@ -482,6 +482,52 @@ async def test_batches_and_attempts_of_a_run_are_dropped_and_counted(
     assert len([each for each in left.attempts if each]) == len(BATCHES) - dropped
 
 
+@pytest.mark.parametrize("count", [0, 1, 999, 1_000, 1_001, 2_500])
+async def test_counts_of_attempts_are_read_in_order(place: Place, count: int) -> None:
+    places = [Position(1 + each // 700, 3 * each) for each in range(count)]
+    counts = {each: 1 + each.entry_id % 5 for each in places}
+
+    def put(state: CursorState) -> None:
+        for position in reversed(places):
+            state.holes.put_attempts(position, counts[position])
+        assert list(state.holes.attempted(None)) == list(counts.items())
+
+    def read(state: CursorState) -> None:
+        assert list(state.holes.attempted(None)) == list(counts.items())
+        for index in range(0, count, 499):
+            found = list(state.holes.attempted(places[index]))
+            assert found == [(each, counts[each]) for each in places[index + 1 :]]
+        assert list(state.holes.attempted(Position(1, 1))) == list(counts.items())[1:]
+
+    await create(place.store)
+    await create(place.store, "neighbour")
+    await change(
+        place.store, lambda state: state.holes.put_attempts(Position(1, 1), 9), "neighbour"
+    )
+    await change(place.store, put)
+    await place.open()
+    await place.store.look(TOPIC, NAME, read)
+
+
+async def test_counts_of_attempts_that_were_reached_may_be_removed_on_the_way(
+    store: CursorStore,
+) -> None:
+    places = [Position(1, entry_id) for entry_id in range(2_100)]
+
+    def step(state: CursorState) -> None:
+        for place in places:
+            state.holes.put_attempts(place, 1)
+        found = []
+        for position, _ in state.holes.attempted(None):
+            found.append(position)
+            state.holes.put_attempts(position, 0)
+        assert found == places
+
+    await create(store)
+    await change(store, step)
+    assert await store.look(TOPIC, NAME, lambda state: list(state.holes.attempted(None))) == []
+
+
 async def test_a_step_answers_and_cannot_be_half_seen(store: CursorStore) -> None:
     """A reader sees the state before a step or after it."""
 
@@ -590,7 +636,8 @@ def _step(random: Random, verb: str) -> Callable[[CursorState], object]:
             return lambda state: state.reset(target, caller)
         case "attempts":
             positions = [_somewhere(random) for _ in range(3)]
-            return lambda state: state.record_attempts(positions, caller)
+            at_least = random.choice(([], [random.randint(0, 4) for _ in positions]))
+            return lambda state: state.record_attempts(positions, caller, at_least)
         case "properties":
             clear, gone = random.random() < 0.2, random.sample("xyz", 1)
             return lambda state: state.update_properties(properties, gone, caller, clear=clear)
@@ -606,11 +653,11 @@ def _step(random: Random, verb: str) -> Callable[[CursorState], object]:
 
 
 def _page(state: CursorState) -> object:
-    """A cursor, and what is acknowledged, in pages of five."""
+    """A cursor, what is acknowledged, in pages of five, and what was delivered first."""
     pages = [state.acknowledged(None, 5)]
     while pages[-1].next_after is not None:
         pages.append(state.acknowledged(pages[-1].next_after, 5))
-    return _contents(state), pages
+    return _contents(state), pages, state.attempts(None, 5)
 
 
 async def _outcome(store: CursorStore, call: Call) -> object:

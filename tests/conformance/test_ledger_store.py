@@ -13,7 +13,7 @@ from seqgate.types import Position, TopicName
 from services.errors import DomainError, Fenced
 from services.ledger.adapters.memory import MemoryLedgerStore
 from services.ledger.adapters.sqlite import open_sqlite_store
-from services.ledger.core.entry import Entry
+from services.ledger.core.entry import Entry, StoredEntry
 from services.ledger.core.receipt import Fate, Found, Missing, Unfinished
 from services.ledger.ports import (
     EntryCorrupt,
@@ -134,17 +134,19 @@ async def test_a_topic_is_made_once(store: LedgerStore) -> None:
     "call",
     [
         *("read", "count_after", "find", "highest", "trimmed", "get", "trim", "retained", "cuts"),
-        *("renew", "delete", "columns", "ledgers"),
+        *("renew", "delete", "columns", "ledgers", "read_at", "find_time"),
     ],
 )
 async def test_what_does_not_exist_is_not_found(store: LedgerStore, call: str) -> None:
     calls = {
         "read": lambda: store.read(TOPIC, None, **EVERYTHING),
+        "read_at": lambda: read_at(store, Position(1, 0)),
         "count_after": lambda: store.count_after(TOPIC, None),
         "find": lambda: store.find(TOPIC, "p", [0]),
         "highest": lambda: store.highest(TOPIC, 1, "p"),
         "trimmed": lambda: store.trimmed_producers(TOPIC, skip=0, limit=1),
         "get": lambda: store.get(TOPIC),
+        "find_time": lambda: store.find_time(TOPIC, 0),
         "trim": lambda: store.trim(TOPIC, Position(1, 0)),
         "retained": lambda: store.retained_from(TOPIC, appended_since_ms=0, bytes_max=0),
         "cuts": lambda: store.cuts_unfinished(TOPIC, Position(1, 0)),
@@ -183,6 +185,64 @@ async def test_a_page_holds_no_more_than_asked_but_at_least_one_entry(store: Led
     without = await store.read(TOPIC, None, entries_max=10, bytes_max=250, payloads=False)
     assert len(without) == 10
     assert {each.entry.payload for each in without} == {b""}
+    assert {each.payload_bytes for each in without} == {100}
+
+
+async def read_at(
+    store: LedgerStore, *places: Position, bytes_max: int = 1_000_000, payloads: bool = True
+) -> list[StoredEntry]:
+    return await store.read_at(TOPIC, places, bytes_max=bytes_max, payloads=payloads)
+
+
+async def test_entries_are_read_at_positions_whole_or_without_their_payloads(
+    store: LedgerStore,
+) -> None:
+    writer = await Writer.of(store)
+    mixed = [single(3, payload=b""), batch([4, 6, 9], "q"), marker(1), chunk(7, "ü/ %", 0, 2)]
+    await writer.append(*mixed, append_ms=77)
+    await writer.append(chunk(7, "next", 0, 300, aborts="ü/ %"), append_ms=78)
+    read = await store.read(TOPIC, None, **EVERYTHING)
+    bare = await store.read(TOPIC, None, **(EVERYTHING | {"payloads": False}))
+    for entry_ids in ([0], [4], [1, 3], [0, 4], [2, 3, 4], range(5)):
+        places = [Position(1, each) for each in entry_ids]
+        assert await read_at(store, *places) == [read[each] for each in entry_ids]
+        assert await read_at(store, *places, payloads=False) == [bare[each] for each in entry_ids]
+
+
+async def test_what_is_not_there_is_not_read(store: LedgerStore) -> None:
+    await store.create(TOPIC)
+    assert await read_at(store, Position(1, 0)) == []
+    writer = await Writer.of(store)
+    await writer.append(single(0), single(1))
+    await writer.append(single(2))
+    for _ in range(2):
+        successor = await Writer.of(store)
+    await successor.append(single(4), single(5))
+    asked = [Position(ledger_id, entry_id) for ledger_id in range(5) for entry_id in range(4)]
+    everything = await store.read(TOPIC, None, **EVERYTHING)
+    assert len(everything) == 5
+    assert await read_at(store) == []
+    assert await read_at(store, *asked) == everything
+    await store.trim(TOPIC, Position(1, 1))
+    assert await read_at(store, *asked) == everything[1:]
+    await store.trim(TOPIC, Position(3, 1))
+    assert await read_at(store, *asked) == everything[4:]
+    await store.trim(TOPIC, END)
+    assert await read_at(store, *asked) == []
+
+
+async def test_no_more_is_read_at_positions_than_fits_but_at_least_one_entry(
+    store: LedgerStore,
+) -> None:
+    writer = await Writer.of(store)
+    await writer.append(*(single(i, payload=b"x" * 100) for i in range(5)))
+    await writer.append(*(single(i, payload=b"x" * 100) for i in range(5, 10)))
+    places = [Position(1, each) for each in range(1, 30, 2)]
+    assert len(await read_at(store, *places, bytes_max=250)) == 2
+    assert len(await read_at(store, *places, bytes_max=400)) == 3
+    assert len(await read_at(store, *places, bytes_max=1)) == 1
+    without = await read_at(store, *places, bytes_max=250, payloads=False)
+    assert [each.position for each in without] == places[:5]
     assert {each.payload_bytes for each in without} == {100}
 
 
@@ -493,6 +553,62 @@ async def test_of_a_long_stretch_a_part_goes_at_a_time(store: LedgerStore) -> No
     assert (await store.get(TOPIC)).tail == (1, 1_029)
 
 
+async def test_the_first_entry_since_a_time_is_found(store: LedgerStore) -> None:
+    await store.create(TOPIC)
+    assert await store.find_time(TOPIC, 0) is None
+    writer = await Writer.of(store)
+    await writer.append(single(0), single(1), append_ms=10)
+    await writer.append(single(2), append_ms=20)
+    await writer.append(single(3), single(4), append_ms=20)
+    for _ in range(3):  # ledgers without entries between
+        writer = await Writer.of(store)
+    await writer.append(single(5), append_ms=30)
+    await writer.append(single(6), append_ms=40)
+    times = [
+        (0, (1, 0)), (10, (1, 0)), (11, (1, 2)), (20, (1, 2)), (21, (4, 0)), (30, (4, 0)),
+        (31, (4, 1)), (40, (4, 1)), (41, None), (2**64 - 1, None),
+    ]  # fmt: skip
+    assert [(each, await store.find_time(TOPIC, each)) for each, _ in times] == times
+    await store.trim(TOPIC, Position(1, 1))  # in the middle of what was appended together
+    assert await store.find_time(TOPIC, 10) == (1, 1)
+    assert await store.find_time(TOPIC, 20) == (1, 2)
+    await store.trim(TOPIC, Position(4, 0))
+    assert await store.find_time(TOPIC, 10) == (4, 0)
+    assert await store.find_time(TOPIC, 40) == (4, 1)
+    await store.trim(TOPIC, END)
+    assert await store.find_time(TOPIC, 0) is None
+
+
+@pytest.mark.parametrize("history", range(30))
+async def test_a_time_is_found_in_any_log_also_when_its_clock_went_back(
+    store: LedgerStore, seed: int, history: int
+) -> None:
+    random = Random(f"times {seed + history}")
+    goes_back = history % 2 == 0
+    writer = await Writer.of(store)
+    now_ms = 20
+    for each in range(random.randint(1, 30)):
+        while random.random() < 0.3:
+            writer = await Writer.of(store)
+        now_ms += random.randint(-5 if goes_back else 0, 5)
+        count = random.choice((1, 1, 2, 7))
+        await writer.append(*(single(each) for _ in range(count)), append_ms=max(now_ms, 0))
+    if random.random() < 0.5:
+        places = await positions(store)
+        await store.trim(TOPIC, random.choice(places))
+    log = await store.read(TOPIC, None, **EVERYTHING)
+    times = {stored.position: stored.append_ms for stored in log}
+    before = dict(zip(times, [-1, *times.values()], strict=False))
+    for append_ms in range(max(times.values()) + 2):
+        found = await store.find_time(TOPIC, append_ms)
+        if found is None:
+            assert log[-1].append_ms < append_ms
+        else:
+            assert before[found] < append_ms <= times[found]
+        if not goes_back:
+            assert found == next((each for each in times if times[each] >= append_ms), None)
+
+
 END = Position(99, 0)
 """Beyond everything that these tests append."""
 
@@ -607,6 +723,25 @@ def _entry(random: Random) -> Entry:
         )
     )
     return entry._replace(metadata=random.randbytes(random.randint(0, 9)))
+
+
+async def test_an_entry_that_is_damaged_is_told_after_those_that_lie_before(
+    tmp_path: Path,
+) -> None:
+    async with open_sqlite_store(tmp_path / "ledger.db") as store:
+        writer = await Writer.of(store)
+        for first in range(0, 9, 3):
+            await writer.append(*(single(first + each) for each in range(3)))
+        with apsw.Connection(str(tmp_path / "ledger.db")) as database:
+            damaged = "CAST(substr(payloads, 2) || x'00' AS BLOB)"
+            database.execute(f"UPDATE block SET payloads = {damaged} WHERE first_entry = 3")
+        database.close()
+        assert [each.position for each in await read_at(store, *at(0, 2, 4, 8))] == [*at(0, 2)]
+        with pytest.raises(EntryCorrupt) as damage:
+            await read_at(store, *at(4, 8))
+        assert damage.value.details == {"ledger_id": 1, "entry_id": 5, "first_entry_id": 3}
+        assert [each.position for each in await read_at(store, *at(1, 8))] == [*at(1, 8)]
+        assert len(await read_at(store, *at(0, 2, 4, 8), payloads=False)) == 4
 
 
 @pytest.mark.parametrize("blob", ["entries", "metadata"])
@@ -784,6 +919,7 @@ async def test_every_store_agrees_with_the_memory(
 VERBS = ("append",) * 9 + (
     "take",
     "read",
+    "read_at",
     "columns",
     "ledgers",
     "find",
@@ -814,6 +950,9 @@ def _call(random: Random) -> tuple[str, Sequence[object]]:
             return "take", (topic,)
         case "read":
             return "read", (topic, position, random.randint(1, 5))
+        case "read_at":
+            places = [Position(random.randint(1, 4), random.randint(0, 9)) for _ in range(6)]
+            return "read_at", (topic, sorted({*places}), random.choice((1, 20, 10_000)))
         case "columns":
             return "columns", (topic, position, random.randint(1, 5))
         case "ledgers":
@@ -843,6 +982,8 @@ async def _outcome(store: LedgerStore, call: tuple[str, Sequence[object]]) -> ob
                 return await store.read(
                     topic, rest[0], entries_max=rest[1], bytes_max=10_000, payloads=True
                 )
+            case "read_at":
+                return await store.read_at(topic, rest[0], bytes_max=rest[1], payloads=True)
             case "columns":
                 runs = await store.columns(
                     topic,

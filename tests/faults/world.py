@@ -11,6 +11,9 @@ from tools.stack.stack import Stack
 
 REPLAY_PAGE_ENTRIES = 40
 
+CRASHING = ("dedup", "ledger", "dispatcher")
+"""The services that can be told where to die."""
+
 NO_SNAPSHOTS = "[cluster]\nsnapshot_entries = 0\nsnapshot_interval_s = 0\n"
 """So that a replay is as long as the log, and crashes of it can be aimed at."""
 
@@ -26,7 +29,7 @@ class World:
         policies: str = NO_SNAPSHOTS,
         **environment: str,
     ) -> None:
-        self.orders = {service: folder / f"order-{service}" for service in ("dedup", "ledger")}
+        self.orders = {service: folder / f"order-{service}" for service in CRASHING}
         commands = {}
         for service, file in self.orders.items():
             module = [sys.executable, "-m", "tests.support.crash_points", service]

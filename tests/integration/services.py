@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
+from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from tests.support.waiting import eventually
@@ -37,6 +38,7 @@ class Services:
     ledger: Any
     dedup: Any
     cursor: Any
+    dispatcher: Any
 
     async def read(self, topic: str, **request: Any) -> list[ledger_pb2.StoredEntry]:
         """The entries of a topic, all of them unless asked otherwise."""
@@ -167,9 +169,14 @@ async def connected(stack: Stack) -> AsyncIterator[Services]:
         channel_to(stack.address("ledger")) as ledger,
         channel_to(stack.address("dedup")) as dedup,
         channel_to(stack.address("cursor")) as cursor,
+        channel_to(stack.address("dispatcher")) as dispatcher,
     ):
         yield Services(
-            stack, LedgerServiceStub(ledger), DedupServiceStub(dedup), CursorServiceStub(cursor)
+            stack,
+            LedgerServiceStub(ledger),
+            DedupServiceStub(dedup),
+            CursorServiceStub(cursor),
+            DispatcherServiceStub(dispatcher),
         )
     assert surprises(stack) == []
 

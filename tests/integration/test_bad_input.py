@@ -140,6 +140,9 @@ LEDGER: Methods = {
     "Read": lambda topic, **more: pb.ReadRequest(
         topic=topic, **({"earliest": pb.Earliest()} | more)
     ),
+    "ReadEntries": lambda topic, **more: pb.ReadEntriesRequest(
+        topic=topic, **({"positions": [position(1, 0)]} | more)
+    ),
     "ReadColumns": lambda topic, **more: pb.ReadColumnsRequest(topic=topic, **more),
     "ListLedgers": lambda topic, **more: pb.ListLedgersRequest(topic=topic, **more),
     "ListTrimmedProducers": lambda topic, **more: pb.ListTrimmedProducersRequest(
@@ -151,6 +154,7 @@ LEDGER: Methods = {
     "FindMessage": lambda topic, producer_name="p", sequence_id=0: pb.FindMessageRequest(
         topic=topic, producer_name=producer_name, sequence_id=sequence_id
     ),
+    "FindPosition": lambda topic, **more: pb.FindPositionRequest(topic=topic, **more),
     "TrimTopic": lambda topic, **more: pb.TrimTopicRequest(
         topic=topic, **({"before": position(1, 0)} | more)
     ),
@@ -456,6 +460,18 @@ async def test_columns_are_refused_for_positions_that_cannot_be(
                 await call(services.ledger, "ReadColumns", request)
         request = LEDGER["ReadColumns"](stored, **{field: LAST_POSITION})
         await call(services.ledger, "ReadColumns", request)
+
+
+async def test_entries_are_refused_at_positions_that_cannot_be(
+    services: Services, stored: str
+) -> None:
+    async with unchanged(services, stored):
+        for bad in BAD_POSITIONS:
+            with refused(INVALID, "INVALID_RANGE"):
+                request = LEDGER["ReadEntries"](stored, positions=[position(1, 0), bad])
+                await call(services.ledger, "ReadEntries", request)
+        request = LEDGER["ReadEntries"](stored, positions=[LAST_POSITION])
+        assert await call(services.ledger, "ReadEntries", request) == []
 
 
 async def test_a_read_says_where_to_start(services: Services, stored: str) -> None:
@@ -1173,6 +1189,12 @@ REFUSED: dict[str, tuple[pb.Publication, str]] = {
         "ENTRY_TOO_LARGE",
     ),
     "a payload too large": (single(9, 9, b"x" * (MAX_MESSAGE_BYTES + 1)), "ENTRY_TOO_LARGE"),
+    "a key of bytes that is no base64": (
+        single(9, 9, partition_key="no base64", partition_key_b64_encoded=True),
+        "INVALID_ENTRY",
+    ),
+    "a negative delivery time": (single(9, 9, deliver_at_time=-1), "INVALID_ENTRY"),
+    "the lowest delivery time": (single(9, 9, deliver_at_time=-(2**63)), "INVALID_ENTRY"),
     "a compressed payload without its size": (
         single(9, 9, compression=entry_pb2.COMPRESSION_TYPE_ZSTD),
         "INVALID_ENTRY",
@@ -1306,6 +1328,15 @@ ACCEPTED: dict[str, pb.Publication] = {
     "metadata as large as may be": padded(ledger_limits.METADATA_BYTES_MAX),
     "a payload as large as may be": single(9, 9, b"x" * MAX_MESSAGE_BYTES),
     "no payload": single(9, 9, b""),
+    "a key of bytes": single(9, 9, partition_key="AP8=", partition_key_b64_encoded=True),
+    "a key of no bytes": single(9, 9, partition_key="", partition_key_b64_encoded=True),
+    "a key of text that is no base64": single(
+        9, 9, partition_key="%", partition_key_b64_encoded=False
+    ),
+    "a key of bytes without a key": single(9, 9, partition_key_b64_encoded=True),
+    "the earliest delivery time": single(9, 9, deliver_at_time=0),
+    "the latest delivery time": single(9, 9, deliver_at_time=2**63 - 1),
+    "a batch with a delivery time": batch(9, [9, 10], deliver_at_time=7),
     "a payload with its checksum": single(
         9, 9, b"what was sent", payload_crc32c=google_crc32c.value(b"what was sent")
     ),

@@ -144,6 +144,33 @@ async def test_recoveries_are_measured_beside_a_publish_with_nothing_lost(bench:
     assert all(each["rounds"] == 3 and each["unit"] == "ms" for each in recoveries)
 
 
+async def test_deliveries_are_measured_beside_less_than_a_dispatcher(bench: Run) -> None:
+    wrote = await bench.finish("--json", "--seconds-per-measurement", "0.004", "--only", "dispatch")
+
+    found = {each["name"]: each for each in json.loads(wrote)["measurements"]}
+    for consumers in ("1 consumer", "4 consumers", "16 consumers"):
+        for keys in ("10 keys", "10,000 keys", "1,000,000 keys"):
+            machine = found[f"machine, {consumers}, {keys}"]
+            assert machine["limit"]["name"] == f"dict loop, {consumers}, {keys}"
+        delivered = found[f"delivered, {consumers}, 10,000 keys"]
+        assert delivered["limit"]["name"].startswith(("plain read", f"bare stream, {consumers}"))
+        assert {"client", "dispatcher", "ledger"} <= set(delivered["cpu_percent"])
+    stuck = {name: each for name, each in found.items() if name.endswith(", one stuck")}
+    assert len(stuck) == 2
+    for name, each in stuck.items():
+        assert each["limit"]["name"] == name.replace(", one stuck", ", none stuck")
+    join = found["machine, join, 10,000 parked of 10,000 keys, p50"]
+    assert join["limit"]["name"] == "machine, join, 0 parked, p50"
+    assert found["machine, leave, 500 in flight, p50"]["unit"] == "ms"
+    memory = [each for name, each in found.items() if each["unit"] == "B" and "machine" in name]
+    assert len(memory) == 2
+    for each in memory:
+        expected = each["limit"]["value"] / each["value"]
+        assert each["ratio"] == pytest.approx(expected, rel=1e-3)
+    latency = found["published until it is delivered, p99"]
+    assert latency["limit"]["name"] == "published until a plain read has it, p99"
+
+
 async def test_nothing_is_left_of_benchmarks_that_are_terminated(bench: Run) -> None:
     process = await bench.start("--seconds-per-measurement", "30", "--only", "price")
     await eventually(lambda: any("tools.bench.load" in each for each in bench.processes))

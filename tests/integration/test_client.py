@@ -2,15 +2,26 @@
 
 import asyncio
 import itertools
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
-from seqgate.client import Batching, Client, Compression, Message, Producer, Receipt, connect
+from seqgate.client import (
+    Batching,
+    Chunking,
+    Client,
+    Compression,
+    Message,
+    Producer,
+    Receipt,
+    connect,
+)
 from seqgate.errors import (
     FencedError,
     InUseError,
@@ -573,6 +584,82 @@ async def test_a_message_arrives_as_it_was_sent(
         assert message.publish_time_ms <= message.append_time_ms + 1
 
 
+@pytest.mark.parametrize(
+    "batching",
+    [None, COLLECTING, Batching(by_key=True, delay_s=LATER_S)],
+    ids=["alone", "batched", "by key"],
+)
+async def test_a_key_of_bytes_arrives_as_bytes(
+    client: Client, topic: str, batching: Batching | None
+) -> None:
+    keys = [b"\x00\xff", "AP8=", None, b"AP8=", b"", "", b"\x00\xff", "schlüssel"] * 2
+    async with client.producer(topic, name="p", batching=batching) as producer:
+        for key in keys:
+            producer.send_nowait(b"x", key=key)
+        await producer.flush()
+    messages = sorted(await read(client, topic), key=lambda message: message.sequence_id)
+    assert [
+        message.key_bytes if message.has_bytes_key else message.key for message in messages
+    ] == keys
+    text = {message.key: message.key_bytes for message in messages if not message.has_bytes_key}
+    assert text == {None: None, "AP8=": b"AP8=", "": b"", "schlüssel": "schlüssel".encode()}
+
+
+async def test_keys_that_are_alike_are_different_keys(
+    services: Services, client: Client, topic: str
+) -> None:
+    batching = Batching(by_key=True, delay_s=LATER_S)
+    keys = [{"key": "k"}, {"key": b"k"}, {"ordering_key": b"k"}, {"key": "aw=="}, {}]
+    async with client.producer(topic, name="p", batching=batching) as producer:
+        for fields in keys * 2:
+            producer.send_nowait(b"x", **fields)
+        await producer.flush()
+    assert await entries(client, topic) == [[each, each + 5] for each in range(5)]
+    found = [each.metadata for each in await services.read(topic)]
+    assert [
+        (each.partition_key, each.partition_key_b64_encoded, each.ordering_key) for each in found
+    ] == [
+        ("k", False, b""), ("aw==", True, b""), ("", False, b"k"), ("aw==", False, b""),
+        ("", False, b""),
+    ]  # fmt: skip
+
+
+async def test_a_message_with_a_delivery_time_travels_alone_and_in_order(
+    services: Services, client: Client, topic: str
+) -> None:
+    noon = datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=-7)))
+    async with client.producer(topic, name="p", batching=COLLECTING) as producer:
+        futures = [producer.send_nowait(b"0"), producer.send_nowait(b"1")]
+        futures += [producer.send_nowait(b"2", deliver_at=noon)]
+        await asyncio.gather(*futures)  # it waits for nothing
+        futures += [producer.send_nowait(b"3"), producer.send_nowait(b"4")]
+        before_ms = time.time_ns() // 1_000_000
+        await producer.send(b"5", deliver_after_s=3.0004)
+        after_ms = time.time_ns() // 1_000_000
+        await producer.send(b"6", deliver_at=datetime(1970, 1, 1, 0, 0, 0, 1, tzinfo=UTC))
+    assert await entries(client, topic) == [[0, 1], [2], [3, 4], [5], [6]]
+    times = [
+        each.metadata.deliver_at_time if each.metadata.HasField("deliver_at_time") else None
+        for each in await services.read(topic)
+    ]
+    assert times[:3] == [None, int(noon.timestamp() * 1_000), None]
+    assert times[3] is not None
+    assert before_ms + 3_001 <= times[3] <= after_ms + 3_001
+    assert times[4] == 1  # never before
+
+
+async def test_each_chunk_of_a_message_has_its_delivery_time(
+    services: Services, client: Client, topic: str
+) -> None:
+    moment = datetime(2030, 1, 1, tzinfo=UTC)
+    async with client.producer(topic, name="p", chunking=Chunking(chunk_bytes=100)) as producer:
+        await producer.send(b"x" * 250, deliver_at=moment, key=b"k")
+        await producer.send(b"x", deliver_at=moment)
+    found = [each.metadata for each in await services.read(topic)]
+    assert [each.deliver_at_time for each in found] == [int(moment.timestamp() * 1_000)] * 4
+    assert [each.key_bytes for each in await read(client, topic)] == [b"k", None]
+
+
 async def test_a_compressed_payload_is_smaller_where_it_is_stored(
     services: Services, client: Client, topic: str
 ) -> None:
@@ -1038,6 +1125,12 @@ async def test_a_producer_that_cannot_be_is_refused_without_asking(
         {"key": 7},
         {"key": "\ud800"},
         {"ordering_key": "text"},
+        {"deliver_after_s": -0.001},
+        {"deliver_after_s": float("nan")},
+        {"deliver_after_s": float("inf")},
+        {"deliver_at": datetime(2030, 1, 1, tzinfo=UTC).replace(tzinfo=None)},
+        {"deliver_at": datetime(1969, 12, 31, 23, tzinfo=UTC)},
+        {"deliver_after_s": 0.0, "deliver_at": datetime(2030, 1, 1, tzinfo=UTC)},
     ],
     ids=lambda wrong: str(wrong)[:30],
 )

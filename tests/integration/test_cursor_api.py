@@ -124,6 +124,22 @@ class Cursor:
         )
         return list((await self.stub.RecordAttempts(request)).attempts)
 
+    async def counts(self, page_size: int = 0) -> list[tuple[int, int, int]]:
+        """How often entries were delivered, page by page."""
+        found: list[tuple[int, int, int]] = []
+        after = None
+        while True:
+            request = pb.ListAttemptsRequest(after=after, page_size=page_size, **self.names)
+            page = await self.stub.ListAttempts(request)
+            assert page_size == 0 or len(page.entries) <= page_size
+            found += [
+                (each.position.ledger_id, each.position.entry_id, each.attempts)
+                for each in page.entries
+            ]
+            if not page.HasField("next_after"):
+                return found
+            after = page.next_after
+
     async def acquire(self, owner: str, duration_ms: int = 60_000) -> pb.Lease:
         request = pb.AcquireLeaseRequest(owner=owner, duration_ms=duration_ms, **self.names)
         lease: pb.Lease = (await self.stub.AcquireLease(request)).lease
@@ -269,23 +285,27 @@ async def test_cursors_of_all_topics_are_listed_by_topic_and_name(
     ]
 
 
-async def test_a_page_of_large_cursors_ends_early(services: Services, topic: str) -> None:
+@pytest.mark.parametrize(("cursors", "properties", "pages"), [(20, 128, 3), (4, 1_024, 4)])
+async def test_a_page_of_large_cursors_ends_early(
+    services: Services, topic: str, cursors: int, properties: int, pages: int
+) -> None:
     """Or an answer would be larger than any message may be."""
-    names = [f"c{number:02}" for number in range(20)]
-    large = {f"{number}": "x" * 4_000 for number in range(128)}
+    names = [f"c{number:02}" for number in range(cursors)]
+    large = {f"{number:04}": "x" * 4_092 for number in range(properties)}
     for name in names:
         await Cursor(services.cursor, topic, name).create(properties=large)
 
-    found, token, pages = [], "", 0
-    while pages == 0 or token:
+    found, token, sizes = [], "", []
+    while not sizes or token:
         request = pb.ListCursorsRequest(topic=topic, page_token=token)
         page = await services.cursor.ListCursors(request)
+        assert all(dict(each.properties) == large for each in page.cursors)
         found += [each.name for each in page.cursors]
         token = page.next_page_token
-        pages += 1
+        sizes.append(page.ByteSize())
 
-    assert (found, pages) == (names, 3)
-    assert 2 * limits.CURSORS_BYTES_MAX < 20 * 128 * 4_000
+    assert (found, len(sizes)) == (names, pages)
+    assert max(sizes) < limits.CURSORS_BYTES_MAX + 64 * properties  # one is there in any case
 
 
 # ---- mark-delete, and what is attached
@@ -576,6 +596,36 @@ async def test_deliveries_that_were_counted_survive(
     await cursor.attempts(2, 3)
     await restart()
     assert await cursor.attempts(2, 3, 4) == [2, 2, 1]
+    await cursor.attempts(3, 5, attempts=[7, 2])
+    await restart()
+    assert await cursor.counts() == [(1, 2, 2), (1, 3, 7), (1, 4, 1), (1, 5, 2)]
+
+
+async def test_deliveries_that_the_caller_counts_are_safe_to_say_twice(cursor: Cursor) -> None:
+    await cursor.mark_delete(at(1))
+    for _ in range(2):
+        assert await cursor.attempts(2, 3, 1, attempts=[1, 5, 5]) == [1, 5, 0]
+    assert await cursor.attempts(3, 2, attempts=[4, 2]) == [5, 2]
+    assert await cursor.attempts(3) == [6]
+    assert await cursor.counts() == [(1, 2, 2), (1, 3, 6)]
+
+
+@pytest.mark.parametrize("page_size", [0, 1, 2, 3, 4, 100])
+async def test_deliveries_are_listed_page_by_page(cursor: Cursor, page_size: int) -> None:
+    assert await cursor.counts(page_size) == []
+    for ledger_id in (2, 1):
+        positions = [at(each, ledger_id) for each in (9, 7, 8)]
+        request = pb.RecordAttemptsRequest(positions=positions, attempts=[3, 1, 2], **cursor.names)
+        await cursor.stub.RecordAttempts(request)
+    expected = [(ledger_id, 6 + count, count) for ledger_id in (1, 2) for count in (1, 2, 3)]
+    assert await cursor.counts(page_size) == expected
+    await cursor.acknowledge(8)
+    expected.remove((1, 8, 2))
+    assert await cursor.counts(page_size) == expected
+    await cursor.mark_delete(at(7, 2))
+    assert await cursor.counts(page_size) == expected[3:]
+    await cursor.reset(None)
+    assert await cursor.counts(page_size) == []
 
 
 async def test_what_is_attached_to_the_position_is_left_out_when_it_is_not_wanted(

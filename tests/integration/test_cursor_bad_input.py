@@ -16,7 +16,7 @@ from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.entry.v1.entry_pb2 import Position
 from seqgate.types import CURSOR_NAME_BYTES_MAX, SEQUENCE_ID_MAX
 from services.cursor import servicer as limits
-from services.cursor.core.cursor import PROPERTIES_MAX
+from services.cursor.core.cursor import PROPERTIES_BYTES_MAX, PROPERTIES_MAX
 from tests.integration.refusals import refused
 from tests.integration.services import Services, channel_to
 from tests.integration.test_bad_input import (
@@ -68,6 +68,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "Acknowledge": {},
     "ReadAcknowledged": {},
     "RecordAttempts": {},
+    "ListAttempts": {},
     "UpdateCursorProperties": {},
     "AcquireLease": {"owner": "o", "duration_ms": 1_000},
     "RenewLease": {"owner": "o", "epoch": 1, "duration_ms": 1_000},
@@ -97,7 +98,8 @@ class Cursor:
     async def state(self) -> list[bytes]:
         """All that a refusal must not change."""
         listed = await self.stub.ListCursors(pb.ListCursorsRequest(topic=self.topic))
-        answers = [listed, await self.call("ReadAcknowledged")]
+        answers = [listed]
+        answers += [await self.call(each) for each in ("ReadAcknowledged", "ListAttempts")]
         return [each.SerializeToString(deterministic=True) for each in answers]
 
     @asynccontextmanager
@@ -235,6 +237,14 @@ async def test_a_page_of_holes_has_its_size(cursor: Cursor, page_size: int) -> N
         await cursor.call("ReadAcknowledged", page_size=page_size)
 
 
+@pytest.mark.parametrize("page_size", [-1, limits.COUNTS_MAX + 1, 2**31 - 1])
+async def test_a_page_of_counts_has_its_size(cursor: Cursor, page_size: int) -> None:
+    for right in (0, 1, limits.COUNTS_MAX):
+        await cursor.call("ListAttempts", page_size=right)
+    with refused(INVALID, "INVALID_PAGE"):
+        await cursor.call("ListAttempts", page_size=page_size)
+
+
 # ---- positions
 
 
@@ -253,6 +263,7 @@ async def test_a_page_of_holes_has_its_size(cursor: Cursor, page_size: int) -> N
         ("Acknowledge", lambda bad: {"successions": [succession(last=bad)]}),
         ("ReadAcknowledged", lambda bad: {"after": bad}),
         ("RecordAttempts", lambda bad: {"positions": [at(1, 9), bad]}),
+        ("ListAttempts", lambda bad: {"after": bad}),
     ],
 )
 async def test_a_method_refuses_positions_that_cannot_be(
@@ -266,6 +277,7 @@ async def test_the_last_position_is_one(cursor: Cursor) -> None:
     await cursor.call("CreateCursor", "last", mark_delete=LAST_POSITION)
     await cursor.call("ReadAcknowledged", after=LAST_POSITION)
     await cursor.call("RecordAttempts", positions=[LAST_POSITION])
+    await cursor.call("ListAttempts", after=LAST_POSITION)
     last = pb.PositionRange(first=LAST_POSITION, last_entry_id=SEQUENCE_ID_MAX)
     await cursor.call("Acknowledge", ranges=[last], batches=[batch(position=LAST_POSITION)])
     await cursor.call("MarkDelete", position=LAST_POSITION, log_end=LAST_POSITION)
@@ -286,6 +298,18 @@ async def test_a_position_that_is_needed_is_given(
     cursor: Cursor, method: str, changes: dict[str, Any]
 ) -> None:
     await cursor.refuses("INVALID_POSITION", method, **changes)
+
+
+@pytest.mark.parametrize(("positions", "attempts"), [(0, 1), (1, 2), (2, 1), (2, 3)])
+async def test_attempts_are_given_of_each_position_or_of_none(
+    cursor: Cursor, positions: int, attempts: int
+) -> None:
+    await cursor.refuses(
+        "INVALID_POSITION",
+        "RecordAttempts",
+        positions=[at(1, 20 + each) for each in range(positions)],
+        attempts=[1] * attempts,
+    )
 
 
 @pytest.mark.parametrize(
@@ -387,6 +411,8 @@ async def test_the_largest_batch_is_one(cursor: Cursor) -> None:
 
 
 PROPERTY = limits.PROPERTY_BYTES_MAX
+MOST = {f"{each:04}": "v" * 2_000 for each in range(PROPERTIES_MAX)}
+LARGEST = {f"{each:04}": "v" * (PROPERTY - 4) for each in range(PROPERTIES_BYTES_MAX // PROPERTY)}
 
 
 @pytest.mark.parametrize(
@@ -401,12 +427,13 @@ async def test_a_cursors_own_properties_have_their_bounds(
         {"n": "v" * PROPERTY},
         {"n" * PROPERTY: "v"},
         {"n": "é" * (PROPERTY // 2)},  # its bytes are counted
+        LARGEST | {"n": ""},
     ):
         await cursor.refuses("INVALID_PROPERTY", method, name="c", **{field: wrong})
 
 
-async def test_the_largest_properties_are_kept(cursor: Cursor) -> None:
-    many = {f"{each:03}": "v" * (PROPERTY - 3) for each in range(PROPERTIES_MAX)}
+@pytest.mark.parametrize("many", [MOST, LARGEST], ids=["most", "largest"])
+async def test_the_largest_properties_are_kept(cursor: Cursor, many: dict[str, str]) -> None:
     await cursor.call("CreateCursor", "large", properties=many)
     assert dict((await cursor.call("GetCursor", "large")).cursor.properties) == many
     await cursor.call("UpdateCursorProperties", clear=True, put=many)
@@ -418,6 +445,12 @@ async def test_properties_do_not_become_too_many_bit_by_bit(cursor: Cursor) -> N
     await cursor.call("UpdateCursorProperties", put=many)  # and the one that it has
     await cursor.refuses("INVALID_PROPERTY", "UpdateCursorProperties", put={"more": ""})
     await cursor.call("UpdateCursorProperties", put={"more": ""}, remove=["own"])
+
+
+async def test_properties_do_not_become_too_large_bit_by_bit(cursor: Cursor) -> None:
+    await cursor.call("UpdateCursorProperties", put=LARGEST, remove=["own"])
+    await cursor.refuses("INVALID_PROPERTY", "UpdateCursorProperties", put={"more": ""})
+    await cursor.call("UpdateCursorProperties", put={"more": ""}, remove=["0000"])
 
 
 async def test_what_is_reserved_is_not_set_with_everything(cursor: Cursor) -> None:

@@ -8,6 +8,7 @@ import pytest
 from tests.support.jobs import quick_spark
 from tools.demo import __main__ as demo
 from tools.demo import proving
+from tools.demo.delivering import Delivered
 from tools.demo.flights import Flight
 from tools.demo.rebuilding import Audited, Rebuilt
 
@@ -39,6 +40,10 @@ async def test_the_demo_proves_that_every_flight_is_stored_once(
     assert report["rebuild"]["differences"] == report["rebuild"]["failed"] == 0
     assert report["audit"]["messages"] == FLIGHTS + 6
     assert report["audit"]["findings"] == 0
+    delivered = report["deliver"]
+    assert delivered["missing"] == 0 < delivered["refused"]
+    assert delivered["key_order_violations"] == delivered["exclusivity_violations"] == 0
+    assert delivered["keys_blocked_by_the_stuck_one"] <= 1
 
 
 async def test_the_demo_fails_when_a_promise_is_broken(
@@ -53,6 +58,10 @@ async def test_the_demo_fails_when_a_promise_is_broken(
     async def recovered(_: object) -> tuple[Rebuilt, Audited]:
         return Rebuilt(1, 1, 1, 0.0, 0, 0), Audited(1, 1, 1, 1, 0, 0.0)
 
+    async def delivered(*_: object) -> Delivered:
+        return Delivered(1, 1, 1, 0, 0, 0, 1, 1.0, 1, 1, 0.0)
+
+    monkeypatch.setattr(demo, "deliver", delivered)
     monkeypatch.setattr(proving, "_persisted", wrong)
     monkeypatch.setattr(demo, "recover", recovered)
     assert await demo.run(tmp_path / "demo", 7, None) == 1

@@ -509,6 +509,31 @@ async def test_many_entries_are_read_in_pages_and_in_order(services: Services, t
     assert [each.position.entry_id for each in entries] == list(range(count))
 
 
+async def test_what_an_entry_says_that_nobody_here_knows_is_kept(
+    services: Services, topic: str
+) -> None:
+    """A newer client's fields, and Pulsar's that are not used yet."""
+    unknown = b"\x82\x01\x02ab" + b"\x80\x7d\x05"  # field 16, two bytes; field 2000, a number
+    given = single(1, 0, deliver_at_time=5)
+    together = [batch(2, [1, 2], partition_key="k"), single(3, 3)]
+    for publication in (given, *together):
+        for entry_ in publication.entries:
+            entry_.metadata.producer_name = "p"
+            entry_.metadata.MergeFromString(unknown)
+    expected = [each.entries[0].metadata.SerializeToString() for each in (given, *together)]
+    assert all(unknown in each for each in expected)
+    async with publishing(services.ledger, topic, "p") as publisher:
+        await publisher.store(given)
+        await publisher.send(*together)
+        assert (await publisher.receipt(3)).status == STORED
+    read = await services.read(topic)
+    assert [each.metadata.SerializeToString() for each in read] == expected
+    request = pb.ReadColumnsRequest(topic=topic, metadata=True)
+    columns = [each async for each in services.ledger.ReadColumns(request)]
+    blocks = [block for each in columns for block in each.blocks.blocks]
+    assert [each for block in blocks for each in block.metadata] == expected
+
+
 async def test_an_entry_larger_than_a_page_is_read(services: Services, topic: str) -> None:
     sizes = [1, 5 * 1024 * 1024, 1, 600_000, 600_000, 600_000, 0]
     async with publishing(services.ledger, topic, "p") as publisher:

@@ -24,11 +24,12 @@ async def run(*command: str, **environment: str) -> str:
 
 async def test_the_example_and_the_commands_run(stack: Stack, root: Path) -> None:
     (example,) = blocks(root, "python")
-    ledger = stack.address("ledger")
-    printed = await run(sys.executable, "-c", example.replace("127.0.0.1:7702", ledger))
+    ledger, dispatcher = stack.address("ledger"), stack.address("dispatcher")
+    example = example.replace("127.0.0.1:7702", ledger).replace("127.0.0.1:7704", dispatcher)
+    printed = await run(sys.executable, "-c", example)
     assert "checkout 1001 b'2 apples'" in printed
     commands = [line for line in blocks(root, "sh")[-1].splitlines() if line]
-    assert len(commands) == 3
+    assert len(commands) == 4
     for command in commands:
         name, *arguments = command.split()
         printed = await run(
@@ -37,6 +38,7 @@ async def test_the_example_and_the_commands_run(stack: Stack, root: Path) -> Non
             SEQGATE_LEDGER=ledger,
             SEQGATE_DEDUP=stack.address("dedup"),
             SEQGATE_CURSOR=stack.address("cursor"),
+            SEQGATE_DISPATCHER=dispatcher,
         )
         assert printed.strip()
 

@@ -372,7 +372,11 @@ async def test_a_damaged_entry_gives_no_verdict_and_a_loaded_state_leads_past_it
         channel_to(stack.address("cursor")) as cursor,
     ):
         services = Services(
-            stack, LedgerServiceStub(ledger), DedupServiceStub(dedup), CursorServiceStub(cursor)
+            stack,
+            LedgerServiceStub(ledger),
+            DedupServiceStub(dedup),
+            CursorServiceStub(cursor),
+            dispatcher=None,
         )
         await publish(services, topic, *range(ENTRIES))
         await services.settled(topic)

@@ -1,6 +1,6 @@
 """A service that can be told where to die.
 
-    python -m tests.support.crash_points ledger|dedup
+    python -m tests.support.crash_points ledger|dedup|dispatcher
 
 runs the real service with its ports wrapped. Each call through a port passes two points,
 `<verb>.before` and `<verb>.after`; the ledger also passes `receipts.before` and `receipts.after`,
@@ -22,6 +22,11 @@ from typing import Any
 from services.dedup import app as dedup_app
 from services.dedup.adapters.redis import RedisStateStore, connect_redis
 from services.dedup.config import DedupConfig
+from services.dispatcher import app as dispatcher_app
+from services.dispatcher.adapters.cursors import GrpcCursors
+from services.dispatcher.adapters.ledger import GrpcLog
+from services.dispatcher.adapters.letters import GrpcDeadLetters
+from services.dispatcher.config import DispatcherConfig
 from services.ledger import app as ledger_app
 from services.ledger.adapters.dedup import GrpcDeduplicator
 from services.ledger.adapters.sqlite import open_sqlite_store
@@ -171,6 +176,26 @@ async def run_dedup(config: DedupConfig) -> None:
         await dedup_app.serve(config, store, pointed)  # type: ignore[arg-type]
 
 
+CURSOR_VERBS = ("persist", "record", "set_properties", "acquire", "release")
+
+
+async def run_dispatcher(config: DispatcherConfig) -> None:
+    points = Points(Path(os.environ[ORDER]))
+    timeout_s = config.call_timeout_s
+    async with (
+        peer_channel(config.ledger_target, keepalive_s=config.keepalive_s) as ledger,
+        peer_channel(config.cursor_target, keepalive_s=config.keepalive_s) as cursor,
+    ):
+        cursors = Pointed(GrpcCursors(cursor, timeout_s=timeout_s), points, CURSOR_VERBS)
+        letters = Pointed(GrpcDeadLetters(ledger, timeout_s=timeout_s), points, ("put",))
+        await dispatcher_app.serve(
+            config,
+            GrpcLog(ledger, timeout_s=timeout_s),
+            cursors,  # type: ignore[arg-type]
+            letters,  # type: ignore[arg-type]
+        )
+
+
 def main() -> int:
     writer.REPLAY_PAGE_ENTRIES = int(os.environ.get(REPLAY_PAGE, "5000"))  # type: ignore[misc]
     if limit := os.environ.get(FILE_BYTES_MAX):
@@ -178,6 +203,8 @@ def main() -> int:
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
     if sys.argv[1] == "ledger":
         return run_service(LedgerConfig, run_ledger)
+    if sys.argv[1] == "dispatcher":
+        return run_service(DispatcherConfig, run_dispatcher)
     return run_service(DedupConfig, run_dedup)
 
 

@@ -32,6 +32,7 @@ from tools.stack.child import Child, start_process
 MODULES = (
     "services.cursor",
     "services.dedup",
+    "services.dispatcher",
     "services.ledger",
     "tests.support.crash_points",
 )
@@ -40,8 +41,8 @@ MODULES = (
 IMPORTED = (
     "services.cursor.app",
     "services.dedup.app",
+    "services.dispatcher.app",
     "services.ledger.app",
-    "tests.support.crash_points",
 )
 
 REQUEST_BYTES_MAX = 1024 * 1024

@@ -42,6 +42,24 @@ def test_batches_close_before_they_are_too_large() -> None:
     assert batches(batching, [0, 1], b"x" * 1000) == [[0], [1]]
 
 
+def test_a_message_with_a_delivery_time_travels_alone_in_its_place() -> None:
+    batcher = Batcher(Batching())
+    sent = [
+        OutgoingMessage(each, b"", deliver_at_ms=0 if each in (0, 3) else None) for each in range(6)
+    ]
+    parcels = [parcel for each in sent for parcel in batcher.add(each)] + batcher.flush()
+    assert parcels == [[sent[0]], sent[1:3], [sent[3]], sent[4:]]
+    assert not batcher.collecting
+
+
+def test_what_comes_again_behind_a_message_with_a_delivery_time_travels_alone() -> None:
+    batcher = Batcher(Batching())
+    batcher.add(OutgoingMessage(5, b"", deliver_at_ms=9))
+    assert not batcher.collecting
+    again = OutgoingMessage(4, b"")
+    assert batcher.add(again) == [[again]]
+
+
 @given(st.lists(st.integers(0, 8), max_size=40), st.integers(1, 5))
 def test_nothing_is_lost_or_reordered_and_ids_only_grow_in_a_batch(
     ids: list[int], messages_max: int

@@ -1,11 +1,14 @@
 """Messages to entries and back."""
 
+from base64 import b64encode
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
-from seqgate.client import Compression, MessageId
+from seqgate.client import Compression, Message, MessageId
 from seqgate.client._codec import OutgoingMessage, decode_entry, encode_batch, encode_single
 from seqgate.errors import CorruptMessageError
 
@@ -22,7 +25,7 @@ messages = st.builds(
     OutgoingMessage,
     sequence_id=st.just(0),
     payload=st.binary(max_size=300),
-    key=st.none() | texts,
+    key=st.none() | texts | st.binary(max_size=5),
     ordering_key=st.none() | st.binary(max_size=5),
     properties=st.dictionaries(texts, texts, max_size=3),
     event_time_ms=st.none() | st.integers(0, 2**63 - 1),
@@ -59,9 +62,90 @@ def test_a_batch_comes_back_as_it_was(
     assert all(same(*pair) for pair in zip(sent, back, strict=True))
 
 
-def same(sent: OutgoingMessage, back: object) -> bool:
-    names = ("payload", "key", "ordering_key", "properties", "event_time_ms")
-    return all(getattr(sent, name) == getattr(back, name) for name in names)
+def same(sent: OutgoingMessage, back: Message) -> bool:
+    names = ("payload", "ordering_key", "properties", "event_time_ms")
+    return same_key(sent.key, back) and all(
+        getattr(sent, name) == getattr(back, name) for name in names
+    )
+
+
+def same_key(key: str | bytes | None, back: Message) -> bool:
+    found = back.key, back.key_bytes, back.has_bytes_key
+    match key:
+        case None:
+            return found == (None, None, False)
+        case str():
+            return found == (key, key.encode(), False)
+        case _:
+            return found == (b64encode(key).decode(), key, True)
+
+
+def encoded(message: OutgoingMessage) -> entry_pb2.EntryMetadata:
+    entry = encode_single("p", message, compression=Compression.NONE, publish_time_ms=0)
+    return entry.metadata
+
+
+def test_a_key_of_bytes_is_written_as_pulsar_does() -> None:
+    metadata = encoded(OutgoingMessage(0, b"", key=b"\x00\xff"))
+    assert (metadata.partition_key, metadata.partition_key_b64_encoded) == ("AP8=", True)
+    text = encoded(OutgoingMessage(0, b"", key="AP8="))
+    assert (text.partition_key, text.HasField("partition_key_b64_encoded")) == ("AP8=", False)
+
+
+def test_a_delivery_time_is_that_of_the_entry() -> None:
+    assert encoded(OutgoingMessage(0, b"", deliver_at_ms=0)).HasField("deliver_at_time")
+    assert encoded(OutgoingMessage(0, b"", deliver_at_ms=7)).deliver_at_time == 7
+    assert not encoded(OutgoingMessage(0, b"")).HasField("deliver_at_time")
+
+
+@pytest.mark.parametrize("key", ["%", "AP8", "AP8=\n", "ä", "A"])
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_key_of_bytes_that_is_no_base64_is_noticed(key: str, batched: bool) -> None:
+    metadata = entry_pb2.EntryMetadata(partition_key=key, partition_key_b64_encoded=True)
+    entry = pb.StoredEntry(metadata=metadata)
+    if batched:
+        single = entry_pb2.SingleMessageMetadata(partition_key=key, partition_key_b64_encoded=True)
+        batch = entry_pb2.BatchPayload(messages=[entry_pb2.SingleMessage(metadata=single)])
+        entry = pb.StoredEntry(payload=batch.SerializeToString())
+        entry.metadata.num_messages_in_batch = 1
+    with pytest.raises(CorruptMessageError):
+        list(decode_entry("a/b/c", entry))
+
+
+def test_without_a_key_nothing_is_said_about_it() -> None:
+    metadata = entry_pb2.EntryMetadata(partition_key_b64_encoded=True)
+    (back,) = decode_entry("a/b/c", pb.StoredEntry(metadata=metadata))
+    assert same_key(None, back)
+
+
+@pytest.mark.parametrize(
+    ("key", "ordering_key"),
+    [(None, None), ("k", None), (b"k", None), ("k", b"o"), (b"", b""), (None, b"o")],
+)
+def test_a_batch_of_one_key_has_it(key: str | bytes | None, ordering_key: bytes | None) -> None:
+    some = [OutgoingMessage(i, b"", key=key, ordering_key=ordering_key) for i in range(2)]
+    entry = encode_batch("p", some, compression=Compression.NONE, publish_time_ms=0, keyed=True)
+    alone = encoded(some[0])
+    for name in ("partition_key", "partition_key_b64_encoded", "ordering_key"):
+        assert entry.metadata.HasField(name) == alone.HasField(name)
+        assert getattr(entry.metadata, name) == getattr(alone, name)
+    assert all(same_key(key, back) for back in decode_entry("a/b/c", stored(entry)))
+
+
+def test_a_batch_of_many_keys_has_none() -> None:
+    some = [OutgoingMessage(i, b"", key="k", ordering_key=b"o") for i in range(2)]
+    entry = encode_batch("p", some, compression=Compression.NONE, publish_time_ms=0)
+    assert not entry.metadata.HasField("partition_key")
+    assert not entry.metadata.HasField("ordering_key")
+
+
+def test_keys_are_the_same_when_they_are_of_one_kind() -> None:
+    keys = [(None, None), ("k", None), (b"k", None), ("", None), (b"", None)]
+    keys += [(None, b"k"), (None, b"")]
+    groups = {OutgoingMessage(0, b"", key=key, ordering_key=order).group for key, order in keys}
+    assert len(groups) == len(keys)
+    for key in ("k", b"k", None):  # the ordering key decides
+        assert OutgoingMessage(0, b"", key=key, ordering_key=b"o").group == ("ordering", b"o")
 
 
 def test_consecutive_ids_cost_nothing() -> None:

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from services.cursor.config import CursorConfig
 from services.dedup.config import DedupConfig
+from services.dispatcher.config import DispatcherConfig
 from services.ledger.config import LedgerConfig
 from services.runtime.config import ServiceConfig
 from services.runtime.process import run_service
@@ -17,7 +18,7 @@ FILE = "SEQGATE_LEDGER_CONFIG_FILE"
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever runs the tests may have some."""
-    for config in (LedgerConfig, DedupConfig, CursorConfig):
+    for config in (LedgerConfig, DedupConfig, CursorConfig, DispatcherConfig):
         for name in (*config.model_fields, "config_file"):
             monkeypatch.delenv(f"SEQGATE_{config.service}_{name}".upper(), raising=False)
 
@@ -34,6 +35,7 @@ def ledger_with(monkeypatch: pytest.MonkeyPatch, **environment: str) -> LedgerCo
         (LedgerConfig, "127.0.0.1:7702"),
         (DedupConfig, "127.0.0.1:7701"),
         (CursorConfig, "127.0.0.1:7703"),
+        (DispatcherConfig, "127.0.0.1:7704"),
     ],
 )
 def test_a_service_starts_without_settings_and_only_for_this_machine(
@@ -141,6 +143,42 @@ def test_a_time_is_more_than_nothing_and_at_most_a_day(
     for wrong in ("0", "-1", "86401", "inf", "nan", "soon", ""):
         with pytest.raises(ValidationError, match=name):
             ledger_with(monkeypatch, **{name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("lease_s", 0.3, 3_600),
+        ("read_entries_max", 1, 10_000),
+        ("key_parked_max", 1, 1_000_000),
+        ("consumer_parked_max", 1, 10_000_000),
+        ("cache_bytes_max", 0, 16 * 1024 * 1024 * 1024),
+        ("consumers_max", 1, 10_000),
+        ("subscriptions_max", 1, 100_000),
+    ],
+)
+def test_a_number_of_the_dispatcher_has_bounds(
+    monkeypatch: pytest.MonkeyPatch, name: str, least: float, most: float
+) -> None:
+    for right in (least, most):
+        monkeypatch.setenv(f"SEQGATE_DISPATCHER_{name}".upper(), str(right))
+        assert getattr(DispatcherConfig(), name) == right
+    for wrong in (least - 1, most + 1):
+        monkeypatch.setenv(f"SEQGATE_DISPATCHER_{name}".upper(), str(wrong))
+        with pytest.raises(ValidationError, match=name):
+            DispatcherConfig()
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7704", "[::]:7704", "127.0.0.1:0"])
+def test_a_dispatcher_says_where_it_is_reached_unless_it_listens_there(
+    monkeypatch: pytest.MonkeyPatch, listen: str
+) -> None:
+    assert DispatcherConfig().owner == "127.0.0.1:7704"
+    monkeypatch.setenv("SEQGATE_DISPATCHER_LISTEN", listen)
+    with pytest.raises(ValidationError, match="advertise"):
+        DispatcherConfig()
+    monkeypatch.setenv("SEQGATE_DISPATCHER_ADVERTISE", "dispatcher-0.example:7704")
+    assert DispatcherConfig().owner == "dispatcher-0.example:7704"
 
 
 @pytest.mark.parametrize("name", ["connection_age_max_s", "store_bytes_max"])

@@ -267,19 +267,26 @@ class Cursors(RuleBasedStateMachine):
             epoch = self.model.epoch
             self.model = Model(mark_delete, following=following, version=version, epoch=epoch)
 
-    @rule(given=st.lists(positions, max_size=8), epoch=epochs)
-    def deliver(self, given: list[Position], epoch: int | None) -> None:
+    @rule(
+        given=st.lists(st.tuples(positions, st.integers(1, 9)), max_size=8),
+        counted=st.booleans(),
+        epoch=epochs,
+    )
+    def deliver(self, given: list[tuple[Position, int]], counted: bool, epoch: int | None) -> None:
         counts: list[int] = []
         caller = self.caller(epoch, None, None)
+        places = [position for position, _ in given]
+        at_least = [least for _, least in given] if counted else []
         if not self.attempt(
             self.refusals(caller, []),
-            lambda: counts.extend(self.state.record_attempts(given, caller)),
+            lambda: counts.extend(self.state.record_attempts(places, caller, at_least)),
         ):
             return
         expected = []
-        for position in given:
+        for position, least in given:
+            known = self.model.attempts.get(position, 0)
             if not self.model.covers(position):
-                self.model.attempts[position] = self.model.attempts.get(position, 0) + 1
+                self.model.attempts[position] = max(known, least) if counted else known + 1
             expected.append(self.model.attempts.get(position, 0))
         assert counts == expected
 
@@ -330,7 +337,7 @@ class Cursors(RuleBasedStateMachine):
         assert head.mark_delete_properties == model.attached
         assert (head.acknowledged, head.partial) == (len(model.done), len(model.batches))
         assert head.version == model.version
-        assert self.holes._attempts.values == model.attempts
+        assert self.state.attempts(None, 1_000).counts == sorted(model.attempts.items())
         assert set(self.holes._batches.values) == set(model.batches)
         assert self.holes.successions == model.following
         ranges = self.state.acknowledged(None, 1_000).ranges

@@ -11,8 +11,10 @@ from seqgate.types import Position, TopicName
 from services.cursor.adapters.memory import MemoryCursorStore, MemoryHoles
 from services.cursor.core.cursor import (
     BEFORE_FIRST,
+    PROPERTIES_BYTES_MAX,
     PROPERTIES_MAX,
     AlreadyMarkDeleted,
+    Attempts,
     BatchAck,
     Caller,
     CursorState,
@@ -473,6 +475,62 @@ def test_attempts_are_counted_until_the_entry_is_acknowledged() -> None:
     refused(state, Fenced, lambda: state.record_attempts([at(6)], Caller(epoch=1)))
 
 
+@pytest.mark.parametrize(
+    ("before", "given", "after"),
+    [
+        (0, 1, 1),
+        (0, 7, 7),
+        (3, 4, 4),
+        (3, 3, 3),
+        (3, 2, 3),
+        (3, 0, 3),
+        (0, 0, 0),
+        (1, 2**32 - 1, 2**32 - 1),
+    ],
+)
+def test_attempts_that_the_caller_counts_become_at_least_that(
+    before: int, given: int, after: int
+) -> None:
+    state = cursor(at(5))
+    for _ in range(before):
+        state.record_attempts([at(7)], NOBODY)
+    for _ in range(2):  # a retry counts nothing
+        assert state.record_attempts([at(7), at(5)], NOBODY, [given, 9]) == [after, 0]
+    assert state.attempts(None, 9) == Attempts([(at(7), after)] if after else [], None)
+
+
+def test_attempts_are_counted_as_often_as_an_entry_is_named() -> None:
+    state = cursor()
+    assert state.record_attempts([at(7), at(8), at(7)], NOBODY, [4, 1, 2]) == [4, 1, 4]
+
+
+@pytest.mark.parametrize("given", [[1], [1, 2, 3]])
+def test_attempts_are_given_of_each_position_or_of_none(given: list[int]) -> None:
+    state = cursor()
+    positions = [at(7), at(8)]
+    refused(state, InvalidPosition, lambda: state.record_attempts(positions, NOBODY, given))
+
+
+def test_a_count_of_attempts_has_an_end() -> None:
+    state = cursor()
+    state.record_attempts([at(7)], NOBODY, [2**32 - 2])
+    assert state.record_attempts([at(7), at(7)], NOBODY) == [2**32 - 1, 2**32 - 1]
+
+
+def test_attempts_are_read_in_pages() -> None:
+    state = cursor(at(1))
+    places = [at(2), at(4), at(3, 2), at(0, 5)]
+    state.record_attempts(reversed(places), NOBODY, [4, 3, 2, 1])
+    state.record_attempts([at(3)], NOBODY)
+    acknowledge(state, run(3))
+    counts = [(place, number) for number, place in enumerate(places, start=1)]
+    assert state.attempts(None, 4) == Attempts(counts, None)
+    assert state.attempts(None, 3) == Attempts(counts[:3], at(3, 2))
+    assert state.attempts(at(3, 2), 3) == Attempts(counts[3:], None)
+    assert state.attempts(at(2), 1) == Attempts(counts[1:2], at(4))
+    assert state.attempts(at(0, 5), 1) == Attempts([], None)
+
+
 # Properties of the cursor, 135.
 
 
@@ -513,6 +571,34 @@ def test_properties_cannot_become_too_many_step_by_step() -> None:
     )
     state.update_properties({"a": ""}, ["0"], NOBODY, clear=False)
     assert len(state.head.properties) == PROPERTIES_MAX
+
+
+def test_properties_cannot_become_too_large_step_by_step() -> None:
+    half = "x" * (PROPERTIES_BYTES_MAX // 2 - 1)
+    state = cursor(properties={"a": half, "b": half})
+    for more in ({"c": ""}, {"a": half + "x"}, {"b": half[1:] + "é"}):
+        refused(
+            state,
+            InvalidProperty,
+            lambda more=more: state.update_properties(more, [], NOBODY, clear=False),
+        )
+    state.update_properties({"c": half}, ["a"], NOBODY, clear=False)
+    assert state.head.properties.keys() == {"b", "c"}
+
+
+@pytest.mark.parametrize(
+    "many",
+    [
+        {str(each): "" for each in range(PROPERTIES_MAX + 9)},
+        {"a": "x" * PROPERTIES_BYTES_MAX, "b": "", "c": ""},
+    ],
+    ids=["many", "large"],
+)
+def test_properties_that_are_beyond_the_bounds_may_become_less(many: dict[str, str]) -> None:
+    state = cursor(properties=many)
+    last = list(many)[-1]
+    state.update_properties({}, [last], NOBODY, clear=False)
+    assert last not in state.head.properties
 
 
 # Leases.

@@ -6,23 +6,34 @@ import seqgate.errors
 
 def test_the_client_library_exports_these_names() -> None:
     assert sorted(seqgate.client.__all__) == [
+        "AfterDeadLetter",
         "AssemblyLimits",
         "Batching",
         "ChunkMessageId",
         "Chunking",
         "Client",
         "Compression",
+        "Consumer",
         "DropReason",
         "Dropped",
         "EARLIEST",
+        "Gap",
+        "Incomplete",
         "LATEST",
         "Message",
         "MessageId",
+        "Placement",
         "Producer",
         "Reader",
         "Receipt",
+        "Received",
+        "RetryPolicy",
         "Start",
+        "SubscriptionOptions",
+        "SubscriptionType",
+        "Token",
         "connect",
+        "process_by_key",
     ]
 
 
@@ -36,6 +47,7 @@ def test_every_exported_name_exists_and_is_documented() -> None:
 def test_these_errors_may_be_caught() -> None:
     names = {name for name in vars(seqgate.errors) if name.endswith("Error")}
     assert names == {
+        "ConsumerClosedError",
         "CorruptMessageError",
         "DataLossError",
         "FencedError",
@@ -52,5 +64,6 @@ def test_these_errors_may_be_caught() -> None:
         "SeqgateError",
         "SequenceIdTrimmedError",
         "StaleSequenceIdError",
+        "StaleTokenError",
         "UnavailableError",
     }

@@ -17,7 +17,18 @@ from typing import Any, Final, NamedTuple
 
 from rich.console import Console
 
-from tools.bench import admit, large, limits, publish, read, rebuild, recovery, report, store
+from tools.bench import (
+    admit,
+    dispatch,
+    large,
+    limits,
+    publish,
+    read,
+    rebuild,
+    recovery,
+    report,
+    store,
+)
 from tools.bench.bench import ROOT, SECONDS, UNDEDUPLICATED, Bench, null_ledger
 from tools.bench.measurement import BenchError, Measurement
 from tools.stack.stack import Stack, StackError
@@ -46,6 +57,7 @@ GROUPS: Final = {
     "read": Group(read.read),
     "price": Group(publish.price),
     "large": Group(large.large, needs=("disk",)),
+    "dispatch": Group(dispatch.dispatch),
     "recovery": Group(recovery.recovery),
     "rebuild": Group(rebuild.rebuild, needs=("recovery",)),
 }

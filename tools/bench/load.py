@@ -50,7 +50,7 @@ async def run(job: Job) -> dict[str, Outcome]:
     for number in range(job.rounds):
         # To and fro, so that none always has the same neighbours.
         for workload in job.workloads if number % 2 == 0 else reversed(job.workloads):
-            meter = _Meter({name: job.pids[name] for name in workload.processes})
+            meter = Meter({name: job.pids[name] for name in workload.processes})
             rounds[workload.name].append(await _round(workload, job.seconds, meter))
             for name, seconds in meter.computed_s.items():
                 so_far = computed[workload.name].get(name, 0.0)
@@ -58,7 +58,7 @@ async def run(job: Job) -> dict[str, Outcome]:
     return {name: Outcome(rounds[name], computed[name]) for name in rounds}
 
 
-class _Meter:
+class Meter:
     """How long something took, and how much the processes computed meanwhile."""
 
     def __init__(self, pids: dict[str, int]) -> None:
@@ -95,7 +95,7 @@ async def _prepare(workload: Workload, seconds: float) -> None:
             await _pump(producer, workload, until=until, count_max=count_max)
 
 
-async def _round(workload: Workload, seconds: float, meter: _Meter) -> Round:
+async def _round(workload: Workload, seconds: float, meter: Meter) -> Round:
     async with connect(workload.address) as client:
         match workload.kind:
             case "publish":
@@ -108,7 +108,7 @@ async def _round(workload: Workload, seconds: float, meter: _Meter) -> Round:
                 return await _read(client, workload, seconds, meter)
 
 
-async def _publish(client: Client, workload: Workload, seconds: float, meter: _Meter) -> Round:
+async def _publish(client: Client, workload: Workload, seconds: float, meter: Meter) -> Round:
     producers = [_producer(client, workload) for _ in range(workload.producers)]
     for producer in producers:
         await producer.open()
@@ -123,7 +123,7 @@ async def _publish(client: Client, workload: Workload, seconds: float, meter: _M
     return Round(sum(counts), meter.elapsed_s, [])
 
 
-async def _resend(client: Client, workload: Workload, seconds: float, meter: _Meter) -> Round:
+async def _resend(client: Client, workload: Workload, seconds: float, meter: Meter) -> Round:
     """A producer that starts again and sends everything again, as often as there is time."""
     count = 0
     while meter.elapsed_s < seconds and count < CALLS_MAX:
@@ -136,9 +136,7 @@ async def _resend(client: Client, workload: Workload, seconds: float, meter: _Me
     return Round(count, meter.elapsed_s, [])
 
 
-async def _one_at_a_time(
-    client: Client, workload: Workload, seconds: float, meter: _Meter
-) -> Round:
+async def _one_at_a_time(client: Client, workload: Workload, seconds: float, meter: Meter) -> Round:
     payload = _payload(workload)
     latencies_s: list[float] = []
     async with _producer(client, workload) as producer:
@@ -154,7 +152,7 @@ async def _one_at_a_time(
     return Round(len(latencies_s), meter.elapsed_s, latencies_s)
 
 
-async def _read(client: Client, workload: Workload, seconds: float, meter: _Meter) -> Round:
+async def _read(client: Client, workload: Workload, seconds: float, meter: Meter) -> Round:
     """The whole topic, as often as there is time."""
     count = 0
     with meter:

@@ -1,19 +1,23 @@
-"""A ledger service that only answers: python -m tools.bench.null_ledger
+"""A ledger service that only answers, and a dispatcher: python -m tools.bench.null_ledger
 
-Publishing to it and reading from it costs what the client, the messages and gRPC cost, and nothing
-else. It writes its port to standard output, and ends when its standard input does.
+Publishing to it, reading from it and consuming from it cost what the client, the messages and gRPC
+cost, and nothing else. It writes its port to standard output, and ends when its standard input
+does.
 """
 
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from itertools import cycle, islice
 from typing import Any, Final
 
 import grpc
 from grpc import aio
 
+from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from services.dispatcher.live import RESPONSE_ENTRIES_MAX
 from services.ledger.config import LedgerConfig
 from services.ledger.service import READ_BYTES_MAX, READ_ENTRIES_MAX
 
@@ -32,7 +36,7 @@ class NullLedger:
         self._pages: dict[str, list[pb.ReadResponse]] = {}
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """What it answers; everything else of the service is UNIMPLEMENTED."""
+        """What it answers of a ledger; everything else of the service is UNIMPLEMENTED."""
         return grpc.method_handlers_generic_handler(
             "seqgate.api.ledger.v1.LedgerService",
             {
@@ -45,6 +49,19 @@ class NullLedger:
                     self._read,
                     request_deserializer=pb.ReadRequest.FromString,
                     response_serializer=pb.ReadResponse.SerializeToString,
+                ),
+            },
+        )
+
+    def consuming(self) -> grpc.GenericRpcHandler:
+        """What it answers of a dispatcher."""
+        return grpc.method_handlers_generic_handler(
+            "seqgate.api.dispatcher.v1.DispatcherService",
+            {
+                "Consume": grpc.stream_stream_rpc_method_handler(
+                    self._consume,
+                    request_deserializer=dispatcher_pb2.ConsumeRequest.FromString,
+                    response_serializer=dispatcher_pb2.ConsumeResponse.SerializeToString,
                 ),
             },
         )
@@ -83,6 +100,31 @@ class NullLedger:
         for _ in range(PAGES):
             for page in pages:
                 yield page
+
+    async def _consume(self, _requests: object, context: Context) -> None:
+        """Each permit is answered with as many of the messages that are kept, again and again."""
+        topic = (await context.read()).subscribe.topic
+        subscribed = dispatcher_pb2.Subscribed(epoch=1)
+        await context.write(dispatcher_pb2.ConsumeResponse(subscribed=subscribed))
+        kept = [entry for page in self._pages[topic] for entry in page.entries.entries]
+        deliveries = [
+            dispatcher_pb2.Delivery(
+                delivery=number,
+                position=each.position,
+                metadata=each.metadata,
+                payload=each.payload,
+                append_time=each.append_time,
+            )
+            for number, each in enumerate(kept, start=1)
+        ]
+        while (request := await context.read()) is not aio.EOF:
+            if request.HasField("acknowledge"):
+                settled = dispatcher_pb2.Settled(request_id=request.acknowledge.request_id)
+                await context.write(dispatcher_pb2.ConsumeResponse(settled=settled))
+            for first in range(0, request.permit.messages, RESPONSE_ENTRIES_MAX):
+                some = min(RESPONSE_ENTRIES_MAX, request.permit.messages - first)
+                page = dispatcher_pb2.Deliveries(deliveries=islice(cycle(deliveries), some))
+                await context.write(dispatcher_pb2.ConsumeResponse(deliveries=page))
 
     def _keep(self, topic: str, publications: pb.Publications) -> None:
         pages = self._pages.setdefault(topic, [])
@@ -136,7 +178,8 @@ async def main() -> None:
             ("grpc.max_send_message_length", config.message_bytes_max),
         ]
     )
-    server.add_generic_rpc_handlers([NullLedger(config).handlers()])
+    null = NullLedger(config)
+    server.add_generic_rpc_handlers([null.handlers(), null.consuming()])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     print(port, flush=True)

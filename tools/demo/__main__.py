@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from tools.demo.airlines import Airlines
 from tools.demo.application import ApplicationFailed
+from tools.demo.delivering import deliver
 from tools.demo.faults import Faults
 from tools.demo.flights import by_carrier, load_flights, write_flights
 from tools.demo.journal import Counter
@@ -92,15 +93,21 @@ async def run(folder: Path, seed: int, flights_max: int | None) -> int:
             screen.tell("holding the log against the data set")
             proving = Proving(stack, carriers, airports, producers)
             findings, large = await proving.run(screen, publishing.crashes)
+            proved_s = time.monotonic() - started - publish_s
+            crews = producers.with_name("crews")
+            crews.mkdir()
+            delivered = await deliver(stack, crews, flights, seed, screen)
+            report["deliver"] = delivered._asdict()
     examples = findings.examples | large.examples
     report |= asdict(findings) | asdict(large) | {"examples": examples}
-    report["proof_s"] = round(time.monotonic() - started - publish_s, 1)
+    report["proof_s"] = round(proved_s, 1)
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     show_result(report)
     for anomaly, some in examples.items():
         print(f"{anomaly}: {'; '.join(some)}", file=sys.stderr)
     print(f"report: {folder / 'report.json'}")
-    return 1 if findings.broken or large.broken or rebuilt.broken or audited.findings else 0
+    parts = (findings, large, rebuilt, delivered)
+    return 1 if any(part.broken for part in parts) or audited.findings else 0
 
 
 async def _lose_redis(stack: Stack, screen: Screen) -> tuple[Rebuilt, Audited]:

@@ -50,10 +50,21 @@ _LABELS: Final = {
     "rebuild.failed": "topics not rebuilt",
     "audit.entries": "entries audited by Spark",
     "audit.findings": "of these, twice or out of order",
+    "deliver.delivered": "flights delivered to crews, by aircraft",
+    "deliver.deliveries": "deliveries of these, repeated ones included",
+    "deliver.refused": "refused by a crew, and delivered again",
+    "deliver.missing": "not delivered",
+    "deliver.key_order_violations": "out of order within an aircraft",
+    "deliver.exclusivity_violations": "at two crews at once",
+    "deliver.dispatcher_crashes": "crashes of the dispatcher on the way",
+    "deliver.crew_crashes": "crashes of crews on the way",
+    "deliver.keys_blocked_by_the_stuck_one": "aircraft that waited while a crew stuck on a flight",
+    "deliver.others_slowdown": "how many times slower the other crews were then",
     "publish_s": "seconds to publish, faults included",
     "rebuild.seconds": "seconds to rebuild",
     "audit.seconds": "seconds to audit",
     "proof_s": "seconds to rebuild, to audit and to prove",
+    "deliver.seconds": "seconds to deliver",
     "messages_per_s": "messages sent a second",
 }
 
@@ -70,6 +81,9 @@ _PROMISES: Final = (
     "rebuild.differences",
     "rebuild.failed",
     "audit.findings",
+    "deliver.missing",
+    "deliver.key_order_violations",
+    "deliver.exclusivity_violations",
 )
 """What is 0 when all is well."""
 
@@ -78,6 +92,8 @@ _TO_HAPPEN: Final = (
     "large_message_attempts_aborted",
     "rebuild.producers",
     "audit.entries",
+    "deliver.delivered",
+    "deliver.refused",
 )
 """What is not."""
 

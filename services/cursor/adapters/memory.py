@@ -96,6 +96,9 @@ class MemoryHoles:
     def put_attempts(self, position: Position, count: int) -> None:
         self._attempts.put(position, count)
 
+    def attempted(self, after: Position | None) -> Iterator[tuple[Position, int]]:
+        return self._attempts.after(after)
+
     def drop_run(self, first: Position, last_entry: int) -> int:
         last = Position(first.ledger_id, last_entry)
         self._attempts.drop(first, last)

@@ -47,8 +47,11 @@ PAGES_HELD_MAX: Final = 1_024
 BATCHES_READ: Final = 256
 """How many batches are read at a time."""
 
+ATTEMPTS_READ: Final = 1_000
+"""How many counts of attempts are read at a time."""
+
 PROPERTIES_HELD_BYTES_MAX: Final = 32 * 2**20
-"""How much of properties, as stored, is held unpacked: twice the largest that one cursor has."""
+"""How much of properties, as stored, is held unpacked: twice the largest that one position has."""
 
 TABLES: Final = """
 CREATE TABLE cursor (
@@ -139,6 +142,8 @@ _DROP_BATCHES_OF: Final = """DELETE FROM batch
     WHERE cursor = ? AND ledger_id = ? AND entry_id BETWEEN ? AND ?"""
 
 _ATTEMPT: Final = "SELECT count FROM attempt WHERE cursor = ? AND ledger_id = ? AND entry_id = ?"
+_NEXT_ATTEMPTS: Final = """SELECT ledger_id, entry_id, count FROM attempt
+    WHERE cursor = ? AND (ledger_id, entry_id) > (?, ?) ORDER BY ledger_id, entry_id LIMIT ?"""
 _PUT_ATTEMPT: Final = "INSERT OR REPLACE INTO attempt VALUES (?, ?, ?, ?)"
 _DROP_ATTEMPT: Final = "DELETE FROM attempt WHERE cursor = ? AND ledger_id = ? AND entry_id = ?"
 _DROP_ATTEMPTS: Final = "DELETE FROM attempt WHERE cursor = ? AND (ledger_id, entry_id) <= (?, ?)"
@@ -487,6 +492,16 @@ class _Holes:
             self._db.execute(_PUT_ATTEMPT, (self._cursor_id, *position, count))
         else:
             self._db.execute(_DROP_ATTEMPT, (self._cursor_id, *position))
+
+    def attempted(self, after: Position | None) -> Iterator[tuple[Position, int]]:
+        place = after or _BEFORE_ALL
+        while True:
+            rows = _rows(self._db, _NEXT_ATTEMPTS, self._cursor_id, *place, ATTEMPTS_READ)
+            for ledger_id, entry_id, count in rows:
+                place = Position(ledger_id, entry_id)
+                yield place, count
+            if len(rows) < ATTEMPTS_READ:
+                return
 
     def drop_run(self, first: Position, last_entry: int) -> int:
         run = (self._cursor_id, *first, last_entry)

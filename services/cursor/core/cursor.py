@@ -17,7 +17,7 @@ what lay there is gone from the log.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
-from itertools import chain, groupby, islice
+from itertools import chain, groupby, islice, zip_longest
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -32,8 +32,14 @@ BEFORE_FIRST: Final = Position(0, 0)
 FIRST: Final = Position(1, 0)
 """The first entry of a topic, as long as it is there."""
 
-PROPERTIES_MAX: Final = 128
+PROPERTIES_MAX: Final = 2_000
 """How many properties of its own a cursor has at most."""
+
+PROPERTIES_BYTES_MAX: Final = 4 * 1024 * 1024
+"""How large they are together at most, names and values, in bytes of UTF-8."""
+
+ATTEMPTS_MAX: Final = 2**32 - 1
+"""Where the count of an entry's deliveries ends."""
 
 _INTERNAL: Final = "#seqgate.internal."
 
@@ -116,6 +122,13 @@ class Acknowledged(NamedTuple):
 
     ranges: list[Range]
     batches: list[BatchAck]
+    next_after: Position | None
+
+
+class Attempts(NamedTuple):
+    """A page of how often entries were delivered."""
+
+    counts: list[tuple[Position, int]]
     next_after: Position | None
 
 
@@ -210,19 +223,39 @@ class CursorState:
             next_after,
         )
 
-    def record_attempts(self, positions: Iterable[Position], caller: Caller) -> list[int]:
-        """Count deliveries; the count of each, 0 for what is acknowledged."""
-        positions = list(positions)
-        self._checked(caller, positions)
+    def record_attempts(
+        self, positions: Iterable[Position], caller: Caller, at_least: Sequence[int] = ()
+    ) -> list[int]:
+        """Count deliveries: each once more, or, when the caller says how often by now, up to that.
+        Returns the count of each, 0 for what is acknowledged.
 
-        counts = []
-        for position in positions:
-            count = 0
-            if not self._is_acknowledged(position):
-                count = self.holes.attempts(position) + 1
-                self.holes.put_attempts(position, count)
-            counts.append(count)
-        return counts
+        Raises:
+            InvalidPosition: the caller says it of more or fewer than there are positions.
+        """
+        positions = list(positions)
+        if at_least and len(at_least) != len(positions):
+            raise InvalidPosition(
+                "there are as many attempts as positions, or none",
+                field="attempts",
+                positions=len(positions),
+                attempts=len(at_least),
+            )
+        self._checked(caller, positions)
+        return [
+            0 if self._is_acknowledged(position) else self._counted(position, least)
+            for position, least in zip_longest(positions, at_least)
+        ]
+
+    def attempts(self, after: Position | None, limit: int) -> Attempts:
+        """How often entries after a position were delivered, at most so many of them, in order.
+        Asking again after `next_after` goes on where this ends; None: there is no more."""
+        assert limit > 0
+        found = list(islice(self.holes.attempted(after), limit + 1))
+        next_after = None
+        if len(found) > limit:
+            found.pop()
+            next_after, _ = found[-1]
+        return Attempts(found, next_after)
 
     def update_properties(
         self,
@@ -236,7 +269,7 @@ class CursorState:
         "#seqgate.internal." is cleared by its name only.
 
         Raises:
-            InvalidProperty: they would become too many.
+            InvalidProperty: they would become too many, or too large.
         """
         self._checked(caller, [])
         head = self.head
@@ -250,9 +283,16 @@ class CursorState:
         properties = kept | dict(put)
         if PROPERTIES_MAX < len(properties) > len(head.properties):
             raise InvalidProperty(
-                f"a cursor has at most {PROPERTIES_MAX} properties of its own",
+                f"a cursor has at most {PROPERTIES_MAX:,} properties of its own",
                 field="put",
                 count=len(properties),
+            )
+        size_bytes = properties_bytes(properties)
+        if PROPERTIES_BYTES_MAX < size_bytes > properties_bytes(head.properties):
+            raise InvalidProperty(
+                f"a cursor's properties are at most {PROPERTIES_BYTES_MAX:,} bytes long together",
+                field="put",
+                bytes=size_bytes,
             )
 
         head.properties = properties
@@ -488,6 +528,14 @@ class CursorState:
                 runs.append(run)
         return runs
 
+    def _counted(self, position: Position, at_least: int | None) -> int:
+        """Count a delivery of an entry that is not acknowledged; None: once more."""
+        known = self.holes.attempts(position)
+        count = min(known + 1, ATTEMPTS_MAX) if at_least is None else max(known, at_least)
+        if count != known:
+            self.holes.put_attempts(position, count)
+        return count
+
     def _put_entries(self, runs: Sequence[Range]) -> None:
         """Note that entries beyond the mark-delete position are acknowledged whole."""
         for (ledger_id, number), parts in groupby(_pieces(runs), itemgetter(0)):
@@ -523,6 +571,11 @@ class CursorState:
                 break
         head.partial -= self.holes.drop_through(mark_delete)
         head.mark_delete = mark_delete
+
+
+def properties_bytes(properties: Mapping[str, str]) -> int:
+    """How large properties are, names and values together, in bytes of UTF-8."""
+    return sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
 
 
 def _up_to(position: Position | None, ledger_id: int, number: int) -> int:

@@ -92,6 +92,10 @@ class Holes(Protocol):
         """Keep a count; 0 removes it."""
         ...
 
+    def attempted(self, after: Position | None) -> Iterator[tuple[Position, int]]:
+        """The entries after a position that have a count, in order."""
+        ...
+
     def drop_run(self, first: Position, last_entry: int) -> int:
         """Remove the batches and the counts of attempts of a run of entries of one ledger. Returns
         how many batches were removed."""

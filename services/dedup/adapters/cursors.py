@@ -5,19 +5,18 @@ No call is retried here, but for the two halves of setting a property of a curso
 yet. After a lost answer nobody knows whether a call did what it was asked; each may be made again.
 """
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
 import structlog
-from google.rpc import error_details_pb2
 from grpc import aio
-from grpc_status import rpc_status
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import cursor_pb2_grpc as pb_grpc
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.types import Position, TopicName
 from services.dedup.ports import Cursor, CursorConflict, CursorsUnavailable
+from services.runtime.refused import Refused, answer
 
 log = structlog.get_logger()
 
@@ -50,8 +49,8 @@ class GrpcCursors:
             topic=str(topic), name=name, without_mark_delete_properties=not whole
         )
         try:
-            reply = await self._call(self._stub.GetCursor(request, timeout=self._timeout_s))
-        except _Refused as refused:
+            reply = await answer(self._stub.GetCursor(request, timeout=self._timeout_s))
+        except Refused as refused:
             if refused.reason == NOT_FOUND:
                 return None
             _give_up(refused)
@@ -64,8 +63,8 @@ class GrpcCursors:
             return found
         request = pb.CreateCursorRequest(topic=str(topic), name=name)
         try:
-            reply = await self._call(self._stub.CreateCursor(request, timeout=self._timeout_s))
-        except _Refused as refused:
+            reply = await answer(self._stub.CreateCursor(request, timeout=self._timeout_s))
+        except Refused as refused:
             _give_up(refused)
         return _cursor(reply.cursor)._replace(mark_delete_properties={})
 
@@ -86,8 +85,8 @@ class GrpcCursors:
             version=version,
         )
         try:
-            await self._call(self._stub.MarkDelete(request, timeout=self._timeout_s))
-        except _Refused as refused:
+            await answer(self._stub.MarkDelete(request, timeout=self._timeout_s))
+        except Refused as refused:
             if refused.reason in CONFLICTS:
                 raise CursorConflict(
                     "the cursor is not what it was taken for", because=refused.reason
@@ -103,10 +102,8 @@ class GrpcCursors:
         )
         for _ in range(PUT_ROUNDS_MAX):
             try:
-                await self._call(
-                    self._stub.UpdateCursorProperties(request, timeout=self._timeout_s)
-                )
-            except _Refused as refused:
+                await answer(self._stub.UpdateCursorProperties(request, timeout=self._timeout_s))
+            except Refused as refused:
                 if refused.reason != NOT_FOUND:
                     _give_up(refused)
                 if value is None:
@@ -121,16 +118,10 @@ class GrpcCursors:
     async def delete(self, topic: TopicName, name: str) -> None:
         request = pb.DeleteCursorRequest(topic=str(topic), name=name)
         try:
-            await self._call(self._stub.DeleteCursor(request, timeout=self._timeout_s))
-        except _Refused as refused:
+            await answer(self._stub.DeleteCursor(request, timeout=self._timeout_s))
+        except Refused as refused:
             if refused.reason != NOT_FOUND:
                 _give_up(refused)
-
-    async def _call(self, call: Awaitable[Any]) -> Any:
-        try:
-            return await call
-        except aio.AioRpcError as error:
-            raise _Refused(_reason(error), error.details() or "") from error
 
 
 class NoCursors:
@@ -232,30 +223,10 @@ class MemoryCursors:
             )
 
 
-class _Refused(Exception):
-    """A call that failed; its reason is "" when no service gave one."""
-
-    def __init__(self, reason: str, text: str) -> None:
-        super().__init__(text)
-        self.reason = reason
-
-
-def _reason(error: aio.AioRpcError) -> str:
-    try:
-        status = rpc_status.from_call(error)  # type: ignore[arg-type]
-    except ValueError:  # it contradicts the call's own code
-        return ""
-    info = error_details_pb2.ErrorInfo()
-    for detail in () if status is None else status.details:
-        if detail.Unpack(info):
-            return str(info.reason)
-    return ""
-
-
-def _give_up(refused: _Refused) -> NoReturn:
-    log.debug("cursors do not answer", reason=refused.reason, error=str(refused))
+def _give_up(refused: Refused) -> NoReturn:
+    log.debug("cursors do not answer", reason=refused.reason, error=refused.message)
     if refused.reason not in EXPECTED:
-        log.error("the cursor service refused", reason=refused.reason, detail=str(refused))
+        log.error("the cursor service refused", reason=refused.reason, detail=refused.message)
     raise CursorsUnavailable(
         "the cursor service does not answer",
         retry_after_s=RETRY_AFTER_S,

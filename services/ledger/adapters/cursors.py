@@ -8,14 +8,13 @@ from collections.abc import AsyncIterator
 from typing import Any, Final, NoReturn
 
 import structlog
-from google.rpc import error_details_pb2
 from grpc import aio
-from grpc_status import rpc_status
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import cursor_pb2_grpc as pb_grpc
 from seqgate.types import Position, TopicName
 from services.ledger.ports import CursorsUnavailable
+from services.runtime.refused import Refused, answer
 
 log = structlog.get_logger()
 
@@ -40,21 +39,21 @@ class GrpcCursors:
     async def mark_deletes(self, topic: TopicName) -> dict[str, Position | None]:
         try:
             return {each.name: _mark_delete(each) async for each in self._cursors(topic)}
-        except aio.AioRpcError as error:
-            _give_up(error)
+        except Refused as refused:
+            _give_up(refused)
 
     async def delete_all(self, topic: TopicName) -> None:
         """One by one: when one cannot be removed, the others after it are not, either."""
         try:
             for name in [each.name async for each in self._cursors(topic)]:
                 await self._delete(topic, name)
-        except aio.AioRpcError as error:
-            _give_up(error)
+        except Refused as refused:
+            _give_up(refused)
 
     async def _cursors(self, topic: TopicName) -> AsyncIterator[pb.Cursor]:
         request = pb.ListCursorsRequest(topic=str(topic), page_size=PAGE_SIZE)
         while True:
-            page = await self._stub.ListCursors(request)
+            page = await answer(self._stub.ListCursors(request))
             for cursor in page.cursors:
                 yield cursor
             if not page.next_page_token:
@@ -63,9 +62,11 @@ class GrpcCursors:
 
     async def _delete(self, topic: TopicName, name: str) -> None:
         try:
-            await self._stub.DeleteCursor(pb.DeleteCursorRequest(topic=str(topic), name=name))
-        except aio.AioRpcError as error:
-            if _reason(error) != NOT_FOUND:
+            await answer(
+                self._stub.DeleteCursor(pb.DeleteCursorRequest(topic=str(topic), name=name))
+            )
+        except Refused as refused:
+            if refused.reason != NOT_FOUND:
                 raise
 
 
@@ -86,26 +87,13 @@ def _mark_delete(cursor: pb.Cursor) -> Position | None:
     return Position(cursor.mark_delete.ledger_id, cursor.mark_delete.entry_id)
 
 
-def _reason(error: aio.AioRpcError) -> str:
-    """Why the service refused; "" when no service gave a reason."""
-    try:
-        status = rpc_status.from_call(error)  # type: ignore[arg-type]
-    except ValueError:  # it contradicts the call's own code
-        return ""
-    info = error_details_pb2.ErrorInfo()
-    for detail in () if status is None else status.details:
-        if detail.Unpack(info):
-            return str(info.reason)
-    return ""
-
-
-def _give_up(error: aio.AioRpcError) -> NoReturn:
-    reason = _reason(error)
-    log.debug("cursors do not answer", reason=reason, error=repr(error))
+def _give_up(refused: Refused) -> NoReturn:
+    reason = refused.reason
+    log.debug("cursors do not answer", reason=reason, error=refused.message)
     if reason not in EXPECTED:
-        log.error("the cursor service refused", reason=reason, detail=error.details())
+        log.error("the cursor service refused", reason=reason, detail=refused.message)
     raise CursorsUnavailable(
         "the cursor service does not answer",
         retry_after_s=RETRY_AFTER_S,
         **({"because": reason} if reason else {}),
-    ) from error
+    ) from refused

@@ -115,6 +115,22 @@ class MemoryLedgerStore:
             found.append(stored if payloads else bare)
         return found
 
+    async def read_at(
+        self, topic: TopicName, positions: Sequence[Position], *, bytes_max: int, payloads: bool
+    ) -> list[StoredEntry]:
+        wanted = set(positions)
+        found: list[StoredEntry] = []
+        size_bytes = 0
+        for stored in self._log(topic).entries:
+            if stored.position not in wanted:
+                continue
+            size_bytes += stored.size_bytes if payloads else len(stored.entry.metadata)
+            if found and size_bytes > bytes_max:
+                break
+            bare = stored._replace(entry=stored.entry._replace(payload=b""))
+            found.append(stored if payloads else bare)
+        return found
+
     async def columns(
         self,
         topic: TopicName,
@@ -164,6 +180,12 @@ class MemoryLedgerStore:
             finder.place(each) or (Missing.TRIMMED if each <= trimmed else Missing.STALE)
             for each in sequence_ids
         ]
+
+    async def find_time(self, topic: TopicName, append_ms: int) -> Position | None:
+        entries = self._log(topic).entries
+        if not entries or entries[-1].append_ms < append_ms:
+            return None
+        return next(each.position for each in entries if each.append_ms >= append_ms)
 
     async def highest(self, topic: TopicName, ledger_id: int, producer: str) -> int | None:
         log = self._log(topic)

@@ -1,6 +1,7 @@
 """Logs in one SQLite database: WAL, synchronous=FULL, a row a block of entries."""
 
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -111,6 +112,12 @@ _BLOCK: Final = """ledger_id, first_entry, last_entry, append_ms, entries_crc, m
 _WITH_PAYLOADS: Final = _BLOCK + "metadata, payloads"
 _WITH_METADATA: Final = _BLOCK + "metadata, NULL"
 _ENTRIES_ALONE: Final = _BLOCK + "NULL, NULL"
+_BLOCK_AT: Final = """SELECT {} FROM block WHERE id = (
+        SELECT id FROM block WHERE topic = ?1 AND ledger_id = ?2 AND last_entry >= ?3
+        ORDER BY last_entry LIMIT 1
+    ) AND first_entry <= ?3"""
+_RUN_FROM: Final = """SELECT ledger_id, first_entry, last_entry, append_ms FROM block
+    WHERE topic = ? AND (ledger_id, last_entry) >= (?, ?) ORDER BY ledger_id, last_entry LIMIT 1"""
 _LOG: Final = """name, incarnation, ledger_id, created_ms, first_ledger, first_entry, tail_ledger,
     tail_entry, entries, messages, size_bytes"""
 
@@ -234,6 +241,29 @@ class SqliteLedgerStore:
 
         return await self._connections.read(work)
 
+    async def read_at(
+        self, topic: TopicName, positions: Sequence[Position], *, bytes_max: int, payloads: bool
+    ) -> list[StoredEntry]:
+        def work(db: apsw.Connection) -> list[StoredEntry]:
+            topic_id, state = _existing(db, topic)
+            if state.first is None or state.tail is None:
+                return []
+            first, end = bisect_left(positions, state.first), bisect_right(positions, state.tail)
+            found: list[StoredEntry] = []
+            size_bytes = 0
+            try:
+                for stored in _entries_at(db, topic_id, positions[first:end], payloads=payloads):
+                    size_bytes += stored.size_bytes if payloads else len(stored.entry.metadata)
+                    if found and size_bytes > bytes_max:
+                        break
+                    found.append(stored)
+            except EntryCorrupt:
+                if not found:  # what lies before the damage comes first
+                    raise
+            return found
+
+        return await self._connections.read(work)
+
     async def columns(
         self,
         topic: TopicName,
@@ -314,6 +344,15 @@ class SqliteLedgerStore:
                 or (Missing.TRIMMED if each <= trimmed_through else Missing.STALE)
                 for each in sequence_ids
             ]
+
+        return await self._connections.read(work)
+
+    async def find_time(self, topic: TopicName, append_ms: int) -> Position | None:
+        def work(db: apsw.Connection) -> Position | None:
+            topic_id, state = _existing(db, topic)
+            if state.first is None or state.tail is None:
+                return None
+            return _first_since(db, topic_id, state.first, state.tail, append_ms)
 
         return await self._connections.read(work)
 
@@ -562,6 +601,26 @@ def _entries(
                 yield stored
 
 
+def _entries_at(
+    db: apsw.Connection, topic_id: int, positions: Sequence[Position], *, payloads: bool
+) -> Iterator[StoredEntry]:
+    """The entries at positions, in order. A block is decoded once, however many are in it."""
+    columns = _WITH_PAYLOADS if payloads else _WITH_METADATA
+    index = 0
+    while index < len(positions):
+        ledger_id, entry_id = positions[index]
+        rows = _rows(db, _BLOCK_AT.format(columns), topic_id, ledger_id, entry_id)
+        if not rows:
+            index += 1
+            continue
+        block = Block._make(rows[0])
+        entries = decode_block(block)
+        end = bisect_right(positions, (ledger_id, block.last_entry), index)
+        for _, entry_id in positions[index:end]:
+            yield entries[entry_id - block.first_entry]
+        index = end
+
+
 def _runs(
     db: apsw.Connection, topic_id: int, start: Position, through: Position, *, metadata: bool
 ) -> Iterator[Columns]:
@@ -658,6 +717,55 @@ def _trim_some(db: apsw.Connection, topic: TopicName, before: Position) -> Trimm
         (*(first or (None, None)), entries, messages, size_bytes, topic_id),
     )
     return Trimmed(entries, first)
+
+
+class _Run(NamedTuple):
+    """A block, but for what it holds."""
+
+    ledger_id: int
+    first_entry: int
+    last_entry: int
+    append_ms: int
+
+
+def _run_from(db: apsw.Connection, topic_id: int, ledger_id: int, entry_id: int) -> _Run:
+    """The block that holds the first entry at or after a position; there is one."""
+    (row,) = _rows(db, _RUN_FROM, topic_id, ledger_id, entry_id)
+    return _Run._make(row)
+
+
+def _first_since(
+    db: apsw.Connection, topic_id: int, first: Position, tail: Position, append_ms: int
+) -> Position | None:
+    """See LedgerStore.find_time. The log is halved by ledgers, and then the ledger by entries; all
+    the while, `before` was appended earlier, and what begins at `ledger_id`, or `high`, was not."""
+    before = _run_from(db, topic_id, *first)
+    if _run_from(db, topic_id, *tail).append_ms < append_ms:
+        return None
+    if before.append_ms >= append_ms:
+        return first
+
+    ledger_id = tail.ledger_id + 1  # nothing begins there, and the entry before it is not earlier
+    while ledger_id - before.ledger_id > 1:
+        middle = (before.ledger_id + ledger_id) // 2
+        run = _run_from(db, topic_id, middle, 0)
+        if run.append_ms < append_ms:
+            before = run
+        else:
+            ledger_id = middle
+
+    ((end,),) = _rows(db, _LEDGER_END, topic_id, before.ledger_id)
+    low, high = before.last_entry, end + 1
+    while high - low > 1:
+        run = _run_from(db, topic_id, before.ledger_id, (low + high) // 2)
+        if run.append_ms < append_ms:
+            low = run.last_entry
+        else:
+            high = run.first_entry
+    if high <= end:
+        return Position(before.ledger_id, high)
+    run = _run_from(db, topic_id, ledger_id, 0)
+    return Position(run.ledger_id, run.first_entry)
 
 
 def _first_from(db: apsw.Connection, topic_id: int, position: Position) -> Position | None:

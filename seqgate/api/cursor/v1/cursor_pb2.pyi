@@ -310,7 +310,9 @@ class CreateCursorRequest(_message.Message):
 
     @_builtins.property
     def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The cursor's own properties. At most 128, of 4 KiB each at most."""
+        """The cursor's own properties. At most 2,000, of 4 KiB each at most, and 4 MiB
+        together.
+        """
 
     def __init__(
         self,
@@ -903,6 +905,7 @@ class RecordAttemptsRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     POSITIONS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """tenant/namespace/name."""
     name: _builtins.str
@@ -913,6 +916,14 @@ class RecordAttemptsRequest(_message.Message):
     def positions(self) -> _containers.RepeatedCompositeFieldContainer[_entry_pb2.Position]:
         """The entries that were delivered once more. At most 10,000."""
 
+    @_builtins.property
+    def attempts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How often each was delivered by now, as the caller counts: the stored count
+        becomes at least this. As many as positions, or none: then each is counted
+        once more (and a retry counts again). Any other number is refused with
+        reason INVALID_POSITION.
+        """
+
     def __init__(
         self,
         *,
@@ -920,10 +931,11 @@ class RecordAttemptsRequest(_message.Message):
         name: _builtins.str = ...,
         positions: _abc.Iterable[_entry_pb2.Position] | None = ...,
         epoch: _builtins.int | None = ...,
+        attempts: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "epoch", b"epoch", "name", b"name", "positions", b"positions", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "attempts", b"attempts", "epoch", b"epoch", "name", b"name", "positions", b"positions", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__epoch: _TypeAlias = _typing.Literal["epoch"]  # noqa: Y015
     _WhichOneofArgType__epoch: _TypeAlias = _typing.Literal["_epoch", b"_epoch"]  # noqa: Y015
@@ -940,7 +952,9 @@ class RecordAttemptsResponse(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attempts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Of each position, in the same order; 0: it is acknowledged."""
+        """Of each position, in the same order; 0: it is acknowledged. A count ends at
+        2^32 - 1.
+        """
 
     def __init__(
         self,
@@ -954,6 +968,104 @@ class RecordAttemptsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RecordAttemptsResponse: _TypeAlias = RecordAttemptsResponse  # noqa: Y015
+
+@_typing.final
+class ListAttemptsRequest(_message.Message):
+    """ListAttemptsRequest asks for a page."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    name: _builtins.str
+    """The cursor."""
+    page_size: _builtins.int
+    """How many entries to return at most, 1 to 100,000; 0: 10,000."""
+    @_builtins.property
+    def after(self) -> _entry_pb2.Position:
+        """Only what lies after; absent: from the mark-delete position on."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        name: _builtins.str = ...,
+        after: _entry_pb2.Position | None = ...,
+        page_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "after", b"after"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "after", b"after", "name", b"name", "page_size", b"page_size", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__after: _TypeAlias = _typing.Literal["after"]  # noqa: Y015
+    _WhichOneofArgType__after: _TypeAlias = _typing.Literal["_after", b"_after"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__after) -> _WhichOneofReturnType__after | None: ...
+
+Global___ListAttemptsRequest: _TypeAlias = ListAttemptsRequest  # noqa: Y015
+
+@_typing.final
+class EntryAttempts(_message.Message):
+    """EntryAttempts tells how often one entry was delivered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    attempts: _builtins.int
+    """At least 1."""
+    @_builtins.property
+    def position(self) -> _entry_pb2.Position:
+        """The entry."""
+
+    def __init__(
+        self,
+        *,
+        position: _entry_pb2.Position | None = ...,
+        attempts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EntryAttempts: _TypeAlias = EntryAttempts  # noqa: Y015
+
+@_typing.final
+class ListAttemptsResponse(_message.Message):
+    """ListAttemptsResponse is a page."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    NEXT_AFTER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___EntryAttempts]:
+        """In the order of their positions."""
+
+    @_builtins.property
+    def next_after(self) -> _entry_pb2.Position:
+        """Ask again, after this position; absent: there is no more."""
+
+    def __init__(
+        self,
+        *,
+        entries: _abc.Iterable[Global___EntryAttempts] | None = ...,
+        next_after: _entry_pb2.Position | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_after", b"_next_after", "next_after", b"next_after"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_after", b"_next_after", "entries", b"entries", "next_after", b"next_after"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__next_after: _TypeAlias = _typing.Literal["next_after"]  # noqa: Y015
+    _WhichOneofArgType__next_after: _TypeAlias = _typing.Literal["_next_after", b"_next_after"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_after) -> _WhichOneofReturnType__next_after | None: ...
+
+Global___ListAttemptsResponse: _TypeAlias = ListAttemptsResponse  # noqa: Y015
 
 @_typing.final
 class UpdateCursorPropertiesRequest(_message.Message):
@@ -997,7 +1109,9 @@ class UpdateCursorPropertiesRequest(_message.Message):
     """The cursor's version that the caller knows; absent: not compared."""
     @_builtins.property
     def put(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Put in place of what these names had."""
+        """Put in place of what these names had. Bounds as for CreateCursorRequest, for
+        all that the cursor has then; one that has more already may keep it.
+        """
 
     @_builtins.property
     def remove(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -99,6 +99,11 @@ class CursorServiceStub:
                 request_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.RecordAttemptsRequest.SerializeToString,
                 response_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.RecordAttemptsResponse.FromString,
                 _registered_method=True)
+        self.ListAttempts = channel.unary_unary(
+                '/seqgate.api.cursor.v1.CursorService/ListAttempts',
+                request_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ListAttemptsRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ListAttemptsResponse.FromString,
+                _registered_method=True)
         self.UpdateCursorProperties = channel.unary_unary(
                 '/seqgate.api.cursor.v1.CursorService/UpdateCursorProperties',
                 request_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.UpdateCursorPropertiesRequest.SerializeToString,
@@ -231,7 +236,18 @@ class CursorServiceServicer:
         """RecordAttempts counts deliveries of entries. An entry's count is forgotten
         when it is acknowledged.
 
-        Retry: counts again.
+        Retry: safe when the caller says how often; otherwise it counts again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAttempts(self, request, context):
+        """ListAttempts returns how often entries were delivered, page by page, in the
+        order of their positions: those that have a count, so none that is
+        acknowledged.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -348,6 +364,11 @@ def add_CursorServiceServicer_to_server(servicer, server):
                     servicer.RecordAttempts,
                     request_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.RecordAttemptsRequest.FromString,
                     response_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.RecordAttemptsResponse.SerializeToString,
+            ),
+            'ListAttempts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAttempts,
+                    request_deserializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ListAttemptsRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ListAttemptsResponse.SerializeToString,
             ),
             'UpdateCursorProperties': grpc.unary_unary_rpc_method_handler(
                     servicer.UpdateCursorProperties,
@@ -643,6 +664,33 @@ class CursorService:
             '/seqgate.api.cursor.v1.CursorService/RecordAttempts',
             seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.RecordAttemptsRequest.SerializeToString,
             seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.RecordAttemptsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAttempts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.cursor.v1.CursorService/ListAttempts',
+            seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ListAttemptsRequest.SerializeToString,
+            seqgate_dot_api_dot_cursor_dot_v1_dot_cursor__pb2.ListAttemptsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -96,7 +96,14 @@ class CursorServiceStub:
     """RecordAttempts counts deliveries of entries. An entry's count is forgotten
     when it is acknowledged.
 
-    Retry: counts again.
+    Retry: safe when the caller says how often; otherwise it counts again.
+    """
+    ListAttempts: _grpc.UnaryUnaryMultiCallable[_cursor_pb2.ListAttemptsRequest, _cursor_pb2.ListAttemptsResponse]
+    """ListAttempts returns how often entries were delivered, page by page, in the
+    order of their positions: those that have a count, so none that is
+    acknowledged.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
     """
     UpdateCursorProperties: _grpc.UnaryUnaryMultiCallable[_cursor_pb2.UpdateCursorPropertiesRequest, _cursor_pb2.UpdateCursorPropertiesResponse]
     """UpdateCursorProperties changes the properties of the cursor itself, which
@@ -207,7 +214,14 @@ class CursorServiceAsyncStub(CursorServiceStub):
     """RecordAttempts counts deliveries of entries. An entry's count is forgotten
     when it is acknowledged.
 
-    Retry: counts again.
+    Retry: safe when the caller says how often; otherwise it counts again.
+    """
+    ListAttempts: _aio.UnaryUnaryMultiCallable[_cursor_pb2.ListAttemptsRequest, _cursor_pb2.ListAttemptsResponse]  # type: ignore[assignment]
+    """ListAttempts returns how often entries were delivered, page by page, in the
+    order of their positions: those that have a count, so none that is
+    acknowledged.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
     """
     UpdateCursorProperties: _aio.UnaryUnaryMultiCallable[_cursor_pb2.UpdateCursorPropertiesRequest, _cursor_pb2.UpdateCursorPropertiesResponse]  # type: ignore[assignment]
     """UpdateCursorProperties changes the properties of the cursor itself, which
@@ -369,7 +383,20 @@ class CursorServiceServicer(metaclass=_abc_1.ABCMeta):
         """RecordAttempts counts deliveries of entries. An entry's count is forgotten
         when it is acknowledged.
 
-        Retry: counts again.
+        Retry: safe when the caller says how often; otherwise it counts again.
+        """
+
+    @_abc_1.abstractmethod
+    def ListAttempts(
+        self,
+        request: _cursor_pb2.ListAttemptsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cursor_pb2.ListAttemptsResponse, _abc.Awaitable[_cursor_pb2.ListAttemptsResponse]]:
+        """ListAttempts returns how often entries were delivered, page by page, in the
+        order of their positions: those that have a count, so none that is
+        acknowledged.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
         """
 
     @_abc_1.abstractmethod

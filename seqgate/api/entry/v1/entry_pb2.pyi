@@ -194,7 +194,9 @@ class EntryMetadata(_message.Message):
     UNCOMPRESSED_SIZE_FIELD_NUMBER: _builtins.int
     NUM_MESSAGES_IN_BATCH_FIELD_NUMBER: _builtins.int
     EVENT_TIME_FIELD_NUMBER: _builtins.int
+    PARTITION_KEY_B64_ENCODED_FIELD_NUMBER: _builtins.int
     ORDERING_KEY_FIELD_NUMBER: _builtins.int
+    DELIVER_AT_TIME_FIELD_NUMBER: _builtins.int
     MARKER_TYPE_FIELD_NUMBER: _builtins.int
     HIGHEST_SEQUENCE_ID_FIELD_NUMBER: _builtins.int
     UUID_FIELD_NUMBER: _builtins.int
@@ -230,8 +232,17 @@ class EntryMetadata(_message.Message):
     """
     event_time: _builtins.int
     """The application's own time of the event, in milliseconds since 1970 (UTC)."""
+    partition_key_b64_encoded: _builtins.bool
+    """The key is bytes, and partition_key their base64 (RFC 4648, padded); refused
+    when it is not.
+    """
     ordering_key: _builtins.bytes
     """Orders messages where it differs from partition_key."""
+    deliver_at_time: _builtins.int
+    """Not to be delivered before this time, in milliseconds since 1970 (UTC), 0 or
+    more; of a batch, none of its messages. Honoured by the dispatcher service:
+    whoever reads the log is given the entry at once.
+    """
     marker_type: _builtins.int
     """Present on markers: entries that a system writes for itself. A marker is
     always stored, and changes no producer's deduplication state.
@@ -287,7 +298,9 @@ class EntryMetadata(_message.Message):
         uncompressed_size: _builtins.int | None = ...,
         num_messages_in_batch: _builtins.int | None = ...,
         event_time: _builtins.int | None = ...,
+        partition_key_b64_encoded: _builtins.bool | None = ...,
         ordering_key: _builtins.bytes | None = ...,
+        deliver_at_time: _builtins.int | None = ...,
         marker_type: _builtins.int | None = ...,
         highest_sequence_id: _builtins.int | None = ...,
         uuid: _builtins.str | None = ...,
@@ -298,12 +311,14 @@ class EntryMetadata(_message.Message):
         payload_crc32c: _builtins.int | None = ...,
         message_crc32c: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "_event_time", b"_event_time", "_highest_sequence_id", b"_highest_sequence_id", "_marker_type", b"_marker_type", "_message_crc32c", b"_message_crc32c", "_num_chunks_from_msg", b"_num_chunks_from_msg", "_num_messages_in_batch", b"_num_messages_in_batch", "_ordering_key", b"_ordering_key", "_partition_key", b"_partition_key", "_payload_crc32c", b"_payload_crc32c", "_producer_name", b"_producer_name", "_publish_time", b"_publish_time", "_sequence_id", b"_sequence_id", "_total_chunk_msg_size", b"_total_chunk_msg_size", "_uncompressed_size", b"_uncompressed_size", "_uuid", b"_uuid", "chunk_id", b"chunk_id", "event_time", b"event_time", "highest_sequence_id", b"highest_sequence_id", "marker_type", b"marker_type", "message_crc32c", b"message_crc32c", "num_chunks_from_msg", b"num_chunks_from_msg", "num_messages_in_batch", b"num_messages_in_batch", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "payload_crc32c", b"payload_crc32c", "producer_name", b"producer_name", "publish_time", b"publish_time", "sequence_id", b"sequence_id", "total_chunk_msg_size", b"total_chunk_msg_size", "uncompressed_size", b"uncompressed_size", "uuid", b"uuid"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "_deliver_at_time", b"_deliver_at_time", "_event_time", b"_event_time", "_highest_sequence_id", b"_highest_sequence_id", "_marker_type", b"_marker_type", "_message_crc32c", b"_message_crc32c", "_num_chunks_from_msg", b"_num_chunks_from_msg", "_num_messages_in_batch", b"_num_messages_in_batch", "_ordering_key", b"_ordering_key", "_partition_key", b"_partition_key", "_partition_key_b64_encoded", b"_partition_key_b64_encoded", "_payload_crc32c", b"_payload_crc32c", "_producer_name", b"_producer_name", "_publish_time", b"_publish_time", "_sequence_id", b"_sequence_id", "_total_chunk_msg_size", b"_total_chunk_msg_size", "_uncompressed_size", b"_uncompressed_size", "_uuid", b"_uuid", "chunk_id", b"chunk_id", "deliver_at_time", b"deliver_at_time", "event_time", b"event_time", "highest_sequence_id", b"highest_sequence_id", "marker_type", b"marker_type", "message_crc32c", b"message_crc32c", "num_chunks_from_msg", b"num_chunks_from_msg", "num_messages_in_batch", b"num_messages_in_batch", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "partition_key_b64_encoded", b"partition_key_b64_encoded", "payload_crc32c", b"payload_crc32c", "producer_name", b"producer_name", "publish_time", b"publish_time", "sequence_id", b"sequence_id", "total_chunk_msg_size", b"total_chunk_msg_size", "uncompressed_size", b"uncompressed_size", "uuid", b"uuid"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "_event_time", b"_event_time", "_highest_sequence_id", b"_highest_sequence_id", "_marker_type", b"_marker_type", "_message_crc32c", b"_message_crc32c", "_num_chunks_from_msg", b"_num_chunks_from_msg", "_num_messages_in_batch", b"_num_messages_in_batch", "_ordering_key", b"_ordering_key", "_partition_key", b"_partition_key", "_payload_crc32c", b"_payload_crc32c", "_producer_name", b"_producer_name", "_publish_time", b"_publish_time", "_sequence_id", b"_sequence_id", "_total_chunk_msg_size", b"_total_chunk_msg_size", "_uncompressed_size", b"_uncompressed_size", "_uuid", b"_uuid", "chunk_id", b"chunk_id", "compression", b"compression", "event_time", b"event_time", "highest_sequence_id", b"highest_sequence_id", "marker_type", b"marker_type", "message_crc32c", b"message_crc32c", "num_chunks_from_msg", b"num_chunks_from_msg", "num_messages_in_batch", b"num_messages_in_batch", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "payload_crc32c", b"payload_crc32c", "producer_name", b"producer_name", "properties", b"properties", "publish_time", b"publish_time", "sequence_id", b"sequence_id", "sequence_id_steps", b"sequence_id_steps", "total_chunk_msg_size", b"total_chunk_msg_size", "uncompressed_size", b"uncompressed_size", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id", "_deliver_at_time", b"_deliver_at_time", "_event_time", b"_event_time", "_highest_sequence_id", b"_highest_sequence_id", "_marker_type", b"_marker_type", "_message_crc32c", b"_message_crc32c", "_num_chunks_from_msg", b"_num_chunks_from_msg", "_num_messages_in_batch", b"_num_messages_in_batch", "_ordering_key", b"_ordering_key", "_partition_key", b"_partition_key", "_partition_key_b64_encoded", b"_partition_key_b64_encoded", "_payload_crc32c", b"_payload_crc32c", "_producer_name", b"_producer_name", "_publish_time", b"_publish_time", "_sequence_id", b"_sequence_id", "_total_chunk_msg_size", b"_total_chunk_msg_size", "_uncompressed_size", b"_uncompressed_size", "_uuid", b"_uuid", "chunk_id", b"chunk_id", "compression", b"compression", "deliver_at_time", b"deliver_at_time", "event_time", b"event_time", "highest_sequence_id", b"highest_sequence_id", "marker_type", b"marker_type", "message_crc32c", b"message_crc32c", "num_chunks_from_msg", b"num_chunks_from_msg", "num_messages_in_batch", b"num_messages_in_batch", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "partition_key_b64_encoded", b"partition_key_b64_encoded", "payload_crc32c", b"payload_crc32c", "producer_name", b"producer_name", "properties", b"properties", "publish_time", b"publish_time", "sequence_id", b"sequence_id", "sequence_id_steps", b"sequence_id_steps", "total_chunk_msg_size", b"total_chunk_msg_size", "uncompressed_size", b"uncompressed_size", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__chunk_id: _TypeAlias = _typing.Literal["chunk_id"]  # noqa: Y015
     _WhichOneofArgType__chunk_id: _TypeAlias = _typing.Literal["_chunk_id", b"_chunk_id"]  # noqa: Y015
+    _WhichOneofReturnType__deliver_at_time: _TypeAlias = _typing.Literal["deliver_at_time"]  # noqa: Y015
+    _WhichOneofArgType__deliver_at_time: _TypeAlias = _typing.Literal["_deliver_at_time", b"_deliver_at_time"]  # noqa: Y015
     _WhichOneofReturnType__event_time: _TypeAlias = _typing.Literal["event_time"]  # noqa: Y015
     _WhichOneofArgType__event_time: _TypeAlias = _typing.Literal["_event_time", b"_event_time"]  # noqa: Y015
     _WhichOneofReturnType__highest_sequence_id: _TypeAlias = _typing.Literal["highest_sequence_id"]  # noqa: Y015
@@ -320,6 +335,8 @@ class EntryMetadata(_message.Message):
     _WhichOneofArgType__ordering_key: _TypeAlias = _typing.Literal["_ordering_key", b"_ordering_key"]  # noqa: Y015
     _WhichOneofReturnType__partition_key: _TypeAlias = _typing.Literal["partition_key"]  # noqa: Y015
     _WhichOneofArgType__partition_key: _TypeAlias = _typing.Literal["_partition_key", b"_partition_key"]  # noqa: Y015
+    _WhichOneofReturnType__partition_key_b64_encoded: _TypeAlias = _typing.Literal["partition_key_b64_encoded"]  # noqa: Y015
+    _WhichOneofArgType__partition_key_b64_encoded: _TypeAlias = _typing.Literal["_partition_key_b64_encoded", b"_partition_key_b64_encoded"]  # noqa: Y015
     _WhichOneofReturnType__payload_crc32c: _TypeAlias = _typing.Literal["payload_crc32c"]  # noqa: Y015
     _WhichOneofArgType__payload_crc32c: _TypeAlias = _typing.Literal["_payload_crc32c", b"_payload_crc32c"]  # noqa: Y015
     _WhichOneofReturnType__producer_name: _TypeAlias = _typing.Literal["producer_name"]  # noqa: Y015
@@ -337,6 +354,8 @@ class EntryMetadata(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__chunk_id) -> _WhichOneofReturnType__chunk_id | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deliver_at_time) -> _WhichOneofReturnType__deliver_at_time | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__event_time) -> _WhichOneofReturnType__event_time | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__highest_sequence_id) -> _WhichOneofReturnType__highest_sequence_id | None: ...
@@ -352,6 +371,8 @@ class EntryMetadata(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ordering_key) -> _WhichOneofReturnType__ordering_key | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__partition_key) -> _WhichOneofReturnType__partition_key | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition_key_b64_encoded) -> _WhichOneofReturnType__partition_key_b64_encoded | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__payload_crc32c) -> _WhichOneofReturnType__payload_crc32c | None: ...
     @_typing.overload
@@ -398,11 +419,14 @@ class SingleMessageMetadata(_message.Message):
     PROPERTIES_FIELD_NUMBER: _builtins.int
     PARTITION_KEY_FIELD_NUMBER: _builtins.int
     EVENT_TIME_FIELD_NUMBER: _builtins.int
+    PARTITION_KEY_B64_ENCODED_FIELD_NUMBER: _builtins.int
     ORDERING_KEY_FIELD_NUMBER: _builtins.int
     partition_key: _builtins.str
     """The message's key."""
     event_time: _builtins.int
     """The application's own time of the event, in milliseconds since 1970 (UTC)."""
+    partition_key_b64_encoded: _builtins.bool
+    """The key is bytes, and partition_key their base64 (RFC 4648, padded)."""
     ordering_key: _builtins.bytes
     """Orders messages where it differs from partition_key."""
     @_builtins.property
@@ -415,11 +439,12 @@ class SingleMessageMetadata(_message.Message):
         properties: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         partition_key: _builtins.str | None = ...,
         event_time: _builtins.int | None = ...,
+        partition_key_b64_encoded: _builtins.bool | None = ...,
         ordering_key: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_event_time", b"_event_time", "_ordering_key", b"_ordering_key", "_partition_key", b"_partition_key", "event_time", b"event_time", "ordering_key", b"ordering_key", "partition_key", b"partition_key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_event_time", b"_event_time", "_ordering_key", b"_ordering_key", "_partition_key", b"_partition_key", "_partition_key_b64_encoded", b"_partition_key_b64_encoded", "event_time", b"event_time", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "partition_key_b64_encoded", b"partition_key_b64_encoded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_event_time", b"_event_time", "_ordering_key", b"_ordering_key", "_partition_key", b"_partition_key", "event_time", b"event_time", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "properties", b"properties"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_event_time", b"_event_time", "_ordering_key", b"_ordering_key", "_partition_key", b"_partition_key", "_partition_key_b64_encoded", b"_partition_key_b64_encoded", "event_time", b"event_time", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "partition_key_b64_encoded", b"partition_key_b64_encoded", "properties", b"properties"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__event_time: _TypeAlias = _typing.Literal["event_time"]  # noqa: Y015
     _WhichOneofArgType__event_time: _TypeAlias = _typing.Literal["_event_time", b"_event_time"]  # noqa: Y015
@@ -427,12 +452,16 @@ class SingleMessageMetadata(_message.Message):
     _WhichOneofArgType__ordering_key: _TypeAlias = _typing.Literal["_ordering_key", b"_ordering_key"]  # noqa: Y015
     _WhichOneofReturnType__partition_key: _TypeAlias = _typing.Literal["partition_key"]  # noqa: Y015
     _WhichOneofArgType__partition_key: _TypeAlias = _typing.Literal["_partition_key", b"_partition_key"]  # noqa: Y015
+    _WhichOneofReturnType__partition_key_b64_encoded: _TypeAlias = _typing.Literal["partition_key_b64_encoded"]  # noqa: Y015
+    _WhichOneofArgType__partition_key_b64_encoded: _TypeAlias = _typing.Literal["_partition_key_b64_encoded", b"_partition_key_b64_encoded"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__event_time) -> _WhichOneofReturnType__event_time | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ordering_key) -> _WhichOneofReturnType__ordering_key | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__partition_key) -> _WhichOneofReturnType__partition_key | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition_key_b64_encoded) -> _WhichOneofReturnType__partition_key_b64_encoded | None: ...
 
 Global___SingleMessageMetadata: _TypeAlias = SingleMessageMetadata  # noqa: Y015
 

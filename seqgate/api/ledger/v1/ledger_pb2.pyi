@@ -844,6 +844,74 @@ class StoredEntry(_message.Message):
 Global___StoredEntry: _TypeAlias = StoredEntry  # noqa: Y015
 
 @_typing.final
+class ReadEntriesRequest(_message.Message):
+    """ReadEntriesRequest says what to read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    METADATA_ONLY_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    metadata_only: _builtins.bool
+    """Leave the payloads out."""
+    @_builtins.property
+    def positions(self) -> _containers.RepeatedCompositeFieldContainer[_entry_pb2.Position]:
+        """Where the entries are: 1 to 10,000, each after the one before."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        positions: _abc.Iterable[_entry_pb2.Position] | None = ...,
+        metadata_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_only", b"metadata_only", "positions", b"positions", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadEntriesRequest: _TypeAlias = ReadEntriesRequest  # noqa: Y015
+
+@_typing.final
+class ReadEntriesResponse(_message.Message):
+    """ReadEntriesResponse is one message to a reader. The stream has none when none
+    of the entries is in the log.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def entries(self) -> Global___StoredEntries:
+        """Entries, in the order of their positions."""
+
+    @_builtins.property
+    def draining(self) -> Global___Draining:
+        """The service is shutting down: the stream ends after this. Read on
+        elsewhere, after the last entry received.
+        """
+
+    def __init__(
+        self,
+        *,
+        entries: Global___StoredEntries | None = ...,
+        draining: Global___Draining | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "entries", b"entries", "response", b"response"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "entries", b"entries", "response", b"response"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["entries", "draining"]  # noqa: Y015
+    _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
+
+Global___ReadEntriesResponse: _TypeAlias = ReadEntriesResponse  # noqa: Y015
+
+@_typing.final
 class ReadColumnsRequest(_message.Message):
     """ReadColumnsRequest says what to read."""
 
@@ -1632,6 +1700,58 @@ class FindMessageResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FindMessageResponse: _TypeAlias = FindMessageResponse  # noqa: Y015
+
+@_typing.final
+class FindPositionRequest(_message.Message):
+    """FindPositionRequest names a time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    APPEND_TIME_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    append_time: _builtins.int
+    """In milliseconds since 1970 (UTC), by the service's clock."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        append_time: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_time", b"append_time", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindPositionRequest: _TypeAlias = FindPositionRequest  # noqa: Y015
+
+@_typing.final
+class FindPositionResponse(_message.Message):
+    """FindPositionResponse tells where the entries of that time begin."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def position(self) -> _entry_pb2.Position:
+        """Absent: the log holds nothing, or its last entry was appended before."""
+
+    def __init__(
+        self,
+        *,
+        position: _entry_pb2.Position | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "position", b"position"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
+    _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__position) -> _WhichOneofReturnType__position | None: ...
+
+Global___FindPositionResponse: _TypeAlias = FindPositionResponse  # noqa: Y015
 
 @_typing.final
 class TrimTopicRequest(_message.Message):

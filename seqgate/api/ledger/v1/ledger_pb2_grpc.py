@@ -52,6 +52,11 @@ class LedgerServiceStub:
                 request_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadRequest.SerializeToString,
                 response_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadResponse.FromString,
                 _registered_method=True)
+        self.ReadEntries = channel.unary_stream(
+                '/seqgate.api.ledger.v1.LedgerService/ReadEntries',
+                request_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadEntriesRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadEntriesResponse.FromString,
+                _registered_method=True)
         self.ReadColumns = channel.unary_stream(
                 '/seqgate.api.ledger.v1.LedgerService/ReadColumns',
                 request_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadColumnsRequest.SerializeToString,
@@ -91,6 +96,11 @@ class LedgerServiceStub:
                 '/seqgate.api.ledger.v1.LedgerService/FindMessage',
                 request_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.FindMessageRequest.SerializeToString,
                 response_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.FindMessageResponse.FromString,
+                _registered_method=True)
+        self.FindPosition = channel.unary_unary(
+                '/seqgate.api.ledger.v1.LedgerService/FindPosition',
+                request_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.FindPositionRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.FindPositionResponse.FromString,
                 _registered_method=True)
         self.TrimTopic = channel.unary_unary(
                 '/seqgate.api.ledger.v1.LedgerService/TrimTopic',
@@ -157,6 +167,17 @@ class LedgerServiceServicer:
         Retry: open a new stream after the last position received.
         Errors: INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with
         reason DRAINING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadEntries(self, request, context):
+        """ReadEntries returns the entries at given positions, in order. Those that the
+        log does not have, or has no more, are left out.
+
+        Retry: ask for what lies after the last entry received. Errors:
+        INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with reason DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -237,6 +258,21 @@ class LedgerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindPosition(self, request, context):
+        """FindPosition looks for the first entry that was appended at a time or later.
+
+        Append times grow along a log, unless the service's clock goes back. Then
+        there may be several entries that were appended at the time or later while
+        the one before them was not; the answer is one of these. There is one
+        whenever the log's last entry was appended at the time or later, and none
+        otherwise.
+
+        Retry: safe.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def TrimTopic(self, request, context):
         """TrimTopic removes the entries before a position that every cursor of the
         topic has acknowledged, deduplication's own included.
@@ -274,6 +310,11 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     servicer.Read,
                     request_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadRequest.FromString,
                     response_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadResponse.SerializeToString,
+            ),
+            'ReadEntries': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadEntries,
+                    request_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadEntriesRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadEntriesResponse.SerializeToString,
             ),
             'ReadColumns': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadColumns,
@@ -314,6 +355,11 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     servicer.FindMessage,
                     request_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.FindMessageRequest.FromString,
                     response_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.FindMessageResponse.SerializeToString,
+            ),
+            'FindPosition': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindPosition,
+                    request_deserializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.FindPositionRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.FindPositionResponse.SerializeToString,
             ),
             'TrimTopic': grpc.unary_unary_rpc_method_handler(
                     servicer.TrimTopic,
@@ -388,6 +434,33 @@ class LedgerService:
             '/seqgate.api.ledger.v1.LedgerService/Read',
             seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadRequest.SerializeToString,
             seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadEntries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/seqgate.api.ledger.v1.LedgerService/ReadEntries',
+            seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadEntriesRequest.SerializeToString,
+            seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.ReadEntriesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -604,6 +677,33 @@ class LedgerService:
             '/seqgate.api.ledger.v1.LedgerService/FindMessage',
             seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.FindMessageRequest.SerializeToString,
             seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.FindMessageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindPosition(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.ledger.v1.LedgerService/FindPosition',
+            seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.FindPositionRequest.SerializeToString,
+            seqgate_dot_api_dot_ledger_dot_v1_dot_ledger__pb2.FindPositionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -80,6 +80,13 @@ class LedgerServiceStub:
     Errors: INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with
     reason DRAINING.
     """
+    ReadEntries: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ReadEntriesRequest, _ledger_pb2.ReadEntriesResponse]
+    """ReadEntries returns the entries at given positions, in order. Those that the
+    log does not have, or has no more, are left out.
+
+    Retry: ask for what lies after the last entry received. Errors:
+    INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with reason DRAINING.
+    """
     ReadColumns: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ReadColumnsRequest, _ledger_pb2.ReadColumnsResponse]
     """ReadColumns returns what the log knows of entries without their payloads, as
     columns: for jobs that read whole logs, and cost the service next to nothing
@@ -120,6 +127,17 @@ class LedgerServiceStub:
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PRODUCER_NAME or
     INVALID_SEQUENCE_ID.
+    """
+    FindPosition: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.FindPositionRequest, _ledger_pb2.FindPositionResponse]
+    """FindPosition looks for the first entry that was appended at a time or later.
+
+    Append times grow along a log, unless the service's clock goes back. Then
+    there may be several entries that were appended at the time or later while
+    the one before them was not; the answer is one of these. There is one
+    whenever the log's last entry was appended at the time or later, and none
+    otherwise.
+
+    Retry: safe.
     """
     TrimTopic: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.TrimTopicRequest, _ledger_pb2.TrimTopicResponse]
     """TrimTopic removes the entries before a position that every cursor of the
@@ -191,6 +209,13 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     Errors: INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with
     reason DRAINING.
     """
+    ReadEntries: _aio.UnaryStreamMultiCallable[_ledger_pb2.ReadEntriesRequest, _ledger_pb2.ReadEntriesResponse]  # type: ignore[assignment]
+    """ReadEntries returns the entries at given positions, in order. Those that the
+    log does not have, or has no more, are left out.
+
+    Retry: ask for what lies after the last entry received. Errors:
+    INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with reason DRAINING.
+    """
     ReadColumns: _aio.UnaryStreamMultiCallable[_ledger_pb2.ReadColumnsRequest, _ledger_pb2.ReadColumnsResponse]  # type: ignore[assignment]
     """ReadColumns returns what the log knows of entries without their payloads, as
     columns: for jobs that read whole logs, and cost the service next to nothing
@@ -231,6 +256,17 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PRODUCER_NAME or
     INVALID_SEQUENCE_ID.
+    """
+    FindPosition: _aio.UnaryUnaryMultiCallable[_ledger_pb2.FindPositionRequest, _ledger_pb2.FindPositionResponse]  # type: ignore[assignment]
+    """FindPosition looks for the first entry that was appended at a time or later.
+
+    Append times grow along a log, unless the service's clock goes back. Then
+    there may be several entries that were appended at the time or later while
+    the one before them was not; the answer is one of these. There is one
+    whenever the log's last entry was appended at the time or later, and none
+    otherwise.
+
+    Retry: safe.
     """
     TrimTopic: _aio.UnaryUnaryMultiCallable[_ledger_pb2.TrimTopicRequest, _ledger_pb2.TrimTopicResponse]  # type: ignore[assignment]
     """TrimTopic removes the entries before a position that every cursor of the
@@ -310,6 +346,19 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         Retry: open a new stream after the last position received.
         Errors: INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with
         reason DRAINING.
+        """
+
+    @_abc_1.abstractmethod
+    def ReadEntries(
+        self,
+        request: _ledger_pb2.ReadEntriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_ledger_pb2.ReadEntriesResponse], _abc.AsyncIterator[_ledger_pb2.ReadEntriesResponse]]:
+        """ReadEntries returns the entries at given positions, in order. Those that the
+        log does not have, or has no more, are left out.
+
+        Retry: ask for what lies after the last entry received. Errors:
+        INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with reason DRAINING.
         """
 
     @_abc_1.abstractmethod
@@ -399,6 +448,23 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PRODUCER_NAME or
         INVALID_SEQUENCE_ID.
+        """
+
+    @_abc_1.abstractmethod
+    def FindPosition(
+        self,
+        request: _ledger_pb2.FindPositionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.FindPositionResponse, _abc.Awaitable[_ledger_pb2.FindPositionResponse]]:
+        """FindPosition looks for the first entry that was appended at a time or later.
+
+        Append times grow along a log, unless the service's clock goes back. Then
+        there may be several entries that were appended at the time or later while
+        the one before them was not; the answer is one of these. There is one
+        whenever the log's last entry was appended at the time or later, and none
+        otherwise.
+
+        Retry: safe.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,129 @@
+"""Many keys at once, each in order."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from seqgate.client._consumer import Consumer
+from seqgate.client._receiving import Received
+from seqgate.errors import ConsumerClosedError, CorruptMessageError
+
+STOP_TIMEOUT_S: Final = 30.0
+"""How long handlers that run may go on when processing is cancelled, unless told otherwise."""
+
+_log: Final = logging.getLogger("seqgate.client")
+
+Handler = Callable[[Received], Awaitable[object]]
+OnFailure = Callable[[Received, Exception], None]
+
+
+async def process_by_key(
+    consumer: Consumer,
+    handler: Handler,
+    *,
+    concurrency: int = 16,
+    on_failure: OnFailure | None = None,
+    stop_timeout_s: float = STOP_TIMEOUT_S,
+) -> None:
+    """Run a handler for each message: for many keys at once, and for each key one after the other,
+    in order. Returns when the consumer is closed.
+
+    A message is acknowledged when its handler returns, and refused when it raises: it is delivered
+    again after the delay that `Consumer.nack` says, and later messages of its key come after it.
+    Where the whole topic comes in order (EXCLUSIVE), one handler runs at a time. A message of a
+    batch has the key of its batch.
+
+    When the call is cancelled, no further message is taken; handlers that run may end within
+    `stop_timeout_s`, what they did is acknowledged, and the rest is cancelled: those messages are
+    neither acknowledged nor refused, and come again when the consumer is closed.
+
+    Args:
+        concurrency: how many handlers run at once, 1 or more.
+        on_failure: is told of each message that failed, and why; None: it is logged. What it raises
+            ends the processing.
+        stop_timeout_s: see above, in seconds.
+
+    Raises:
+        ValueError: the concurrency is below 1.
+        SeqgateError: what ended the consumer.
+    """
+    if concurrency < 1:
+        raise ValueError("at least one handler runs at a time")
+    work = _Work(consumer, handler, on_failure or _log_failure)
+    tasks = [asyncio.create_task(work.run()) for _ in range(concurrency)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        await _stop(work, tasks, stop_timeout_s)
+
+
+async def _stop(work: "_Work", tasks: list[asyncio.Task[None]], timeout_s: float) -> None:
+    """Let what runs end, for a while; survives being cancelled again."""
+    for task in tasks:
+        if task not in work.handling:
+            task.cancel()
+    cancelled: asyncio.CancelledError | None = None
+    work.is_stopping = True
+    ending = asyncio.ensure_future(asyncio.wait(tasks, timeout=timeout_s))
+    while not ending.done():
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError as again:
+            cancelled = again
+            for task in tasks:
+                task.cancel()
+    for task in tasks:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            _log.debug("a handler ended with the processing", exc_info=result)
+    if cancelled is not None:
+        raise cancelled
+
+
+class _Work:
+    """What the tasks share."""
+
+    def __init__(self, consumer: Consumer, handler: Handler, on_failure: OnFailure) -> None:
+        self.handling: set[asyncio.Task[object] | None] = set()
+        self.is_stopping = False
+        self._consumer = consumer
+        self._handler = handler
+        self._on_failure = on_failure
+
+    async def run(self) -> None:
+        """Take messages of keys that nobody works on, one at a time."""
+        while not self.is_stopping:
+            try:
+                message, key = await self._consumer.receive_and_hold()
+            except ConsumerClosedError:
+                return
+            except CorruptMessageError as damage:
+                _log.warning("a message is damaged: %s", damage.details)
+                continue
+            self.handling.add(asyncio.current_task())
+            try:
+                await self._process(message)
+            except ConsumerClosedError:
+                return  # the message comes again, to somebody else
+            finally:
+                self.handling.discard(asyncio.current_task())
+                self._consumer.release(key)
+
+    async def _process(self, message: Received) -> None:
+        try:
+            await self._handler(message)
+        except Exception as failure:
+            self._consumer.nack_nowait(message)
+            self._on_failure(message, failure)
+        else:
+            self._consumer.ack_nowait(message)
+
+
+def _log_failure(message: Received, failure: Exception) -> None:
+    _log.warning("a message failed: %s", message.id, exc_info=failure)

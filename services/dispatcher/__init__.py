@@ -1,0 +1,1 @@
+"""The dispatcher service: which consumer of a subscription gets which message."""

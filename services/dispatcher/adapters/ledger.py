@@ -1,0 +1,146 @@
+"""The ledger service, over the wire: the log, and where dead letters go.
+
+No call is retried here, but for publishing, which the client library does.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final, NoReturn
+
+import structlog
+from grpc import aio
+
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
+from seqgate.types import Position, TopicName
+from services.dispatcher.ports import Ends, EntryCorrupt, LedgerUnavailable, TopicNotFound
+from services.runtime.channels import check_health
+from services.runtime.refused import Refused, answer, refused
+
+log = structlog.get_logger()
+
+SERVICE: Final = "seqgate.api.ledger.v1.LedgerService"
+
+RETRY_AFTER_S: Final = 0.5
+"""What a caller is told to wait when the ledger does not answer."""
+
+READ_TIMEOUT_S: Final = 30.0
+"""How long one page of a log may take."""
+
+EXPECTED: Final = frozenset({"", "STORE_UNAVAILABLE", "DRAINING"})
+"""Why the ledger does nothing now; for any other reason, somebody has to look."""
+
+
+class GrpcLog:
+    """See services.dispatcher.ports.Log."""
+
+    def __init__(self, channel: aio.Channel, *, timeout_s: float) -> None:
+        self._channel = channel
+        self._stub: Any = pb_grpc.LedgerServiceStub(channel)
+        self._timeout_s = timeout_s
+
+    async def ends(self, topic: TopicName) -> Ends:
+        request = pb.GetTopicRequest(topic=str(topic))
+        found = (await self._call(self._stub.GetTopic, request)).topic
+        return Ends(
+            _position(found.first) if found.HasField("first") else None,
+            _position(found.last) if found.HasField("last") else None,
+        )
+
+    async def follow(
+        self, topic: TopicName, after: Position | None
+    ) -> AsyncIterator[Sequence[pb.StoredEntry]]:
+        request = pb.ReadRequest(topic=str(topic), follow=True)
+        if after is None:
+            request.earliest.SetInParent()
+        else:
+            request.after.CopyFrom(_wire(after))
+        call = self._stub.Read(request)
+        try:
+            async for response in call:
+                if response.HasField("entries"):
+                    yield response.entries.entries
+        except aio.AioRpcError as error:
+            _give_up(refused(error))
+        finally:
+            call.cancel()
+
+    async def scan(
+        self, topic: TopicName, at: Position | None, after: Position | None, limit: int
+    ) -> Sequence[pb.StoredEntry]:
+        request = pb.ReadRequest(topic=str(topic), max_entries=limit, metadata_only=True)
+        if at is not None:
+            request.at.CopyFrom(_wire(at))
+        elif after is not None:
+            request.after.CopyFrom(_wire(after))
+        else:
+            request.earliest.SetInParent()
+        return await self._collect(self._stub.Read(request, timeout=READ_TIMEOUT_S))
+
+    async def fetch(
+        self, topic: TopicName, positions: Sequence[Position]
+    ) -> Sequence[pb.StoredEntry]:
+        request = pb.ReadEntriesRequest(topic=str(topic), positions=map(_wire, positions))
+        return await self._collect(self._stub.ReadEntries(request, timeout=READ_TIMEOUT_S))
+
+    async def last_before(self, topic: TopicName, ledger_id: int) -> Position | None:
+        last = None
+        request = pb.ListLedgersRequest(topic=str(topic))
+        while True:
+            page = await self._call(self._stub.ListLedgers, request)
+            for each in page.ledgers:
+                if each.ledger_id >= ledger_id:
+                    return last
+                last = Position(each.ledger_id, each.last_entry_id)
+            if not page.next_page_token:
+                return last
+            request.page_token = page.next_page_token
+
+    async def find(self, topic: TopicName, append_ms: int) -> Position | None:
+        request = pb.FindPositionRequest(topic=str(topic), append_time=append_ms)
+        reply = await self._call(self._stub.FindPosition, request)
+        return _position(reply.position) if reply.HasField("position") else None
+
+    async def check(self) -> None:
+        await check_health(self._channel, SERVICE)
+
+    async def _collect(self, call: Any) -> Sequence[pb.StoredEntry]:
+        """All entries of a stream that ends."""
+        entries: list[pb.StoredEntry] = []
+        try:
+            async for response in call:
+                if response.HasField("entries"):
+                    entries += response.entries.entries
+                elif response.HasField("draining"):
+                    raise LedgerUnavailable("the ledger moves", retry_after_s=RETRY_AFTER_S)
+        except aio.AioRpcError as error:
+            _give_up(refused(error))
+        return entries
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return await answer(method(request, timeout=self._timeout_s))
+        except Refused as error:
+            _give_up(error)
+
+
+def _give_up(error: Refused) -> NoReturn:
+    if error.reason == "TOPIC_NOT_FOUND":
+        raise TopicNotFound("there is no such topic") from error
+    if error.reason == "ENTRY_CORRUPT":
+        raise EntryCorrupt(error.message, **dict[str, Any](error.details)) from error
+    log.debug("the ledger does not answer", reason=error.reason, error=error.message)
+    if error.reason not in EXPECTED:
+        log.error("the ledger refused", reason=error.reason, detail=error.message)
+    because = {"because": error.reason} if error.reason else {}
+    raise LedgerUnavailable(
+        "the ledger does not answer", retry_after_s=RETRY_AFTER_S, **because
+    ) from error
+
+
+def _wire(position: Position) -> entry_pb2.Position:
+    return entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
+
+
+def _position(wire: entry_pb2.Position) -> Position:
+    return Position(wire.ledger_id, wire.entry_id)

@@ -1,0 +1,122 @@
+"""The dead letter topic, over the ledger's deduplicated publish path."""
+
+import asyncio
+from hashlib import blake2b
+from typing import Any, Final
+
+from grpc import aio
+
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
+from seqgate.types import PRODUCER_NAME_BYTES_MAX
+from services.dispatcher.ports import LedgerUnavailable, Letter
+from services.runtime.refused import refused
+
+RETRY_AFTER_S: Final = 0.5
+"""How long a letter waits that could not be put."""
+
+IDS_A_LETTER: Final = 10_000
+"""How many sequence ids a letter has for its messages: as many as a batch may have."""
+
+ROOM_BYTES: Final = 127 * 1024
+"""How large an entry's metadata may be with them, in bytes: 1 KiB below what the ledger takes."""
+
+PROPERTIES_MAX: Final = 128
+"""How many properties an entry may have (entry.proto)."""
+
+_THERE: Final = frozenset({pb.RECEIPT_STATUS_STORED, pb.RECEIPT_STATUS_DUPLICATE})
+
+
+class GrpcDeadLetters:
+    """See services.dispatcher.ports.DeadLetters.
+
+    A letter is published by a producer that stands for its subscription, under a sequence id that
+    follows from its number. A chunk keeps its message's id and attempt, and has a producer that
+    stands for these and the message's own producer as well: so the message comes together again,
+    and in whatever order messages die, none has an id that is too low.
+    """
+
+    def __init__(self, channel: aio.Channel, *, timeout_s: float) -> None:
+        self._stub: Any = pb_grpc.LedgerServiceStub(channel)
+        self._timeout_s = timeout_s
+
+    async def put(self, letter: Letter) -> bool:
+        """See the port."""
+        entry = published(letter)
+        call = self._stub.Publish()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._publish(call, letter, entry)
+        except aio.AioRpcError as error:
+            said = refused(error)
+            raise LedgerUnavailable(
+                "the dead letter topic does not answer",
+                retry_after_s=RETRY_AFTER_S,
+                because=said.reason or said.code.name,
+            ) from error
+        except TimeoutError as error:
+            raise LedgerUnavailable(
+                "the dead letter topic does not answer in time", retry_after_s=RETRY_AFTER_S
+            ) from error
+        finally:
+            call.cancel()
+
+    async def _publish(self, call: Any, letter: Letter, entry: pb.Entry) -> bool:
+        producer = entry.metadata.producer_name
+        opening = pb.Open(topic=str(letter.topic), producer_name=producer, takeover=True)
+        await call.write(pb.PublishRequest(open=opening))
+        publication = pb.Publication(request_id=1, entries=[entry])
+        publications = pb.Publications(publications=[publication])
+        await call.write(pb.PublishRequest(publications=publications))
+        while (response := await call.read()) is not aio.EOF:
+            for receipt in response.receipts.receipts:
+                if receipt.status in _THERE:
+                    return True
+                if receipt.status == pb.RECEIPT_STATUS_STALE:
+                    return False
+                raise LedgerUnavailable(
+                    "the dead letter was not stored",
+                    retry_after_s=RETRY_AFTER_S,
+                    because=pb.ReceiptStatus.Name(receipt.status),
+                )
+        raise LedgerUnavailable("the dead letter topic closed", retry_after_s=RETRY_AFTER_S)
+
+
+def published(letter: Letter) -> pb.Entry:
+    """What is published: the entry, with where it comes from among its properties."""
+    source = letter.entry
+    metadata = entry_pb2.EntryMetadata()
+    metadata.CopyFrom(source.metadata)
+    metadata.ClearField("deliver_at_time")
+    origin = {
+        "seqgate.origin.topic": str(letter.source),
+        "seqgate.origin.subscription": letter.subscription,
+        "seqgate.origin.id": f"{source.position.ledger_id}:{source.position.entry_id}",
+        "seqgate.origin.producer": source.metadata.producer_name,
+        "seqgate.origin.sequence_id": str(source.metadata.sequence_id),
+        "seqgate.attempts": str(letter.attempts),
+    }
+    for name, value in origin.items():
+        metadata.properties[name] = value
+        if len(metadata.properties) > PROPERTIES_MAX or metadata.ByteSize() > ROOM_BYTES:
+            del metadata.properties[name]  # rather the letter without it than none
+    if source.metadata.num_chunks_from_msg > 1:
+        metadata.producer_name = _producer(
+            letter, source.metadata.producer_name, source.metadata.uuid
+        )
+    else:
+        metadata.producer_name = _producer(letter)
+        first = letter.number * IDS_A_LETTER
+        metadata.sequence_id = first
+        metadata.ClearField("sequence_id_steps")
+        if source.metadata.HasField("highest_sequence_id"):
+            metadata.highest_sequence_id = first + source.metadata.num_messages_in_batch - 1
+    return pb.Entry(metadata=metadata, payload=source.payload)
+
+
+def _producer(letter: Letter, *more: str) -> str:
+    name = "/".join(("seqgate.dead", str(letter.source), letter.subscription, *more))
+    if len(name.encode()) <= PRODUCER_NAME_BYTES_MAX:
+        return name
+    return f"seqgate.dead/{blake2b(name.encode(), digest_size=16).hexdigest()}"

@@ -1,0 +1,72 @@
+"""The dispatcher service, wired by hand. The `async with` is the life of the process."""
+
+import asyncio
+import time
+
+from grpc import aio
+
+from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc
+from services.dispatcher.adapters.cursors import GrpcCursors
+from services.dispatcher.adapters.ledger import GrpcLog
+from services.dispatcher.adapters.letters import GrpcDeadLetters
+from services.dispatcher.config import DispatcherConfig
+from services.dispatcher.live import Ports
+from services.dispatcher.ports import Cursors, DeadLetters, Log
+from services.dispatcher.service import Dispatcher
+from services.dispatcher.servicer import DispatcherServicer
+from services.runtime.channels import peer_channel
+from services.runtime.drain import Drain
+from services.runtime.server import grpc_server, told_to_stop
+from services.runtime.tasks import end
+
+SERVICE = "seqgate.api.dispatcher.v1.DispatcherService"
+
+
+async def run(config: DispatcherConfig) -> None:
+    """Serve until told to stop."""
+    async with (
+        peer_channel(config.ledger_target, keepalive_s=config.keepalive_s) as ledger,
+        peer_channel(config.cursor_target, keepalive_s=config.keepalive_s) as cursor,
+    ):
+        await serve(
+            config,
+            GrpcLog(ledger, timeout_s=config.call_timeout_s),
+            GrpcCursors(cursor, timeout_s=config.call_timeout_s),
+            GrpcDeadLetters(ledger, timeout_s=config.call_timeout_s),
+        )
+
+
+async def serve(
+    config: DispatcherConfig, log: Log, cursors: Cursors, dead_letters: DeadLetters
+) -> None:
+    """Serve over these ports until told to stop."""
+    drain = Drain()
+    ports = Ports(log, cursors, dead_letters, config.owner, SteadyClock())
+    async with asyncio.TaskGroup() as tasks:
+        dispatcher = Dispatcher(config, ports, tasks)
+
+        def register(server: aio.Server) -> None:
+            servicer = DispatcherServicer(dispatcher, drain, config)
+            dispatcher_pb2_grpc.add_DispatcherServiceServicer_to_server(servicer, server)
+
+        keeping = tasks.create_task(dispatcher.keep_forever())
+        async with grpc_server(
+            config,
+            drain,
+            register=register,
+            services=[SERVICE],
+            checks={"ledger": ports.log.check, "cursor": ports.cursors.check},
+        ):
+            await told_to_stop()
+        await end(keeping)
+        await dispatcher.finish(config.stop_grace_s)
+
+
+class SteadyClock:
+    """Milliseconds since 1970 when the process started, and from then on without jumps."""
+
+    def __init__(self) -> None:
+        self._offset_s = time.time() - time.monotonic()
+
+    def __call__(self) -> int:
+        return int((time.monotonic() + self._offset_s) * 1000)

@@ -1,0 +1,1 @@
+"""The rules of dispatching, as values, functions and machines."""

@@ -1,0 +1,248 @@
+"""What the machine of a subscription wants done, and what it is told."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+from seqgate.types import Position
+from services.dispatcher.core.lane import Chunk
+from services.dispatcher.core.selectors import SlotRange
+
+
+class Kind(Enum):
+    """Who gets a subscription's messages (Pulsar's subscription types)."""
+
+    KEY_SHARED = auto()
+    """All of a key's messages go to one consumer at a time, in order."""
+    SHARED = auto()
+    """Each message goes to whoever has room; no order."""
+    EXCLUSIVE = auto()
+    """There is one consumer."""
+
+
+class AfterDeadLetter(Enum):
+    """What becomes of a key when one of its messages was dead-lettered."""
+
+    CONTINUE = auto()
+    """The next message is delivered, and says which one is missing."""
+    HOLD = auto()
+    """Nothing is delivered until somebody releases the key."""
+    TAIL = auto()
+    """What follows goes to the dead letter topic, too, in order, until somebody releases the
+    key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a subscription behaves.
+
+    Attributes:
+        kind: who gets its messages.
+        in_order: whether a key's messages come in order whatever happens; false is Pulsar's
+            allowOutOfOrderDelivery. Of no matter to SHARED and EXCLUSIVE.
+        max_in_flight_per_key: how many entries of a key may be unacknowledged; 0: any number.
+        consumer_unacked_max, unacked_max: how many messages may be unacknowledged, of a consumer
+            and of the subscription; 0: any number.
+        key_parked_max, consumer_parked_max: of how many entries it is remembered that they wait,
+            of a key, and of the keys of a consumer. What is beyond that is read again later.
+        returned_max: how many entries of a consumer's keys may wait to be delivered again while
+            others of them are delivered for the first time; 0: any number.
+        classic_join: whether a consumer that joins waits until everything that was read before is
+            acknowledged (rememberUnackedMessageKeys=false).
+        delay_holds_key: whether a message that is to be delivered later holds what follows in its
+            key.
+        drain_deadline_ms: after what time a key that moved away is taken from a consumer that has
+            not acknowledged its messages; 0: never.
+        redeliveries_max: how often a message is delivered again before it is dead-lettered; None:
+            as often as needed.
+        after_dead_letter: what becomes of its key then.
+        retry_first_ms, retry_max_ms: how long a message that was negatively acknowledged waits
+            unless the consumer says how long, doubling with each attempt.
+    """
+
+    kind: Kind = Kind.KEY_SHARED
+    in_order: bool = True
+    max_in_flight_per_key: int = 0
+    consumer_unacked_max: int = 50_000
+    unacked_max: int = 200_000
+    key_parked_max: int = 1_000
+    consumer_parked_max: int = 20_000
+    returned_max: int = 50_000
+    classic_join: bool = False
+    delay_holds_key: bool = False
+    drain_deadline_ms: int = 0
+    redeliveries_max: int | None = None
+    after_dead_letter: AfterDeadLetter = AfterDeadLetter.CONTINUE
+    retry_first_ms: int = 1_000
+    retry_max_ms: int = 60_000
+
+    @property
+    def orders_keys(self) -> bool:
+        """Whether a key's messages must come in order."""
+        if self.kind is Kind.KEY_SHARED:
+            return self.in_order
+        return self.kind is Kind.EXCLUSIVE
+
+
+class Entry(NamedTuple):
+    """What must be known of an entry to deliver it.
+
+    Attributes:
+        key: its sticky key; None: it is no message for anybody (a system's marker).
+        messages: how many messages it has.
+        deliver_at_ms: not before; 0: at once.
+        chunk: of a large message.
+    """
+
+    position: Position
+    key: bytes | None
+    messages: int = 1
+    deliver_at_ms: int = 0
+    chunk: Chunk | None = None
+
+
+class Gap(NamedTuple):
+    """The message that is missing in a key because it was dead-lettered."""
+
+    position: Position
+    attempts: int
+
+
+class KeyState(NamedTuple):
+    """What is durable of a key of which a message was dead-lettered."""
+
+    after: AfterDeadLetter
+    gap: Gap
+
+
+class Delivery(NamedTuple):
+    """An entry on its way to a consumer.
+
+    Attributes:
+        delivery: its number: together with the subscription's epoch, the token that settles it.
+        unacked: a bit for each message that is not acknowledged.
+        attempts: how often it was delivered before, and failed.
+        gap: what is missing before it in its key.
+    """
+
+    delivery: int
+    position: Position
+    unacked: int
+    attempts: int
+    deadline_ms: int | None
+    gap: Gap | None
+
+
+# What to do. Each ends in the event named beside it, or in none.
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Send these to a consumer, in this order, after all that it was told before. Ends in
+    nothing."""
+
+    consumer: int
+    deliveries: tuple[Delivery, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """Tell a consumer that these deliveries count no more. Ends in nothing."""
+
+    consumer: int
+    deliveries: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Tell a consumer that the keys of these deliveries belong to somebody else now, who waits for
+    them: it returns what it has not begun. Ends in nothing."""
+
+    consumer: int
+    deliveries: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """Tell a consumer which slots are its own. Ends in nothing."""
+
+    consumer: int
+    ranges: tuple[SlotRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read what follows in the log, waiting until there is something. Ends in `read`."""
+
+    after: Position | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Read a page of what was read before, without payloads: from `at` on, or, if that is None,
+    after `after`. Ends in `scanned`."""
+
+    at: Position | None
+    after: Position | None
+    entries_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Make acknowledgements durable, repeating until they are. Ends in `persisted`.
+
+    Attributes:
+        through: everything up to here; None: only what is named.
+        entries: entries, whole.
+        parts: of batches, how many messages they have and the bits of what is acknowledged.
+        successions: between which positions of two ledgers the log has nothing.
+    """
+
+    number: int
+    through: Position | None
+    entries: tuple[Position, ...]
+    parts: tuple[tuple[Position, int, int], ...]
+    successions: tuple[tuple[Position, Position], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Make durable how often deliveries of entries failed, repeating until it is. Ends in
+    `recorded`."""
+
+    attempts: tuple[tuple[Position, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Put an entry into the dead letter topic, once, repeating until it is there, and make durable
+    what becomes of its key. Ends in `dead_lettered`."""
+
+    position: Position
+    key: bytes
+    attempts: int
+    after: AfterDeadLetter
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetKey:
+    """Nothing durable need be known of this key any more. Ends in nothing; if it fails, it is done
+    again some other time."""
+
+    key: bytes
+
+
+Effect = (
+    Deliver | Revoke | Drain | Assigned | Read | Scan | Persist | Record | DeadLetter | ForgetKey
+)
+
+
+class Outcome(Enum):
+    """What became of one item of a consumer's request."""
+
+    DONE = auto()
+    """It counts; an acknowledgement, when it is durable."""
+    STALE = auto()
+    """The delivery is not the consumer's, or not any more: nothing changed."""
+    INVALID = auto()
+    """The batch has no such message: nothing changed."""

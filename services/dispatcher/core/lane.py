@@ -1,0 +1,289 @@
+"""What a subscription remembers of a key while it has work: its lane, and what is around it.
+
+    Queue ──▶ Slot ──▶ Lane: returned, waiting ──▶ Flight ──▶ Consumer
+    one for     a hash     a true key                a delivery that is
+    each owner  slot                                 not settled
+
+Slots place, keys order: a slot says whose queue a key is in, and everything about order is a
+matter of its lane. A key that is in flight at a consumer that does not own its slot any more is
+draining; that follows from these two facts and is stored nowhere, so it cannot be forgotten.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
+
+from seqgate.types import Position
+from services.dispatcher.core.positions import Runs
+
+
+class Reason(Enum):
+    """Why a key, or what follows in it, is not delivered."""
+
+    READY = auto()
+    """It is not withheld: it waits for its turn."""
+    DRAINING = auto()
+    """Its earlier messages are unacknowledged at a consumer that does not own it any more."""
+    IN_FLIGHT_LIMIT = auto()
+    """As many of its messages are in flight as may be."""
+    RETRY_DELAY = auto()
+    """A message was negatively acknowledged, and its delay is not over."""
+    RETRY = auto()
+    """A message that was negatively acknowledged is in flight again, and comes first."""
+    RECORDING = auto()
+    """A failed delivery is being recorded."""
+    DELAYED = auto()
+    """A message is to be delivered later, and holds its key."""
+    DEAD_LETTERING = auto()
+    """A message is on its way to the dead letter topic."""
+    HELD = auto()
+    """A message of the key was dead-lettered, and the key is held until somebody releases it."""
+    JOINING = auto()
+    """Its owner joined, and messages from before are unacknowledged (the classic rule)."""
+    SUBSCRIPTION_LIMIT = auto()
+    """As many messages of the subscription are unacknowledged as may be."""
+    RETURNED_LIMIT = auto()
+    """As many entries wait at its owner to be delivered again as may be: these come first."""
+
+
+class Chunk(NamedTuple):
+    """Of which attempt at a large message an entry is a chunk, and whether it is the last."""
+
+    attempt: str
+    is_last: bool
+
+
+@dataclass(slots=True, eq=False)
+class Large:
+    """An attempt at a large message, as far as it is in flight at a consumer.
+
+    Attributes:
+        lane: its key's.
+        in_flight: how many of its chunks are.
+        has_last: whether the last is.
+    """
+
+    lane: "Lane"
+    in_flight: int = 0
+    has_last: bool = False
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether its consumer has not the last chunk: it can make no use of the others."""
+        return not self.has_last
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """The slots of one owner, or of nobody.
+
+    Attributes:
+        slots: those that have something to deliver, in their turn.
+        lagging: those that have a lag.
+        parked: how many entries wait in all its slots.
+        returned: how many of them were delivered before.
+        is_choked: whether so many of them were that nothing else is delivered: as many as may be,
+            or that many before, and still more than half.
+    """
+
+    parked_max: int
+    slots: "deque[Slot]" = field(default_factory=deque)
+    lagging: "set[Slot]" = field(default_factory=set)
+    parked: int = 0
+    returned: int = 0
+    is_choked: bool = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many wait as are remembered."""
+        return self.parked >= self.parked_max
+
+    @property
+    def is_half_empty(self) -> bool:
+        """Whether there is room worth a scan."""
+        return self.parked <= self.parked_max // 2
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A hash slot with work."""
+
+    number: int
+    queue: Queue
+    ready: "deque[Lane]" = field(default_factory=deque)
+    queued: bool = False
+    """Whether it is in its queue."""
+    lanes: "dict[Lane, None]" = field(default_factory=dict)
+    parked: int = 0
+    returned: int = 0
+    lag: Position | None = None
+    """Its entries from here on were read, and not kept: they are read again when there is room."""
+
+
+@dataclass(slots=True, eq=False)
+class Returned:
+    """An entry that was delivered, and is to be delivered again."""
+
+    position: Position
+    messages: int
+    not_before_ms: int = 0
+
+    def __lt__(self, other: "Returned") -> bool:
+        return self.position < other.position
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """A key with work.
+
+    Attributes:
+        holder: at which consumer all its flights are; None: it has none.
+        returned: a heap, in the order of the log, of what was delivered before.
+        waiting: what was not delivered yet; all of it after what was.
+        unresolved: what was negatively acknowledged and is not acknowledged since, in order: a
+            message after one of these is withheld.
+        recording: how many of its failed deliveries are being recorded.
+        lag: as a slot's, for this key alone.
+        delays: of what waits, holds its key, and is to be delivered later, when.
+        later: the entries that are to be delivered later, and hold nothing.
+        chunks: of what waits or is in flight and is a chunk, of which message.
+        rests: how many of these wait, by attempt.
+        is_released: whether it was held, and was released while one of its messages was on its
+            way to the dead letter topic.
+        timer_ms: when it is looked at again; None: there is no need.
+    """
+
+    key: bytes
+    slot: Slot
+    reason: Reason = Reason.READY
+    since_ms: int = 0
+    is_ready: bool = False
+    holder: int | None = None
+    draining_since_ms: int | None = None
+    flights: "dict[Position, Flight]" = field(default_factory=dict)
+    returned: list[Returned] = field(default_factory=list)
+    waiting: Runs | None = None
+    unresolved: list[Position] = field(default_factory=list)
+    recording: int = 0
+    dead: Position | None = None
+    lag: Position | None = None
+    delays: dict[Position, int] = field(default_factory=dict)
+    later: set[Position] = field(default_factory=set)
+    chunks: dict[Position, Chunk] = field(default_factory=dict)
+    rests: dict[str, int] = field(default_factory=dict)
+    is_released: bool = False
+    timer_ms: int | None = None
+
+    @property
+    def parked(self) -> int:
+        """How many entries wait."""
+        waiting = 0 if self.waiting is None else len(self.waiting)
+        return len(self.returned) + waiting + len(self.later)
+
+    @property
+    def next_position(self) -> Position | None:
+        """The entry that is delivered next; None: none waits."""
+        waiting = self.waiting.first().position if self.waiting else None
+        returned = self.returned[0].position if self.returned else None
+        if waiting is None or returned is None:
+            return waiting or returned
+        return min(waiting, returned)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is known of the key that anybody needs."""
+        return not (
+            self.flights
+            or self.returned
+            or self.waiting
+            or self.recording
+            or self.later
+            or self.dead
+            or self.lag
+            or self.unresolved
+        )
+
+    def is_amid_message(self, consumer: "Consumer") -> bool:
+        """Whether a consumer has some chunks of a large message whose next waits, as far as is
+        known: nobody else can make use of it, and this one acknowledges nothing before it has
+        all."""
+        if not (self.chunks and consumer.unfinished):
+            return False
+        may_lag = self.lag is not None or self.slot.lag is not None
+        return any(
+            each.lane is self and each.is_unfinished and (may_lag or attempt in self.rests)
+            for attempt, each in consumer.large.items()
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A delivery that is not settled.
+
+    Attributes:
+        delivery: its number, which no other delivery of the subscription has.
+        messages: how many messages the entry has.
+        unacked: a bit for each message that is not acknowledged.
+        asked: a bit for each message whose acknowledgement is not durable yet.
+        deadline_ms: when it counts as failed; None: never.
+        attempt: which delivery of the entry it is: 0 for the first.
+    """
+
+    delivery: int
+    consumer: int
+    lane: Lane
+    position: Position
+    messages: int
+    unacked: int
+    delivered_ms: int
+    attempt: int
+    deadline_ms: int | None = None
+    asked: int = 0
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether all of it is acknowledged, durably or soon."""
+        return not self.unacked & ~self.asked
+
+
+@dataclass(slots=True, eq=False)
+class Consumer:
+    """Somebody who is connected.
+
+    Attributes:
+        permits: how many messages it may be sent; a batch may make it negative.
+        unacked: how many messages it has not acknowledged, as far as is durable.
+        is_blocked: whether it has as many unacknowledged messages as it may, or had and has still
+            more than half of them.
+        is_leaving: whether it takes no more.
+        joined_at: where the subscription had read to, while messages up to there are
+            unacknowledged and the classic rule is asked for.
+        flights: what it has not settled, whatever times out first before all others.
+        large: of which large messages it has chunks, by attempt.
+        unfinished: of how many of these it has not the last. While it has
+            any, limits on what is unacknowledged do not count: it could never go below them.
+        is_timed: whether a timer is set for the first of its flights.
+    """
+
+    id: int
+    name: str
+    queue: Queue
+    weight: int
+    ack_timeout_ms: int
+    permits: int = 0
+    unacked: int = 0
+    is_blocked: bool = False
+    is_leaving: bool = False
+    joined_at: Position | None = None
+    flights: dict[int, Flight] = field(default_factory=dict)
+    large: dict[str, Large] = field(default_factory=dict)
+    unfinished: int = 0
+    is_timed: bool = False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may be sent something now."""
+        if self.permits <= 0 or self.is_leaving:
+            return False
+        return not self.is_blocked or self.unfinished > 0

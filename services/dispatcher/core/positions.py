@@ -1,0 +1,134 @@
+"""Sets and queues of positions that stay small: what is parked, and what is acknowledged."""
+
+from array import array
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from seqgate.types import Position
+
+_WORDS: Final = 4
+"""A run: ledger id, first entry id, how many entries, how many messages each."""
+
+_COMPACT_RUNS: Final = 64
+"""How many taken runs are kept at the front before the rest is moved down."""
+
+_CHUNK_ENTRIES: Final = 4096
+"""How many entries of a ledger one bitmap covers."""
+
+_WHOLE_CHUNK: Final = (1 << _CHUNK_ENTRIES) - 1
+
+_ALL: Final = -1
+"""What is kept of a bitmap in which every bit is set: it has every bit, and takes no room."""
+
+
+class Parked(NamedTuple):
+    """An entry that waits, and how many messages it has."""
+
+    position: Position
+    messages: int
+
+
+class Runs:
+    """Entries that wait, in the order of the log: 32 bytes for each run of neighbours that have
+    equally many messages."""
+
+    __slots__ = ("_entries", "_head", "_words")
+
+    def __init__(self) -> None:
+        self._words = array("Q")
+        self._head = 0  # index of the first run
+        self._entries = 0
+
+    def __len__(self) -> int:
+        return self._entries
+
+    def __iter__(self) -> Iterator[Parked]:
+        words = self._words
+        for at in range(self._head, len(words), _WORDS):
+            ledger_id, first, count, messages = words[at : at + _WORDS]
+            for entry_id in range(first, first + count):
+                yield Parked(Position(ledger_id, entry_id), messages)
+
+    def append(self, position: Position, messages: int) -> None:
+        """Add an entry after all others."""
+        words = self._words
+        ledger_id, entry_id = position
+        self._entries += 1
+        if len(words) > self._head:
+            same = words[-4] == ledger_id and words[-1] == messages
+            if same and words[-3] + words[-2] == entry_id:
+                words[-2] += 1
+                return
+        words.extend((ledger_id, entry_id, 1, messages))
+
+    def first(self) -> Parked:
+        """The entry that has waited longest. There must be one."""
+        words, at = self._words, self._head
+        return Parked(Position(words[at], words[at + 1]), words[at + 3])
+
+    def take(self) -> Parked:
+        """Take the entry that has waited longest. There must be one."""
+        words, at = self._words, self._head
+        taken = Parked(Position(words[at], words[at + 1]), words[at + 3])
+        self._entries -= 1
+        if words[at + 2] > 1:
+            words[at + 1] += 1
+            words[at + 2] -= 1
+            return taken
+        self._head += _WORDS
+        if self._head >= _COMPACT_RUNS * _WORDS and self._head * 2 >= len(words):
+            del words[: self._head]
+            self._head = 0
+        return taken
+
+    @property
+    def runs(self) -> int:
+        """How many runs there are."""
+        return (len(self._words) - self._head) // _WORDS
+
+
+class Acknowledged:
+    """Which entries are acknowledged: all up to the mark-delete position, and some beyond it, a bit
+    for each, and none where a whole stretch is."""
+
+    def __init__(self, mark_delete: Position | None) -> None:
+        self.mark_delete = mark_delete
+        self.highest = mark_delete
+        self._chunks: dict[tuple[int, int], int] = {}
+
+    def __contains__(self, position: Position) -> bool:
+        if self.highest is None or position > self.highest:
+            return False
+        if self.mark_delete is not None and position <= self.mark_delete:
+            return True
+        bits = self._chunks.get((position[0], position[1] // _CHUNK_ENTRIES), 0)
+        return bool(bits >> position[1] % _CHUNK_ENTRIES & 1)
+
+    def add(self, position: Position) -> None:
+        """One more entry is."""
+        self.add_range(position, position.entry_id)
+
+    def add_range(self, first: Position, last_entry_id: int) -> None:
+        """Entries of one ledger are, through `last_entry_id`."""
+        ledger_id, entry_id = first
+        while entry_id <= last_entry_id:
+            chunk, offset = divmod(entry_id, _CHUNK_ENTRIES)
+            end = min(last_entry_id, (chunk + 1) * _CHUNK_ENTRIES - 1)
+            bits = (1 << end - entry_id + 1) - 1 << offset
+            bits |= self._chunks.get((ledger_id, chunk), 0)
+            self._chunks[ledger_id, chunk] = _ALL if bits == _WHOLE_CHUNK else bits
+            entry_id = end + 1
+        last = Position(ledger_id, last_entry_id)
+        if self.highest is None or last > self.highest:
+            self.highest = last
+
+    def advance(self, mark_delete: Position) -> None:
+        """The mark-delete position moved forward."""
+        if self.mark_delete is not None and mark_delete <= self.mark_delete:
+            return
+        self.mark_delete = mark_delete
+        if self.highest is None or mark_delete > self.highest:
+            self.highest = mark_delete
+        before = (mark_delete.ledger_id, mark_delete.entry_id // _CHUNK_ENTRIES)
+        for chunk in [each for each in self._chunks if each < before]:
+            del self._chunks[chunk]

@@ -1,0 +1,339 @@
+"""Which consumer owns which slot: Pulsar's three ways to divide the slots of a subscription.
+
+All of them keep one table: the slots cut into runs, by the last slot of each, and who owns it.
+
+    runs' ends          14358        29990              65183
+    slots   1 ├───────────┼────────────┼──────────────────┼────────┤ 65535
+    owners          7           9               7              7
+
+They differ in how they cut: a Ring at points that the consumers' names say, AutoSplit through the
+middle of the widest run, and Sticky where the consumers ask for.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, count, groupby, pairwise
+from operator import itemgetter
+from typing import Final, NamedTuple, Protocol
+
+from services.dispatcher.core.refusals import InvalidKeyRange, NoSlotsLeft, RangeConflict
+from services.dispatcher.core.slots import (
+    RANGE_SLOTS,
+    RING_SLOT_FIRST,
+    RING_SLOTS,
+    SLOT_MAX,
+    range_slot,
+    ring_slot,
+)
+
+RING_POINTS: Final = 100
+"""How many points on a ring a consumer of weight 1 has (Pulsar's default)."""
+
+WEIGHT_MAX: Final = 100
+"""The most that a consumer may weigh."""
+
+
+class SlotRange(NamedTuple):
+    """The slots from `first` to `last`, both included."""
+
+    first: int
+    last: int
+
+
+Snapshot = tuple[tuple[SlotRange, int], ...]
+"""Who owns what, in the order of the slots. Neighbours have different owners; what nobody owns is
+not there."""
+
+
+class Move(NamedTuple):
+    """Slots that changed hands. None: they had no owner, or have none now."""
+
+    range: SlotRange
+    old: int | None
+    new: int | None
+
+
+class Selector(Protocol):
+    """Divides slots among consumers, who are known by numbers that the caller gives them."""
+
+    def add(
+        self, consumer: int, *, name: str, weight: int = 1, ranges: Sequence[SlotRange] = ()
+    ) -> None:
+        """Give slots to a consumer that is not there yet, or change nothing.
+
+        Args:
+            name: what places it on a Ring. Several may have the same.
+            weight: 1 to 100; on a Ring, how large its share is.
+            ranges: the slots that it gets from Sticky, 0 to 65535.
+
+        Raises:
+            NoSlotsLeft: from AutoSplit, when no consumer has more than one slot.
+            InvalidKeyRange: from Sticky.
+            RangeConflict: from Sticky.
+        """
+        ...
+
+    def remove(self, consumer: int) -> None:
+        """Take a consumer's slots away."""
+        ...
+
+    def slot(self, key: bytes) -> int:
+        """The slot of a sticky key."""
+        ...
+
+    def owner(self, slot: int) -> int | None:
+        """Who owns a slot that a key can have; None: nobody."""
+        ...
+
+    def ranges(self, consumer: int) -> tuple[SlotRange, ...]:
+        """What a consumer owns, in order, without neighbours; it may be nothing. Walks through the
+        whole table: who asks for all consumers takes `snapshot`."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """The whole table."""
+        ...
+
+
+def moves(before: Snapshot, after: Snapshot) -> tuple[Move, ...]:
+    """What changed hands, in the order of the slots."""
+    found = []
+    owners: list[int | None] = [None, None]
+    start = 0
+    only_before, only_after = set(before).difference(after), set(after).difference(before)
+    changes = sorted(chain(_changes(0, only_before), _changes(1, only_after)))
+    for slot, at_once in groupby(changes, key=itemgetter(0)):
+        old, new = owners
+        if old != new:
+            found.append(Move(SlotRange(start, slot - 1), old, new))
+        for _, begins, side, owner in at_once:
+            owners[side] = owner if begins else None
+        start = slot
+    return tuple(found)
+
+
+def _changes(
+    side: int, runs: Iterable[tuple[SlotRange, int]]
+) -> Iterator[tuple[int, bool, int, int]]:
+    """From which slot on an owner has it, or has it no more; this first, where both are."""
+    for (first, last), owner in runs:
+        yield first, True, side, owner
+        yield last + 1, False, side, owner
+
+
+class _Table:
+    """The slots from `first` to `last`, cut into runs. Every slot is in one, and neighbours have
+    different owners."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self._first, self._last = first, last
+        self._ends = [last]
+        self._owners: list[int | None] = [None]
+
+    def owner(self, slot: int) -> int | None:
+        return self._owners[bisect_left(self._ends, slot)]
+
+    def ranges(self, consumer: int) -> tuple[SlotRange, ...]:
+        return tuple(self._run(at) for at, owner in enumerate(self._owners) if owner == consumer)
+
+    def snapshot(self) -> Snapshot:
+        return tuple(
+            (self._run(at), owner) for at, owner in enumerate(self._owners) if owner is not None
+        )
+
+    def _run(self, at: int) -> SlotRange:
+        return SlotRange(self._ends[at - 1] + 1 if at else self._first, self._ends[at])
+
+    def _cut(self, runs: Iterable[tuple[int, int | None]]) -> None:
+        """Cut anew: the end of each run, in order, up to the last slot, and its owner. A run that
+        ends where the one before does is none."""
+        ends: list[int] = []
+        owners: list[int | None] = []
+        before = self._first - 1
+        for end, owner in runs:
+            if end == before:
+                continue
+            if owners and owners[-1] == owner:
+                ends[-1] = end
+            else:
+                ends.append(end)
+                owners.append(owner)
+            before = end
+        self._ends, self._owners = ends, owners
+
+
+class Ring(_Table):
+    """Consistent hashing: each consumer has points on a ring, and owns the slots from the point
+    before, excluded, to its own.
+
+    Who joins takes slots only from others, who leaves gives only its own away; and one that comes
+    back finds its old place, since its name says where that is. Where several have a point, it
+    belongs to whoever of them joined first.
+
+    Args:
+        points: how many points a consumer has for each unit of its weight.
+        size: how many slots there are.
+    """
+
+    def __init__(self, points: int = RING_POINTS, size: int = RING_SLOTS) -> None:
+        assert points >= 1
+        assert 1 <= size <= RING_SLOTS
+        super().__init__(RING_SLOT_FIRST, size)
+        self._points, self._size = points, size
+        self._members: dict[int, _Member] = {}  # in the order in which they joined
+
+    def add(
+        self, consumer: int, *, name: str, weight: int = 1, ranges: Sequence[SlotRange] = ()
+    ) -> None:
+        del ranges  # the points say them
+        assert consumer not in self._members
+        assert 1 <= weight <= WEIGHT_MAX
+
+        taken = {each.name_index for each in self._members.values() if each.name == name}
+        name_index = next(each for each in count() if each not in taken)
+        points = ring_points(name, name_index, weight * self._points, self._size)
+        self._members[consumer] = _Member(name, name_index, array("H", points))
+        self._place()
+
+    def remove(self, consumer: int) -> None:
+        del self._members[consumer]
+        self._place()
+
+    def slot(self, key: bytes) -> int:
+        return ring_slot(key, self._size)
+
+    def _place(self) -> None:
+        points: dict[int, int] = {}
+        for consumer, member in reversed(self._members.items()):
+            points.update(dict.fromkeys(member.points, consumer))
+        runs = [(point, points[point]) for point in sorted(points)]
+        first_owner = runs[0][1] if runs else None
+        self._cut([*runs, (self._last, first_owner)])  # after the last point comes the first
+
+
+class _Member(NamedTuple):
+    """A consumer on a ring. Its points take two bytes each: it may have 10,000."""
+
+    name: str
+    name_index: int
+    points: "array[int]"
+
+
+def ring_points(name: str, name_index: int, points: int, size: int = RING_SLOTS) -> list[int]:
+    """Where on a ring a consumer has its points; some may be the same slot. `name_index` tells
+    consumers of one name apart: it is the lowest that is free when they join."""
+    return [ring_slot(f"{name}\0{name_index}\0{each}".encode(), size) for each in range(points)]
+
+
+class AutoSplit(_Table):
+    """Each consumer has one range of slots: who joins gets the lower half of the widest, and who
+    leaves gives its own to the next higher consumer, or, as the highest, to the next lower.
+
+    Who leaves again at once leaves everything as it was; who comes back gets another place.
+
+    Args:
+        size: how many slots there are. The highest range ends at this number, one above the
+            highest slot that a key can have (as Pulsar reports it).
+    """
+
+    def __init__(self, size: int = RANGE_SLOTS) -> None:
+        assert size >= 2
+        super().__init__(0, size)
+        self._size = size
+
+    def add(
+        self, consumer: int, *, name: str, weight: int = 1, ranges: Sequence[SlotRange] = ()
+    ) -> None:
+        del name, ranges  # all consumers are alike
+        assert consumer not in self._owners
+        assert 1 <= weight <= WEIGHT_MAX
+
+        if self._owners == [None]:
+            self._owners = [consumer]
+            return
+        widths = [end - before for before, end in pairwise([0, *self._ends])]
+        widest = max(widths)
+        if widest <= 1:
+            raise NoSlotsLeft("each consumer has one slot", consumers=len(widths))
+        at = widths.index(widest)
+        self._ends.insert(at, self._ends[at] - widest // 2)
+        self._owners.insert(at, consumer)
+
+    def remove(self, consumer: int) -> None:
+        at = self._owners.index(consumer)
+        if len(self._owners) == 1:
+            self._owners = [None]
+            return
+        del self._owners[at]
+        del self._ends[min(at, len(self._ends) - 2)]  # the highest end stays
+
+    def slot(self, key: bytes) -> int:
+        return range_slot(key, self._size)
+
+
+class Sticky(_Table):
+    """Each consumer has the slots that it names when it joins, and nobody has the others. A
+    consumer may name several ranges; none of them may share a slot with another, of its own or of
+    somebody else who is connected."""
+
+    def __init__(self) -> None:
+        super().__init__(0, SLOT_MAX)
+        self._members: dict[int, tuple[str, list[SlotRange]]] = {}
+
+    def add(
+        self, consumer: int, *, name: str, weight: int = 1, ranges: Sequence[SlotRange] = ()
+    ) -> None:
+        assert consumer not in self._members
+        assert 1 <= weight <= WEIGHT_MAX
+        ranges = _checked(ranges)
+        for each in ranges:
+            self._refuse_conflict(each)
+
+        self._members[consumer] = name, ranges
+        self._place()
+
+    def remove(self, consumer: int) -> None:
+        del self._members[consumer]
+        self._place()
+
+    def slot(self, key: bytes) -> int:
+        return range_slot(key)
+
+    def _refuse_conflict(self, wanted: SlotRange) -> None:
+        ends = self._ends
+        for at in range(bisect_left(ends, wanted.first), bisect_left(ends, wanted.last) + 1):
+            owner = self._owners[at]
+            if owner is not None:
+                raise RangeConflict(
+                    "another consumer has some of these slots",
+                    consumer=self._members[owner][0],
+                    first=max(wanted.first, ends[at - 1] + 1 if at else 0),
+                    last=min(wanted.last, ends[at]),
+                )
+
+    def _place(self) -> None:
+        held = ((run, owner) for owner, (_, runs) in self._members.items() for run in runs)
+        runs: list[tuple[int, int | None]] = []
+        for (first, last), owner in sorted(held):
+            runs += [(first - 1, None), (last, owner)]
+        self._cut([*runs, (self._last, None)])
+
+
+def _checked(ranges: Sequence[SlotRange]) -> list[SlotRange]:
+    """What a consumer asks for, in order."""
+    if not ranges:
+        raise InvalidKeyRange("a consumer says which slots it takes", field="ranges")
+    for first, last in ranges:
+        if not 0 <= first <= last <= SLOT_MAX:
+            raise InvalidKeyRange(
+                f"a range is of slots, from 0 to {SLOT_MAX}, and ends where it begins or later",
+                field="ranges",
+                first=first,
+                last=last,
+            )
+    in_order = sorted(ranges)
+    for before, after in pairwise(in_order):
+        if after.first <= before.last:
+            raise InvalidKeyRange("two ranges have the same slot", field="ranges", slot=after.first)
+    return in_order

@@ -1,0 +1,225 @@
+"""A subscription's dead letters: each goes to the dead letter topic once, whatever dies meanwhile.
+
+    number it, durably, with  ──▶ still the ──▶ publish it under ──▶ acknowledge ──▶ forget its
+    what becomes of its key       owner?        that number          it              number
+
+The numbers and the keys are properties of the subscription's cursor. A letter that is published
+again has its number, so the dead letter topic's deduplication finds it. Who takes the subscription
+over finishes what has a number before anything else is delivered; so nobody publishes a letter who
+did not have the subscription, still, when its number was durable.
+
+Letters are published in the order of their numbers, since the dead letter topic takes no number
+below one that it has. The numbers of a later owner are higher than those of all before it.
+"""
+
+import asyncio
+import base64
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+from seqgate.types import InvalidNameError, Position, TopicName
+from services.dispatcher.core.effects import AfterDeadLetter, DeadLetter, Gap, KeyState, Persist
+from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.ports import (
+    Cursor,
+    Cursors,
+    CursorsUnavailable,
+    DeadLetters,
+    InvalidProperty,
+    LedgerUnavailable,
+    Letter,
+    Log,
+)
+
+INTERNAL: Final = "seqgate."
+"""How the names of the properties begin that are not the application's."""
+
+_NEXT: Final = f"{INTERNAL}dead.next"
+_LETTER: Final = f"{INTERNAL}dead.letter."
+_KEY: Final = f"{INTERNAL}dead.key."
+
+KEY_BYTES_MAX: Final = 2_000
+"""The longest key of which it is durable what becomes of it. Of a longer one it is forgotten when
+the subscription goes to another instance."""
+
+
+NUMBERS_AN_EPOCH: Final = 1_000_000
+"""By how much the numbers of an epoch are higher, at least, than those of the one before."""
+
+RETRY_AFTER_S: Final = 0.5
+"""How long a letter waits that could not be put."""
+
+
+class _Open(NamedTuple):
+    """A letter that has a number, and is not acknowledged."""
+
+    number: int
+    attempts: int
+    topic: TopicName
+
+
+class Graveyard:
+    """See the module."""
+
+    def __init__(
+        self, topic: TopicName, subscription: str, cursors: Cursors, log: Log, letters: DeadLetters
+    ) -> None:
+        self.dead_letter_topic = default_topic(topic, subscription)
+        """Where new letters go."""
+        self._topic = topic
+        self._subscription = subscription
+        self._cursors = cursors
+        self._log = log
+        self._letters = letters
+        self._epoch = 0
+        self._next = 1
+        self._open: dict[Position, _Open] = {}
+        self._published: set[Position] = set()
+        self._done: set[Position] = set()
+        self._one_by_one = asyncio.Lock()
+
+    @property
+    def has_done(self) -> bool:
+        """Whether there are numbers to forget."""
+        return bool(self._done)
+
+    async def load(
+        self, cursor: Cursor, epoch: int, acknowledged: Acknowledged
+    ) -> dict[bytes, KeyState]:
+        """Finish what was begun, which is noted as acknowledged, and return what is known of
+        keys."""
+        async with self._one_by_one:
+            self._epoch = epoch
+            self._open, self._published, self._done = {}, set(), set()
+            keys = {}
+            for name, value in cursor.properties.items():
+                if name.startswith(_LETTER):
+                    number, attempts, to = json.loads(value)
+                    position = _parsed(name.removeprefix(_LETTER))
+                    self._open[position] = _Open(number, attempts, TopicName.parse(to))
+                elif name.startswith(_KEY):
+                    key, state = _key_state(json.loads(value))
+                    keys[key] = state
+            known = [letter.number + 1 for letter in self._open.values()]
+            self._next = max(
+                self._next,
+                int(cursor.properties.get(_NEXT, "1")),
+                epoch * NUMBERS_AN_EPOCH,
+                *known,
+            )
+            done = {position for position in self._open if position in acknowledged}
+            self._published |= done
+            self._done |= done
+            await self._publish_all()
+            unfinished = self._open.keys() - done
+            if unfinished:
+                what = Persist(0, None, tuple(unfinished), (), ())
+                await self._cursors.persist(self._topic, self._subscription, what, epoch)
+                for position in unfinished:
+                    acknowledged.add(position)
+                self._done |= unfinished
+        if self._done:
+            await self.tidy()
+        return keys
+
+    async def bury(self, what: DeadLetter) -> None:
+        """Put an entry into the dead letter topic. May be repeated."""
+        async with self._one_by_one:
+            if what.position not in self._open:
+                await self._number(what)
+            await self._publish_all()
+            if what.position not in self._open:
+                raise LedgerUnavailable("its number was too low", retry_after_s=RETRY_AFTER_S)
+
+    async def _number(self, what: DeadLetter) -> None:
+        number, self._next = self._next, self._next + 1
+        letter = _Open(number, what.attempts, self.dead_letter_topic)
+        put = {
+            f"{_LETTER}{_text(what.position)}": json.dumps(
+                [letter.number, letter.attempts, str(letter.topic)]
+            ),
+            _NEXT: str(number + 1),
+        }
+        if len(what.key) <= KEY_BYTES_MAX:
+            state = {
+                "key": base64.b64encode(what.key).decode(),
+                "after": what.after.name,
+                "position": _text(what.position),
+                "attempts": what.attempts,
+            }
+            put[_key_name(what.key)] = json.dumps(state)
+        try:
+            await self._put(put)
+        except InvalidProperty as error:
+            raise CursorsUnavailable(
+                "so many keys are held that no more can be remembered", retry_after_s=RETRY_AFTER_S
+            ) from error
+        nothing = Persist(0, None, (), (), ())
+        await self._cursors.persist(self._topic, self._subscription, nothing, self._epoch)
+        self._open[what.position] = letter
+
+    def acknowledged(self, positions: Iterable[Position]) -> None:
+        """These entries are acknowledged durably."""
+        if self._open:
+            self._done.update(position for position in positions if position in self._open)
+
+    async def tidy(self) -> None:
+        """Forget the numbers of entries that are acknowledged."""
+        done = list(self._done)
+        await self._put({}, *(f"{_LETTER}{_text(position)}" for position in done))
+        for position in done:
+            self._done.discard(position)
+            self._published.discard(position)
+            self._open.pop(position, None)
+
+    async def forget(self, key: bytes) -> None:
+        """Nothing need be known of a key any more."""
+        await self._put({}, _key_name(key))
+
+    async def _publish_all(self) -> None:
+        """Publish what is not, in the order of its numbers. What cannot be published under its
+        number any more has none."""
+        waiting = self._open.keys() - self._published
+        for position in sorted(waiting, key=lambda each: self._open[each].number):
+            number, attempts, topic = self._open[position]
+            for entry in await self._log.fetch(self._topic, [position]):
+                letter = Letter(topic, self._topic, self._subscription, number, attempts, entry)
+                if not await self._letters.put(letter):
+                    del self._open[position]
+                    break
+            else:
+                self._published.add(position)
+
+    async def _put(self, put: dict[str, str], *remove: str) -> None:
+        await self._cursors.set_properties(self._topic, self._subscription, put, remove)
+
+
+def default_topic(topic: TopicName, subscription: str) -> TopicName:
+    """Where dead letters go unless the consumers say otherwise: Pulsar's name; where that cannot be
+    a topic's, one with a digest in the place of what cannot be."""
+    digest = blake2b(f"{topic} {subscription}".encode(), digest_size=8).hexdigest()
+    for name in (f"{topic}-{subscription}-DLQ", f"{topic}-{digest}-DLQ"):
+        with suppress(InvalidNameError):
+            return TopicName.parse(name)
+    return TopicName(topic.tenant, topic.namespace_part, f"{digest}-DLQ")
+
+
+def _key_name(key: bytes) -> str:
+    return _KEY + blake2b(key, digest_size=16).hexdigest()
+
+
+def _key_state(value: dict[str, Any]) -> tuple[bytes, KeyState]:
+    gap = Gap(_parsed(value["position"]), value["attempts"])
+    return base64.b64decode(value["key"]), KeyState(AfterDeadLetter[value["after"]], gap)
+
+
+def _text(position: Position) -> str:
+    return f"{position.ledger_id}:{position.entry_id}"
+
+
+def _parsed(text: str) -> Position:
+    ledger_id, _, entry_id = text.partition(":")
+    return Position(int(ledger_id), int(entry_id))

@@ -1,0 +1,29 @@
+"""What the machine must know of a stored entry: its metadata only, no payload is opened."""
+
+from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
+from seqgate.types import Position
+from services.dispatcher.core.effects import Entry
+from services.dispatcher.core.lane import Chunk
+from services.dispatcher.core.slots import sticky_key
+
+
+def entry_of(stored: StoredEntry) -> Entry:
+    """What the machine must know."""
+    metadata = stored.metadata
+    position = Position(stored.position.ledger_id, stored.position.entry_id)
+    if metadata.HasField("marker_type"):
+        return Entry(position, None)
+    key = sticky_key(
+        metadata.ordering_key if metadata.HasField("ordering_key") else None,
+        metadata.partition_key if metadata.HasField("partition_key") else None,
+        base64_encoded=metadata.partition_key_b64_encoded,
+        producer=metadata.producer_name if metadata.HasField("producer_name") else None,
+        sequence_id=metadata.sequence_id if metadata.HasField("sequence_id") else None,
+    )
+    chunk = None
+    if metadata.num_chunks_from_msg > 1:
+        is_last = metadata.chunk_id == metadata.num_chunks_from_msg - 1
+        chunk = Chunk(f"{metadata.producer_name}\0{metadata.uuid}", is_last)
+    return Entry(
+        position, key, metadata.num_messages_in_batch or 1, metadata.deliver_at_time, chunk
+    )

@@ -1,0 +1,279 @@
+"""What the dispatcher needs from outside: a log, cursors, and a topic for dead letters.
+
+tests/conformance judges every adapter of Cursors by the same suite.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.types import Position, TopicName
+from services.dispatcher.core.effects import Persist
+from services.errors import DomainError, Kind
+
+
+class CursorsUnavailable(DomainError):
+    """The cursor service does not answer; whether it did what it was asked is not known."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "CURSORS_UNAVAILABLE"
+
+
+class LedgerUnavailable(DomainError):
+    """The ledger does not answer."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "LEDGER_UNAVAILABLE"
+
+
+class SubscriptionNotFound(DomainError):
+    """There is no such subscription."""
+
+    kind = Kind.NOT_FOUND
+    reason = "SUBSCRIPTION_NOT_FOUND"
+
+
+class TopicNotFound(DomainError):
+    """There is no such topic."""
+
+    kind = Kind.NOT_FOUND
+    reason = "TOPIC_NOT_FOUND"
+
+
+class NotOwner(DomainError):
+    """Another instance has the subscription."""
+
+    kind = Kind.IN_USE
+    reason = "NOT_OWNER"
+
+
+class InvalidProperty(DomainError):
+    """A property's name or value is too long, or there are too many."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_PROPERTY"
+
+
+class Lease(NamedTuple):
+    """Who has a subscription."""
+
+    owner: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A subscription, as its cursor keeps it.
+
+    Attributes:
+        mark_delete: everything up to here is acknowledged.
+        acknowledged_entries: how many are beyond.
+        owner: who has the lease; empty: nobody. As far as this machine's clock can tell: a lease
+            is acquired and lost by the store's.
+    """
+
+    name: str
+    mark_delete: Position | None
+    properties: Mapping[str, str]
+    acknowledged_entries: int
+    created_ms: int
+    owner: str
+
+
+class Run(NamedTuple):
+    """Entries of one ledger that are acknowledged."""
+
+    first: Position
+    last_entry_id: int
+
+
+class Part(NamedTuple):
+    """A batch of which messages (bits) are acknowledged."""
+
+    position: Position
+    messages: int
+    acknowledged: int
+
+
+class Cursors(Protocol):
+    """Cursors of topics; a subscription is the one of its name.
+
+    Every method raises CursorsUnavailable when the service does not answer. Those that name a
+    cursor raise SubscriptionNotFound; those that take an epoch raise Fenced when the lease has a
+    newer one.
+    """
+
+    async def create(
+        self,
+        topic: TopicName,
+        name: str,
+        mark_delete: Position | None,
+        properties: Mapping[str, str],
+    ) -> tuple[Cursor, bool]:
+        """Make the cursor unless it exists; whether this call made it.
+
+        Raises:
+            InvalidProperty: a property is too long, or there are too many.
+        """
+        ...
+
+    async def get(self, topic: TopicName, name: str) -> Cursor:
+        """The cursor."""
+        ...
+
+    async def page(
+        self, topic: TopicName, *, limit: int, token: str
+    ) -> tuple[Sequence[Cursor], str]:
+        """Cursors of a topic in the order of their names, and the token of the next page."""
+        ...
+
+    async def delete(self, topic: TopicName, name: str) -> None:
+        """Remove the cursor."""
+        ...
+
+    async def reset(
+        self, topic: TopicName, name: str, mark_delete: Position | None, epoch: int
+    ) -> None:
+        """Move the cursor, and forget what is acknowledged beyond, and attempts."""
+        ...
+
+    def acknowledged(self, topic: TopicName, name: str) -> AsyncIterator[Run | Part]:
+        """What is acknowledged beyond the mark-delete position, in order."""
+        ...
+
+    def attempts(self, topic: TopicName, name: str) -> AsyncIterator[tuple[Position, int]]:
+        """How often deliveries of entries failed that are not acknowledged."""
+        ...
+
+    async def persist(
+        self, topic: TopicName, name: str, what: Persist, epoch: int
+    ) -> Position | None:
+        """Make acknowledgements durable. Returns the mark-delete position. May be repeated."""
+        ...
+
+    async def record(
+        self, topic: TopicName, name: str, attempts: Sequence[tuple[Position, int]], epoch: int
+    ) -> None:
+        """Make durable how often deliveries failed. May be repeated."""
+        ...
+
+    async def set_properties(
+        self, topic: TopicName, name: str, put: Mapping[str, str], remove: Sequence[str]
+    ) -> Cursor:
+        """Change the cursor's own properties.
+
+        Raises:
+            InvalidProperty: a property is too long, or there are too many.
+        """
+        ...
+
+    async def acquire(self, topic: TopicName, name: str, owner: str, duration_ms: int) -> Lease:
+        """Take the lease.
+
+        Raises:
+            NotOwner: somebody else has it, who is named.
+        """
+        ...
+
+    async def renew(
+        self, topic: TopicName, name: str, owner: str, epoch: int, duration_ms: int
+    ) -> None:
+        """Keep the lease for longer."""
+        ...
+
+    async def release(self, topic: TopicName, name: str, epoch: int) -> None:
+        """Give the lease back."""
+        ...
+
+    async def check(self) -> None:
+        """Return if the service answers."""
+        ...
+
+
+class Ends(NamedTuple):
+    """The first entry that a log has, and the last."""
+
+    first: Position | None
+    last: Position | None
+
+
+class Log(Protocol):
+    """The ledger service. Entries are given out as they are on the wire.
+
+    Every method raises LedgerUnavailable when the service does not answer, TopicNotFound, and
+    EntryCorrupt when an entry is damaged.
+    """
+
+    async def ends(self, topic: TopicName) -> Ends:
+        """Where the log begins and ends now."""
+        ...
+
+    def follow(
+        self, topic: TopicName, after: Position | None
+    ) -> AsyncIterator[Sequence[ledger_pb2.StoredEntry]]:
+        """What follows a position, and what is to come, until the service goes away."""
+        ...
+
+    async def scan(
+        self, topic: TopicName, at: Position | None, after: Position | None, limit: int
+    ) -> Sequence[ledger_pb2.StoredEntry]:
+        """So many entries, without payloads: from a position on, or after one."""
+        ...
+
+    async def fetch(
+        self, topic: TopicName, positions: Sequence[Position]
+    ) -> Sequence[ledger_pb2.StoredEntry]:
+        """The entries at these positions, which are in order; those that the log does not have are
+        left out."""
+        ...
+
+    async def last_before(self, topic: TopicName, ledger_id: int) -> Position | None:
+        """The last entry of the ledgers before this one; None: there is none."""
+        ...
+
+    async def find(self, topic: TopicName, append_ms: int) -> Position | None:
+        """The first entry that was appended at this time or later."""
+        ...
+
+    async def check(self) -> None:
+        """Return if the service answers."""
+        ...
+
+
+class Letter(NamedTuple):
+    """What is put into a dead letter topic.
+
+    Attributes:
+        number: counts the subscription's dead letters: with it, an entry that is put there again
+            is found there already.
+        entry: as it was stored.
+    """
+
+    topic: TopicName
+    source: TopicName
+    subscription: str
+    number: int
+    attempts: int
+    entry: ledger_pb2.StoredEntry
+
+
+class DeadLetters(Protocol):
+    """Where dead letters go."""
+
+    async def put(self, letter: Letter) -> bool:
+        """Publish it, once however often it is called. Letters of a subscription are put one after
+        the other, in the order of their numbers. Returns whether it is there; if not, a letter with
+        a higher number is, and this one never will be.
+
+        Raises:
+            LedgerUnavailable: it may be there or not; put it again.
+        """
+        ...
+
+
+class EntryCorrupt(DomainError):
+    """An entry of the log is damaged."""
+
+    kind = Kind.DATA_LOSS
+    reason = "ENTRY_CORRUPT"

@@ -1,0 +1,280 @@
+"""The subscriptions that this instance has, and those that it can get."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+import structlog
+
+from seqgate.types import Position, TopicName
+from services.dispatcher.config import DispatcherConfig
+from services.dispatcher.dead import INTERNAL
+from services.dispatcher.live import Joining, Live, Ports, Session
+from services.dispatcher.ports import Cursor, InvalidProperty, SubscriptionNotFound
+from services.dispatcher.refusals import (
+    InvalidStart,
+    KeyNotHeld,
+    SubscriptionBusy,
+    TooManyConsumers,
+)
+from services.errors import DomainError
+
+log = structlog.get_logger()
+
+KEEP_INTERVAL_S: Final = 1.0
+"""How often it is looked for subscriptions that nobody uses."""
+
+PROPERTIES_MAX: Final = 64
+PROPERTY_BYTES_MAX: Final = 4 * 1024
+"""How many properties a subscription may have, and how long a name and a value may be together, in
+bytes."""
+
+
+class Earliest(NamedTuple):
+    """Before the first entry."""
+
+
+class Latest(NamedTuple):
+    """After the last entry."""
+
+
+class At(NamedTuple):
+    """At an entry, or where the log goes on after it."""
+
+    position: Position
+
+
+class After(NamedTuple):
+    """After an entry."""
+
+    position: Position
+
+
+class AtTime(NamedTuple):
+    """At the first entry that was appended at this time or later, in ms since 1970."""
+
+    append_ms: int
+
+
+Start = Earliest | Latest | At | After | AtTime
+
+
+class Dispatcher:
+    """See the module."""
+
+    def __init__(self, config: DispatcherConfig, ports: Ports, tasks: asyncio.TaskGroup) -> None:
+        self._config = config
+        self._ports = ports
+        self._tasks = tasks
+        self._live: dict[tuple[TopicName, str], Live] = {}
+        self._opening: dict[tuple[TopicName, str], asyncio.Lock] = {}
+
+    # ---- consumers
+
+    async def subscribe(
+        self,
+        topic: TopicName,
+        name: str,
+        joining: Joining,
+        create_at: Start | None,
+        properties: Mapping[str, str],
+    ) -> Session:
+        """Connect a consumer.
+
+        Raises:
+            SubscriptionNotFound, NotOwner, SubscriptionBusy, TooManyConsumers, InvalidKeyRange,
+            RangeConflict, NoSlotsLeft, TopicNotFound, InvalidStart, InvalidProperty.
+        """
+        if create_at is not None:
+            await self.create(topic, name, create_at, properties)
+        return await (await self.live(topic, name)).subscribe(joining)
+
+    async def live(self, topic: TopicName, name: str) -> Live:
+        """A subscription that this instance has, or now takes.
+
+        Raises:
+            SubscriptionNotFound, NotOwner, TooManyConsumers.
+        """
+        key = (topic, name)
+        async with self._opening.setdefault(key, asyncio.Lock()):
+            live = self._live.get(key)
+            if live is not None and live.stopped is None:
+                return live
+            if len(self._live) >= self._config.subscriptions_max:
+                raise TooManyConsumers(
+                    "this instance has as many subscriptions as it may",
+                    retry_after_s=1.0,
+                    subscriptions_max=self._config.subscriptions_max,
+                )
+            duration_ms = int(self._config.lease_s * 1000)
+            cursors, owner = self._ports.cursors, self._ports.owner
+            lease = await cursors.acquire(topic, name, owner, duration_ms)
+            # It may be the one that this instance had before it was started again. What was
+            # delivered then must not count.
+            await cursors.release(topic, name, lease.epoch)
+            lease = await cursors.acquire(topic, name, owner, duration_ms)
+            live = Live(self._config, topic, name, lease.epoch, self._ports, self._tasks)
+            try:
+                await live.load()
+            except BaseException:
+                await live.close(self._config.call_timeout_s)
+                raise
+            self._live[key] = live
+            log.info("subscription taken", topic=str(topic), subscription=name, epoch=lease.epoch)
+            return live
+
+    # ---- administration
+
+    async def create(
+        self, topic: TopicName, name: str, start: Start, properties: Mapping[str, str]
+    ) -> tuple[Cursor, bool]:
+        """Make a subscription unless it exists; whether this call made it.
+
+        Raises:
+            TopicNotFound, InvalidStart, InvalidProperty.
+        """
+        _check_properties(properties)
+        try:
+            return await self._ports.cursors.get(topic, name), False
+        except SubscriptionNotFound:
+            mark_delete = await self.resolve(topic, start)
+        return await self._ports.cursors.create(topic, name, mark_delete, properties)
+
+    async def delete(self, topic: TopicName, name: str, *, force: bool) -> None:
+        """Remove a subscription.
+
+        Raises:
+            SubscriptionNotFound, NotOwner; SubscriptionBusy: consumers are connected.
+        """
+        live = await self.live(topic, name)
+        if live.sessions and not force:
+            raise SubscriptionBusy("consumers are connected", consumers=len(live.sessions))
+        await self._ports.cursors.delete(topic, name)
+        live.stop(SubscriptionNotFound("the subscription was deleted"))
+
+    async def reset(self, topic: TopicName, name: str, start: Start) -> Cursor:
+        """Move a subscription.
+
+        Raises:
+            SubscriptionNotFound, NotOwner, InvalidStart.
+        """
+        live = await self.live(topic, name)
+        await live.reset(await self.resolve(topic, start))
+        return await self._ports.cursors.get(topic, name)
+
+    async def set_properties(
+        self, topic: TopicName, name: str, put: Mapping[str, str], remove: Sequence[str]
+    ) -> Cursor:
+        """Change a subscription's properties.
+
+        Raises:
+            SubscriptionNotFound, NotOwner, InvalidProperty.
+        """
+        _check_properties(put)
+        if any(each.startswith(INTERNAL) for each in remove):
+            raise InvalidProperty(f"names that begin with {INTERNAL} are not yours", field="remove")
+        await self.live(topic, name)
+        cursor = await self._ports.cursors.get(topic, name)
+        left = {each for each in cursor.properties if not each.startswith(INTERNAL)}
+        if len((left | set(put)) - set(remove)) > PROPERTIES_MAX:
+            raise InvalidProperty(f"at most {PROPERTIES_MAX} properties", field="put")
+        return await self._ports.cursors.set_properties(topic, name, put, remove)
+
+    async def get(self, topic: TopicName, name: str) -> Cursor:
+        """A subscription.
+
+        Raises:
+            SubscriptionNotFound.
+        """
+        return await self._ports.cursors.get(topic, name)
+
+    async def page(
+        self, topic: TopicName, *, limit: int, token: str
+    ) -> tuple[Sequence[Cursor], str]:
+        """Subscriptions of a topic, in the order of their names."""
+        cursors, token = await self._ports.cursors.page(topic, limit=limit, token=token)
+        return [each for each in cursors if not each.name.startswith(INTERNAL)], token
+
+    async def release_key(self, topic: TopicName, name: str, key: bytes) -> None:
+        """Let a key go on.
+
+        Raises:
+            KeyNotHeld: it does.
+        """
+        live = await self.live(topic, name)
+        if not live.release_key(key):
+            raise KeyNotHeld("the key goes on by itself")
+
+    async def resolve(self, topic: TopicName, start: Start) -> Position | None:
+        """Up to where everything counts as acknowledged.
+
+        Raises:
+            TopicNotFound; InvalidStart: it lies after the end of the log.
+        """
+        ends = await self._ports.log.ends(topic)
+        match start:
+            case Earliest():
+                return None
+            case Latest():
+                return ends.last
+            case After(position):
+                if ends.last is None or position > ends.last:
+                    raise InvalidStart("the log has no such entry", field="start")
+                return None if ends.first is None or position < ends.first else position
+        at = (
+            start.position
+            if isinstance(start, At)
+            else await self._ports.log.find(topic, start.append_ms)
+        )
+        if at is None or ends.last is None or at > ends.last:
+            return ends.last
+        if ends.first is None or at <= ends.first:
+            return None
+        if at.entry_id > 0:
+            return Position(at.ledger_id, at.entry_id - 1)
+        return await self._ports.log.last_before(topic, at.ledger_id)
+
+    # ---- life
+
+    async def keep_forever(self) -> None:
+        """Let subscriptions go that nobody uses, and forget those that were lost."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(KEEP_INTERVAL_S)
+            for key, live in list(self._live.items()):
+                idle_s = 0.0 if live.idle_since_s is None else loop.time() - live.idle_since_s
+                if live.stopped is not None or idle_s > self._config.idle_timeout_s:
+                    async with self._opening.setdefault(key, asyncio.Lock()):
+                        if live.sessions and live.stopped is None:
+                            continue
+                        if self._live.get(key) is live:
+                            del self._live[key]
+                        await live.close(self._config.call_timeout_s)
+            for key in [each for each, lock in self._opening.items() if not lock.locked()]:
+                if key not in self._live:
+                    del self._opening[key]
+
+    async def finish(self, timeout_s: float) -> None:
+        """Give everything back."""
+        lives = list(self._live.values())
+        self._live.clear()
+        results = await asyncio.gather(
+            *(live.close(timeout_s) for live in lives), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, DomainError):
+                log.warning("a subscription was not given back", why=result.message)
+
+
+def _check_properties(properties: Mapping[str, str]) -> None:
+    if len(properties) > PROPERTIES_MAX:
+        raise InvalidProperty(f"at most {PROPERTIES_MAX} properties", field="properties")
+    for name, value in properties.items():
+        if not name or name.startswith(INTERNAL):
+            raise InvalidProperty(
+                f"a name is not empty, and does not begin with {INTERNAL}", field="properties"
+            )
+        if len(name.encode()) + len(value.encode()) > PROPERTY_BYTES_MAX:
+            raise InvalidProperty(
+                f"a property has at most {PROPERTY_BYTES_MAX} bytes", field="properties"
+            )

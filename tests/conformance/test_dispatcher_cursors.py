@@ -1,0 +1,362 @@
+"""What the dispatcher may expect of cursors, over the wire and in memory."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from grpc import aio
+
+from seqgate.api.cursor.v1 import cursor_pb2_grpc
+from seqgate.types import Position, TopicName
+from services.cursor.adapters.managed import export_managed_cursor, import_managed_cursor
+from services.cursor.adapters.sqlite import open_sqlite_store
+from services.cursor.config import CursorConfig
+from services.cursor.service import ManagedCursors
+from services.cursor.servicer import CursorServicer
+from services.dispatcher.adapters.cursors import CALL_ITEMS_MAX, GrpcCursors
+from services.dispatcher.adapters.memory import MemoryCursors
+from services.dispatcher.core.effects import Persist
+from services.dispatcher.ports import (
+    Cursors,
+    CursorsUnavailable,
+    InvalidProperty,
+    Lease,
+    NotOwner,
+    Part,
+    Run,
+    SubscriptionNotFound,
+)
+from services.errors import DomainError, Fenced, InvalidPage
+from services.runtime.channels import peer_channel
+from services.runtime.drain import Drain
+from services.runtime.server import grpc_server
+from tests.support.waiting import eventually
+from tools.stack.ports import free_ports
+
+TOPIC = TopicName.parse("test/cursors/topic")
+OTHER = TopicName.parse("test/cursors/topic2")
+NAME = "s"
+LONG_MS = 60_000
+
+
+@asynccontextmanager
+async def over(port: int) -> AsyncIterator[GrpcCursors]:
+    async with peer_channel(f"127.0.0.1:{port}", keepalive_s=5) as channel:
+        yield GrpcCursors(channel, timeout_s=10)
+
+
+@pytest_asyncio.fixture(params=["memory", "grpc"])
+async def cursors(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cursors]:
+    if request.param == "memory":
+        yield MemoryCursors(lambda: time.time_ns() // 1_000_000)
+        return
+    config = CursorConfig(listen="127.0.0.1:0", store_path=tmp_path / "cursor.db")
+    async with open_sqlite_store(config.store_path) as store:
+
+        def register(server: aio.Server) -> None:
+            managed = ManagedCursors(store, import_managed_cursor, export_managed_cursor)
+            cursor_pb2_grpc.add_CursorServiceServicer_to_server(
+                CursorServicer(store, managed), server
+            )
+
+        async with (
+            grpc_server(config, Drain(), register=register, services=[], checks={}) as port,
+            over(port) as cursors,
+        ):
+            yield cursors
+
+
+def at(entry_id: int, ledger_id: int = 1) -> Position:
+    return Position(ledger_id, entry_id)
+
+
+def entries(
+    *positions: Position,
+    parts: tuple[tuple[Position, int, int], ...] = (),
+    successions: tuple[tuple[Position, Position], ...] = (),
+) -> Persist:
+    return Persist(1, None, positions, parts, successions)
+
+
+NOTHING = entries()
+
+
+async def leased(cursors: Cursors, mark_delete: Position | None = None) -> int:
+    """A cursor whose lease somebody has; the epoch."""
+    await cursors.create(TOPIC, NAME, mark_delete, {})
+    return (await cursors.acquire(TOPIC, NAME, "me", LONG_MS)).epoch
+
+
+async def beyond(cursors: Cursors) -> list[Run | Part]:
+    return [each async for each in cursors.acknowledged(TOPIC, NAME)]
+
+
+async def attempts(cursors: Cursors) -> dict[Position, int]:
+    return {position: count async for position, count in cursors.attempts(TOPIC, NAME)}
+
+
+async def test_a_cursor_is_made_once_where_it_is_told(cursors: Cursors) -> None:
+    before_ms = time.time_ns() // 1_000_000
+    made, created = await cursors.create(TOPIC, NAME, at(7), {"a": "1"})
+    assert created
+    assert (made.name, made.mark_delete, made.properties) == (NAME, at(7), {"a": "1"})
+    assert (made.acknowledged_entries, made.owner) == (0, "")
+    assert before_ms <= made.created_ms <= time.time_ns() // 1_000_000
+    assert await cursors.create(TOPIC, NAME, None, {"b": "2"}) == (made, False)
+    assert await cursors.get(TOPIC, NAME) == made
+    other, _ = await cursors.create(OTHER, NAME, None, {})
+    assert other.mark_delete is None
+
+
+async def test_of_many_who_make_a_cursor_one_does(cursors: Cursors) -> None:
+    made = await asyncio.gather(*(cursors.create(TOPIC, NAME, None, {}) for _ in range(20)))
+    assert sum(created for _, created in made) == 1
+
+
+async def test_cursors_are_listed_in_the_order_of_their_names(cursors: Cursors) -> None:
+    names = ["Z", "a", "b", "ä", "\U0001f600"]
+    for name in reversed(names):
+        await cursors.create(TOPIC, name, None, {})
+    await cursors.create(OTHER, "c", None, {})
+    found: list[str] = []
+    token = ""
+    while True:
+        page, token = await cursors.page(TOPIC, limit=2, token=token)
+        found += [each.name for each in page]
+        if not token:
+            break
+    assert found == names
+    assert await cursors.page(TopicName.parse("a/b/none"), limit=2, token="") == ([], "")
+
+
+async def test_a_page_that_is_none_is_refused(cursors: Cursors) -> None:
+    await cursors.create(TOPIC, NAME, None, {})
+    with pytest.raises(InvalidPage):
+        await cursors.page(TOPIC, limit=2, token="\u00fc none")
+
+
+async def test_acknowledgements_move_the_cursor_over_all_that_has_no_gap(
+    cursors: Cursors,
+) -> None:
+    epoch = await leased(cursors)
+    assert await cursors.persist(TOPIC, NAME, entries(at(1), at(4), at(2)), epoch) is None
+    assert await beyond(cursors) == [Run(at(1), 2), Run(at(4), 4)]
+    assert (await cursors.get(TOPIC, NAME)).acknowledged_entries == 3
+    assert await cursors.persist(TOPIC, NAME, entries(at(0)), epoch) == at(2)
+    for _ in range(2):
+        assert await cursors.persist(TOPIC, NAME, entries(at(0), at(3)), epoch) == at(4)
+    assert await beyond(cursors) == []
+    cursor = await cursors.get(TOPIC, NAME)
+    assert (cursor.mark_delete, cursor.acknowledged_entries) == (at(4), 0)
+
+
+async def test_a_cursor_moves_from_one_ledger_to_the_next_where_nothing_is_between(
+    cursors: Cursors,
+) -> None:
+    epoch = await leased(cursors, at(1))
+    first, second = at(0, 3), at(1, 3)
+    await cursors.persist(TOPIC, NAME, entries(first, second), epoch)
+    assert (await cursors.get(TOPIC, NAME)).mark_delete == at(1)
+    told = entries(at(2), successions=((at(2), first),))
+    assert await cursors.persist(TOPIC, NAME, told, epoch) == second
+
+
+async def test_a_log_may_begin_anywhere(cursors: Cursors) -> None:
+    epoch = await leased(cursors)
+    told = entries(at(5, 2), at(6, 2), successions=((at(0, 0), at(5, 2)),))
+    assert await cursors.persist(TOPIC, NAME, told, epoch) == at(6, 2)
+
+
+async def test_messages_of_a_batch_add_up_to_it(cursors: Cursors) -> None:
+    epoch = await leased(cursors)
+    await cursors.persist(TOPIC, NAME, entries(parts=((at(0), 3, 0b001),)), epoch)
+    await cursors.persist(TOPIC, NAME, entries(at(2), parts=((at(3), 10, 1 << 9),)), epoch)
+    for _ in range(2):
+        await cursors.persist(TOPIC, NAME, entries(parts=((at(0), 3, 0b100),)), epoch)
+    assert await beyond(cursors) == [
+        Run(at(2), 2),
+        Part(at(0), 3, 0b101),
+        Part(at(3), 10, 1 << 9),
+    ]
+    assert await cursors.persist(TOPIC, NAME, entries(parts=((at(0), 3, 0b010),)), epoch) == at(0)
+    assert await cursors.persist(TOPIC, NAME, entries(at(1)), epoch) == at(2)
+    assert await cursors.persist(TOPIC, NAME, entries(at(3)), epoch) == at(3)
+    assert await beyond(cursors) == []
+
+
+async def test_as_much_as_a_machine_has_at_a_time_is_kept(cursors: Cursors) -> None:
+    """More than one call of the service takes."""
+    epoch = await leased(cursors)
+    odd = [at(2 * i + 1) for i in range(CALL_ITEMS_MAX + 1)]
+    await cursors.persist(TOPIC, NAME, entries(*odd), epoch)
+    assert await beyond(cursors) == [Run(each, each.entry_id) for each in odd]
+    even = [at(2 * i) for i in range(CALL_ITEMS_MAX + 1)]
+    assert await cursors.persist(TOPIC, NAME, entries(*even), epoch) == odd[-1]
+
+
+async def test_attempts_are_kept_until_their_entry_is_acknowledged(cursors: Cursors) -> None:
+    epoch = await leased(cursors)
+    counts = [(at(i), i + 1) for i in range(CALL_ITEMS_MAX + 1)]
+    for _ in range(2):
+        await cursors.record(TOPIC, NAME, counts, epoch)
+    assert await attempts(cursors) == dict(counts)
+    await cursors.record(TOPIC, NAME, [(at(1), 9)], epoch)
+    await cursors.record(TOPIC, NAME, [], epoch)
+    await cursors.persist(TOPIC, NAME, entries(at(0), at(5)), epoch)
+    expected = {**dict(counts), at(1): 9}
+    del expected[at(0)], expected[at(5)]
+    assert await attempts(cursors) == expected
+
+
+async def test_a_reset_forgets_what_is_beyond_and_what_failed(cursors: Cursors) -> None:
+    epoch = await leased(cursors, at(3))
+    told = entries(at(6), parts=((at(7), 2, 1),))
+    await cursors.persist(TOPIC, NAME, told, epoch)
+    await cursors.record(TOPIC, NAME, [(at(5), 2)], epoch)
+    for mark_delete in (at(1), at(9), None):
+        await cursors.reset(TOPIC, NAME, mark_delete, epoch)
+        assert (await cursors.get(TOPIC, NAME)).mark_delete == mark_delete
+        assert (await beyond(cursors), await attempts(cursors)) == ([], {})
+
+
+async def test_properties_are_put_and_removed_together(cursors: Cursors) -> None:
+    await cursors.create(TOPIC, NAME, None, {"a": "1", "b": "2"})
+    cursor = await cursors.set_properties(TOPIC, NAME, {"c": "ü", "a": "3"}, ["b", "none"])
+    assert cursor.properties == {"a": "3", "c": "ü"}
+    assert (await cursors.get(TOPIC, NAME)).properties == {"a": "3", "c": "ü"}
+
+
+async def test_properties_are_bounded(cursors: Cursors) -> None:
+    await cursors.create(TOPIC, NAME, None, {"a": "1"})
+    for bad in ({"x": "y" * 4096}, {str(i): "" for i in range(2_001)}):
+        with pytest.raises(InvalidProperty):
+            await cursors.set_properties(TOPIC, NAME, bad, [])
+        with pytest.raises(InvalidProperty):
+            await cursors.create(TOPIC, "other", None, bad)
+    await cursors.set_properties(TOPIC, NAME, {"x": "y" * 4095}, [])
+    await cursors.set_properties(TOPIC, NAME, {str(i): "" for i in range(1_998)}, [])
+    assert len((await cursors.get(TOPIC, NAME)).properties) == 2_000
+
+
+# ---- leases
+
+
+async def test_one_has_the_lease_and_may_ask_for_it_again(cursors: Cursors) -> None:
+    await cursors.create(TOPIC, NAME, None, {})
+    assert await cursors.acquire(TOPIC, NAME, "me", LONG_MS) == Lease("me", 1)
+    assert await cursors.acquire(TOPIC, NAME, "me", LONG_MS) == Lease("me", 1)
+    assert (await cursors.get(TOPIC, NAME)).owner == "me"
+    with pytest.raises(NotOwner) as caught:
+        await cursors.acquire(TOPIC, NAME, "you", LONG_MS)
+    assert caught.value.details == {"owner": "me"}
+    assert caught.value.retry_after_s
+
+
+async def test_who_gives_the_lease_back_is_fenced_by_whoever_comes_next(cursors: Cursors) -> None:
+    epoch = await leased(cursors)
+    await cursors.release(TOPIC, NAME, epoch)
+    assert (await cursors.get(TOPIC, NAME)).owner == ""
+    assert await cursors.acquire(TOPIC, NAME, "me", LONG_MS) == Lease("me", epoch + 1)
+    await all_fenced(cursors, epoch)
+    await cursors.persist(TOPIC, NAME, entries(at(0)), epoch + 1)
+    assert (await cursors.get(TOPIC, NAME)).mark_delete == at(0)
+
+
+async def test_a_lease_that_is_over_is_kept_until_somebody_takes_it(cursors: Cursors) -> None:
+    await cursors.create(TOPIC, NAME, None, {})
+    epoch = (await cursors.acquire(TOPIC, NAME, "me", 100)).epoch
+
+    async def nobodys() -> bool:
+        return not (await cursors.get(TOPIC, NAME)).owner
+
+    await eventually(nobodys)
+    await cursors.persist(TOPIC, NAME, entries(at(0)), epoch)
+    await cursors.renew(TOPIC, NAME, "me", epoch, 100)
+    assert (await cursors.get(TOPIC, NAME)).owner == "me"
+    await eventually(nobodys)
+    taken = await cursors.acquire(TOPIC, NAME, "you", LONG_MS)
+    assert taken == Lease("you", epoch + 1)
+    await all_fenced(cursors, epoch)
+    with pytest.raises(Fenced):
+        await cursors.renew(TOPIC, NAME, "me", taken.epoch, LONG_MS)
+    assert (await cursors.get(TOPIC, NAME)).mark_delete == at(0)
+
+
+async def all_fenced(cursors: Cursors, epoch: int) -> None:
+    """Nothing that takes an epoch is done for this one, not even nothing."""
+    before = await cursors.get(TOPIC, NAME)
+    for call in (
+        lambda: cursors.persist(TOPIC, NAME, entries(at(0)), epoch),
+        lambda: cursors.persist(TOPIC, NAME, NOTHING, epoch),
+        lambda: cursors.record(TOPIC, NAME, [(at(3), 1)], epoch),
+        lambda: cursors.reset(TOPIC, NAME, None, epoch),
+        lambda: cursors.renew(TOPIC, NAME, "me", epoch, LONG_MS),
+        lambda: cursors.release(TOPIC, NAME, epoch),
+    ):
+        with pytest.raises(Fenced):
+            await call()  # type: ignore[no-untyped-call]
+    assert await cursors.get(TOPIC, NAME) == before
+    assert await attempts(cursors) == {}
+
+
+# ---- what is not there
+
+
+def methods(cursors: Cursors) -> dict[str, Callable[[], object]]:
+    """Every method that names a cursor, called."""
+
+    async def listed(items: object) -> list[object]:
+        return [each async for each in items]  # type: ignore[attr-defined]
+
+    return {
+        "get": lambda: cursors.get(TOPIC, NAME),
+        "delete": lambda: cursors.delete(TOPIC, NAME),
+        "reset": lambda: cursors.reset(TOPIC, NAME, None, 1),
+        "acknowledged": lambda: listed(cursors.acknowledged(TOPIC, NAME)),
+        "attempts": lambda: listed(cursors.attempts(TOPIC, NAME)),
+        "persist": lambda: cursors.persist(TOPIC, NAME, entries(at(0)), 1),
+        "record": lambda: cursors.record(TOPIC, NAME, [(at(0), 1)], 1),
+        "set_properties": lambda: cursors.set_properties(TOPIC, NAME, {"a": "1"}, []),
+        "acquire": lambda: cursors.acquire(TOPIC, NAME, "me", LONG_MS),
+        "renew": lambda: cursors.renew(TOPIC, NAME, "me", 1, LONG_MS),
+        "release": lambda: cursors.release(TOPIC, NAME, 1),
+    }
+
+
+METHODS = list(methods(MemoryCursors()))
+
+
+async def fails(cursors: Cursors, method: str, refusal: type[DomainError]) -> DomainError:
+    with pytest.raises(refusal) as caught:
+        await methods(cursors)[method]()  # type: ignore[misc]
+    return caught.value
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_cursor_that_is_not_there_is_not_found(cursors: Cursors, method: str) -> None:
+    await fails(cursors, method, SubscriptionNotFound)
+    await leased(cursors)
+    await cursors.delete(TOPIC, NAME)
+    await fails(cursors, method, SubscriptionNotFound)
+
+
+@pytest.mark.parametrize("method", [*METHODS, "create", "page", "check"])
+async def test_a_service_that_does_not_answer_is_unavailable(method: str) -> None:
+    (port,) = free_ports(1)
+    memory = MemoryCursors()
+    memory.available = False
+    async with over(port) as unreachable:
+        for cursors in (unreachable, memory):
+            more = {
+                **methods(cursors),
+                "create": lambda cursors=cursors: cursors.create(TOPIC, NAME, None, {}),
+                "page": lambda cursors=cursors: cursors.page(TOPIC, limit=1, token=""),
+                "check": lambda cursors=cursors: cursors.check(),
+            }
+            with pytest.raises(CursorsUnavailable) as caught:
+                await more[method]()  # type: ignore[misc]
+            assert caught.value.retry_after_s

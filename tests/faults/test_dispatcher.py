@@ -1,0 +1,632 @@
+"""Deliveries while everything fails: per key in order, at one consumer at a time, none after it was
+acknowledged, and none lost."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from grpc import StatusCode, aio
+
+from seqgate.api.cursor.v1 import cursor_pb2
+from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
+from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.client import connect as connect_client
+from seqgate.types import Position
+from tests.faults.world import World
+from tests.integration.services import channel_to, serving
+from tests.support.crash_points import Order
+from tests.support.delivery_checkers import Deliveries, Token, check
+from tests.support.publisher import publishing, single
+from tests.support.raw_consumer import RawConsumer, connect, consuming, subscribe
+from tests.support.waiting import eventually
+from tests.support.wire import Wire
+from tools.stack.ports import free_ports
+from tools.stack.stack import Stack
+
+MESSAGES = 300
+"""How many messages there are where nobody publishes while something fails."""
+
+LOAD = 10
+"""How many messages are published at a time where somebody does."""
+
+KEYS = 25
+CONSUMERS = 3
+PERMITS = 8
+KILLS = 3
+
+QUICK = {"SEQGATE_DISPATCHER_LEASE_S": "0.5", "SEQGATE_DISPATCHER_CALL_TIMEOUT_S": "0.5"}
+
+
+@pytest.fixture(scope="module")
+async def quick(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    """A stack whose subscriptions change hands soon."""
+    world = World(tmp_path_factory.mktemp("dispatcher"), **QUICK)
+    async with world.stack:
+        yield world
+
+
+class Recording(RawConsumer):
+    """A consumer that writes down what it sees, as it sees it."""
+
+    def __init__(self, history: Deliveries, call: Any, subscribed: pb.Subscribed) -> None:
+        self._history = history
+        self._asked: dict[int, list[Token]] = {}
+        super().__init__(call, subscribed)
+
+    async def done_with(self, deliveries: Sequence[pb.Delivery]) -> None:
+        """Ask to acknowledge deliveries."""
+        tokens = [Token(self.epoch, each.delivery) for each in deliveries]
+        for token in tokens:
+            self._history.asked(token)
+        self._asked[self._requests + 1] = tokens
+        await self.ask_acknowledge(*deliveries)
+
+    def _take(self, response: pb.ConsumeResponse) -> None:
+        for each in response.deliveries.deliveries:
+            token = Token(self.epoch, each.delivery)
+            position = Position(each.position.ledger_id, each.position.entry_id)
+            self._history.delivered(self._place, token, each.metadata.partition_key, position)
+        if response.HasField("settled"):
+            tokens = self._asked.pop(response.settled.request_id, [])
+            outcomes = response.settled.outcomes or [pb.OUTCOME_DONE] * len(tokens)
+            for token, outcome in zip(tokens, outcomes, strict=True):
+                if outcome == pb.OUTCOME_DONE:
+                    self._history.done(token)
+        super()._take(response)
+
+    @property
+    def _place(self) -> str:
+        return f"{self.name} ({self.epoch}, {self.subscribed.consumer_id})"
+
+
+class Group:
+    """Consumers of a subscription that come again whenever their stream ends. What they receive
+    they acknowledge, in order, some of it a little later."""
+
+    def __init__(self, topic: str, addresses: Sequence[str], random: Random) -> None:
+        self.topic = topic
+        self.addresses = list(addresses)
+        self.history = Deliveries()
+        self.connected: dict[str, Recording] = {}
+        self._random = random
+        self._channels: dict[str, Any] = {}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """All of them consume meanwhile."""
+        tasks = [asyncio.create_task(self._keep(f"c{i}")) for i in range(CONSUMERS)]
+        try:
+            yield
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            for consumer in self.connected.values():
+                await consumer.crash()
+            for channel in self._channels.values():
+                await channel.close()
+
+    async def given(self, count: int) -> None:
+        """Wait until so many more deliveries were made."""
+        end = len(self.history.given) + count
+        await eventually(lambda: len(self.history.given) >= end, f"{count} more", within_s=30)
+
+    async def crash_one(self) -> None:
+        """Somebody vanishes, if anybody is connected."""
+        if self.connected:
+            await self._random.choice(list(self.connected.values())).crash()
+
+    async def _keep(self, name: str) -> None:
+        while True:
+            address = self._random.choice(self.addresses)
+            channel = self._channels.setdefault(address, channel_to(address))
+            stub: Any = DispatcherServiceStub(channel)
+            request = subscribe(self.topic, name=name)
+            try:
+                consumer = await connect(
+                    stub, request, lambda *opened: Recording(self.history, *opened)
+                )
+            except aio.AioRpcError:
+                await asyncio.sleep(0.02)
+                continue
+            assert isinstance(consumer, Recording)
+            self.connected[name] = consumer
+            await self._serve(consumer)
+            await consumer.crash()
+
+    async def _serve(self, consumer: Recording) -> None:
+        await consumer.permit(PERMITS)
+        while not consumer.has_ended:
+            with suppress(AssertionError):  # it ended
+                await consumer.until(lambda: consumer.waiting or consumer.draining.is_set())
+            some = await consumer.received(consumer.waiting)
+            for _ in range(self._random.randrange(3)):
+                await asyncio.sleep(0)
+            if some:
+                await consumer.done_with(some)
+                await consumer.permit(len(some))
+            if consumer.draining.is_set():
+                with suppress(aio.AioRpcError):
+                    await consumer.leave()
+                return
+
+
+async def publish(world: World, topic: str, count: int) -> None:
+    """So many messages, to some keys each."""
+    async with (
+        connect_client(world.stack.address("ledger")) as client,
+        client.producer(topic, name="q", batching=None) as producer,
+    ):
+        await asyncio.gather(
+            *(producer.send_nowait(b"x", key=f"k{i % KEYS}") for i in range(count))
+        )
+
+
+@asynccontextmanager
+async def load(world: World, topic: str) -> AsyncIterator[None]:
+    """There is always something new meanwhile, whatever becomes of the ledger."""
+    over = asyncio.Event()
+
+    async def keep_publishing() -> None:
+        async with (
+            connect_client(world.stack.address("ledger")) as client,
+            client.producer(topic, name="p", batching=None) as producer,
+        ):
+            i = 0
+            while not over.is_set():
+                some = [producer.send_nowait(b"x", key=f"k{i + n}") for n in range(LOAD)]
+                i = (i + LOAD) % KEYS
+                await asyncio.gather(*some)
+                await asyncio.sleep(0.02)
+
+    publishing = asyncio.create_task(keep_publishing())
+    try:
+        yield
+        over.set()
+        await publishing
+    finally:
+        publishing.cancel()
+        await asyncio.wait([publishing])
+
+
+async def positions(world: World, topic: str) -> list[Position]:
+    """Where the messages of a topic are."""
+    found: list[Position] = []
+    async with channel_to(world.stack.address("ledger")) as channel:
+        stub: Any = LedgerServiceStub(channel)
+        request = ledger_pb2.ReadRequest(
+            topic=topic, earliest=ledger_pb2.Earliest(), metadata_only=True
+        )
+        async for response in stub.Read(request):
+            found += (
+                Position(each.position.ledger_id, each.position.entry_id)
+                for each in response.entries.entries
+            )
+    return found
+
+
+async def all_acknowledged(world: World, topic: str) -> list[Position]:
+    """Wait until a subscription has everything behind it; where that was."""
+    published = await positions(world, topic)
+    async with channel_to(world.stack.address("cursor")) as channel:
+        stub: Any = CursorServiceStub(channel)
+
+        async def at_the_end() -> bool:
+            request = cursor_pb2.GetCursorRequest(topic=topic, name="s")
+            cursor = (await stub.GetCursor(request)).cursor
+            return published[-1] == (cursor.mark_delete.ledger_id, cursor.mark_delete.entry_id)
+
+        await eventually(at_the_end, "everything is acknowledged", within_s=40)
+    return published
+
+
+async def restart(world: World, name: str) -> None:
+    await world.stack.kill(name)
+    await world.stack.run(name)
+
+
+@pytest.mark.parametrize("victims", ["dispatcher", "cursor", "ledger", "consumer", "all"])
+async def test_kills_under_load_leave_every_key_in_order(
+    quick: World, seed: int, victims: str
+) -> None:
+    random = Random(f"{seed} {victims}")
+    topic = f"public/default/kills-{victims}"
+    await publish(quick, topic, 1)
+    group = Group(topic, [quick.stack.address("dispatcher")], random)
+    names = ["dispatcher", "cursor", "ledger", "consumer"] if victims == "all" else [victims]
+    async with group.running():
+        async with load(quick, topic):
+            for kill in range(max(KILLS, len(names))):
+                await group.given(random.randint(10, 60))
+                victim = names[kill % len(names)]
+                if victim == "consumer":
+                    for _ in range(3):
+                        await group.crash_one()
+                        await group.given(random.randint(5, 20))
+                else:
+                    await restart(quick, victim)
+            await group.given(10)
+        published = await all_acknowledged(quick, topic)
+    check(group.history, published)
+
+
+@asynccontextmanager
+async def dispatcher(stack: Stack, port: int, **environment: str) -> AsyncIterator[Any]:
+    """Another dispatcher, by its process."""
+    with (stack.folder / "logs" / f"dispatcher-{port}.log").open("ab") as log:
+        process = await stack.start_process(
+            [sys.executable, "-m", "services.dispatcher"],
+            log.fileno(),
+            {
+                **os.environ,
+                **stack.settings,
+                "SEQGATE_DISPATCHER_LISTEN": f"127.0.0.1:{port}",
+                **environment,
+            },
+        )
+    try:
+        await serving(f"127.0.0.1:{port}")
+        yield process
+    finally:
+        if process.returncode is None:
+            os.kill(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+async def test_a_rolling_restart_of_dispatchers_and_consumers_under_load(
+    quick: World, seed: int
+) -> None:
+    random = Random(seed)
+    topic = "public/default/rolling"
+    await publish(quick, topic, 1)
+    ports = free_ports(2)
+    group = Group(topic, [f"127.0.0.1:{port}" for port in ports], random)
+    async with (
+        dispatcher(quick.stack, ports[0]) as first,
+        dispatcher(quick.stack, ports[1]) as second,
+        group.running(),
+        AsyncExitStack() as started,
+    ):
+        async with load(quick, topic):
+            for port, process in zip(ports, (first, second), strict=True):
+                await started.enter_async_context(again(quick, port, process, group))
+            for name in list(group.connected):
+                await group.given(20)
+                await group.connected[name].crash()
+            await group.given(20)
+        published = await all_acknowledged(quick, topic)
+    check(group.history, published)
+
+
+@asynccontextmanager
+async def again(world: World, port: int, process: Any, group: Group) -> AsyncIterator[None]:
+    """A dispatcher is told to stop, and started again."""
+    await group.given(50)
+    os.kill(process.pid, signal.SIGTERM)
+    assert await process.wait() == 0
+    async with dispatcher(world.stack, port):
+        await group.given(20)
+        yield
+
+
+async def test_an_instance_that_stands_still_again_and_again(quick: World, seed: int) -> None:
+    """Its subscription goes back and forth; what it does late counts for nothing."""
+    random = Random(seed)
+    topic = "public/default/zombies"
+    await publish(quick, topic, 1)
+    ports = free_ports(2)
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    group = Group(topic, addresses, random)
+    async with (
+        dispatcher(quick.stack, ports[0]) as first,
+        dispatcher(quick.stack, ports[1]) as second,
+        group.running(),
+    ):
+        async with load(quick, topic):
+            for _ in range(2):
+                await group.given(random.randint(20, 60))
+                owner = await owner_of(quick, topic)
+                zombie = first if owner == addresses[0] else second
+                os.kill(zombie.pid, signal.SIGSTOP)
+                # One waits for it; the others come to the other one.
+                group.addresses = [each for each in addresses if each != owner]
+                for name in list(group.connected)[:2]:
+                    await group.connected[name].crash()
+                await group.given(random.randint(20, 60))
+                os.kill(zombie.pid, signal.SIGCONT)
+                group.addresses = addresses
+                await group.given(20)
+        published = await all_acknowledged(quick, topic)
+    check(group.history, published)
+
+
+async def owner_of(world: World, topic: str) -> str:
+    async with channel_to(world.stack.address("cursor")) as channel:
+        stub: Any = CursorServiceStub(channel)
+        request = cursor_pb2.GetCursorRequest(topic=topic, name="s")
+        return str((await stub.GetCursor(request)).cursor.lease.owner)
+
+
+async def test_answers_of_the_cursor_service_are_lost(quick: World, seed: int) -> None:
+    random = Random(seed)
+    topic = "public/default/lost-answers"
+    await publish(quick, topic, MESSAGES)
+    (port,) = free_ports(1)
+    async with Wire(quick.stack.ports["cursor"], random=random) as wire:
+        group = Group(topic, [f"127.0.0.1:{port}"], random)
+        target = {"SEQGATE_DISPATCHER_CURSOR_TARGET": wire.address}
+        async with dispatcher(quick.stack, port, **target), group.running():
+            await group.given(20)
+            wire.share = 0.1
+            await eventually(lambda: wire.lost >= 10, within_s=30)
+            wire.share = 0
+            published = await all_acknowledged(quick, topic)
+    check(group.history, published)
+
+
+async def test_64_a_full_cursor_store_acknowledges_nothing_and_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path / "full", SEQGATE_CURSOR_STORE_BYTES_MAX="1000000", **QUICK)
+    topic = "public/default/full"
+    filler = {"topic": topic, "name": "filler"}
+    async with (
+        world.stack,
+        channel_to(world.stack.address("cursor")) as to_cursor,
+        channel_to(world.stack.address("ledger")) as to_ledger,
+        channel_to(world.stack.address("dispatcher")) as to_dispatcher,
+    ):
+        cursors: Any = CursorServiceStub(to_cursor)
+        dispatchers: Any = DispatcherServiceStub(to_dispatcher)
+        async with publishing(LedgerServiceStub(to_ledger), topic, "p") as publisher:
+            for i in range(4):
+                await publisher.store(single(i, i, partition_key="ab"[i % 2]))
+        async with consuming(dispatchers, topic, permits=9, max_in_flight_per_key=1) as consumer:
+            first, second = await consumer.received(2)
+            await cursors.CreateCursor(cursor_pb2.CreateCursorRequest(**filler))
+            full = False
+            for i in range(2_000):
+                request = cursor_pb2.UpdateCursorPropertiesRequest(
+                    **filler, put={f"{i}": "x" * 4_000}
+                )
+                try:
+                    await cursors.UpdateCursorProperties(request)
+                except aio.AioRpcError:
+                    full = True
+                    break
+            assert full
+            ids = [
+                await consumer.ask_acknowledge(first),
+                await consumer.ask_acknowledge(second),
+            ]
+            await consumer.renew(first)
+            assert not any(consumer.has_settled(each) for each in ids)
+            assert await consumer.still() == 0
+            await cursors.DeleteCursor(cursor_pb2.DeleteCursorRequest(**filler))
+            for each in ids:
+                assert not (await consumer.settled(each)).outcomes
+            await consumer.received(2)
+
+
+STEPS = {
+    "before it has a number": Order("set_properties.before"),
+    "it has a number": Order("set_properties.after"),
+    "before the owner is sure": Order("persist.before"),
+    "the owner is sure": Order("persist.after"),
+    "before it is published": Order("put.before"),
+    "it is published": Order("put.after"),
+    "before it is acknowledged": Order("persist.before", passes=1),
+    "it is acknowledged": Order("persist.after", passes=1),
+    "before its number is forgotten": Order("set_properties.before", passes=1),
+    "its number is forgotten": Order("set_properties.after", passes=1),
+}
+
+
+@pytest.mark.parametrize(
+    ("order", "policy"),
+    [
+        *((order, "HOLD") for order in STEPS.values()),
+        (STEPS["it has a number"], "CONTINUE"),
+        (STEPS["it is published"], "CONTINUE"),
+        (STEPS["it is acknowledged"], "CONTINUE"),
+        (STEPS["it has a number"], "TAIL"),
+        (STEPS["it is published"], "TAIL"),
+        (STEPS["it is acknowledged"], "TAIL"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else f"{each.point}-{each.passes}",
+)
+async def test_a_crash_while_a_message_is_dead_lettered_loses_and_doubles_nothing(
+    quick: World, order: Order, policy: str
+) -> None:
+    topic = f"public/default/{policy}-{order.point}-{order.passes}"
+    stack = quick.stack
+    options: dict[str, Any] = {
+        "max_redeliveries": 0,
+        "after_dead_letter": pb.AfterDeadLetter.Value(f"AFTER_DEAD_LETTER_{policy}"),
+    }
+    async with (
+        channel_to(stack.address("ledger")) as to_ledger,
+        channel_to(stack.address("dispatcher")) as to_dispatcher,
+    ):
+        ledger: Any = LedgerServiceStub(to_ledger)
+        dispatchers: Any = DispatcherServiceStub(to_dispatcher)
+        async with publishing(ledger, topic, "p") as publisher:
+            for i, key in enumerate("kko"):
+                await publisher.store(single(i, i, partition_key=key))
+        async with consuming(dispatchers, topic, permits=9, **options) as consumer:
+            got = {each.position.entry_id: each for each in await consumer.received(3)}
+            await consumer.acknowledge(got[2])
+            quick.order("dispatcher", order)
+            await consumer.refuse(got[0], delay_ms=0)
+            assert await stack.ended("dispatcher") == -signal.SIGKILL
+        await stack.run("dispatcher")
+        await serving(stack.address("dispatcher"))
+        async with consuming(dispatchers, topic, permits=9, **options) as consumer:
+
+            async def gone_on() -> bool:
+                """The message is dead, and its key is as it is to be."""
+                for each in consumer.deliveries[consumer.waiting * -1 :]:
+                    if each.position.entry_id == 0 and each.delivery not in seen:
+                        seen.add(each.delivery)
+                        await consumer.refuse(each, delay_ms=0)
+                found = await dispatchers.GetSubscription(
+                    pb.GetSubscriptionRequest(topic=topic, subscription="s")
+                )
+                return found.subscription.mark_delete.entry_id == (
+                    2 if policy == "TAIL" else 0
+                ) and (found.subscription.HasField("mark_delete"))
+
+            seen: set[int] = set()
+            await eventually(gone_on)
+            if policy == "HOLD":
+                request = pb.ExplainRequest(topic=topic, subscription="s", key=b"k")
+
+                async def held() -> bool:
+                    answer = await dispatchers.Explain(request)
+                    return bool(answer.reasons[0].reason == pb.REASON_HELD)
+
+                await eventually(held)
+                release = pb.ReleaseKeyRequest(topic=topic, subscription="s", key=b"k")
+                await dispatchers.ReleaseKey(release)
+            if policy != "TAIL":
+                await consumer.until(lambda: alive(consumer, 1))
+                last = alive(consumer, 1)[-1]
+                assert last.HasField("gap") is (policy == "CONTINUE")
+                assert not (await consumer.acknowledge(last)).outcomes
+        letters = await origins(ledger, f"{topic}-s-DLQ")
+    assert letters == ([0, 1] if policy == "TAIL" else [0])
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "set_properties.before",
+        "set_properties.after",
+        "persist.before",
+        "persist.after",
+        "put.before",
+        "put.after",
+    ],
+)
+async def test_who_stands_still_while_a_message_is_dead_lettered_doubles_nothing(
+    quick: World, point: str
+) -> None:
+    """Another instance takes the subscription over meanwhile, and a third one after it."""
+    topic = f"public/default/still-{point}"
+    stack = quick.stack
+    options: dict[str, Any] = {"max_redeliveries": 0}
+    ports = free_ports(2)
+    async with (
+        channel_to(stack.address("ledger")) as to_ledger,
+        channel_to(stack.address("dispatcher")) as to_zombie,
+        channel_to(f"127.0.0.1:{ports[0]}") as to_other,
+        channel_to(f"127.0.0.1:{ports[1]}") as to_third,
+        dispatcher(stack, ports[0]) as other,
+        dispatcher(stack, ports[1]),
+    ):
+        ledger: Any = LedgerServiceStub(to_ledger)
+        async with publishing(ledger, topic, "p") as publisher:
+            for i, key in enumerate("kkl"):
+                await publisher.store(single(i, i, partition_key=key))
+        stub: Any = DispatcherServiceStub(to_zombie)
+        async with consuming(stub, topic, permits=9, **options) as late:
+            got = {each.position.entry_id: each for each in await late.received(3)}
+            zombie = quick.pid("dispatcher")
+            quick.order("dispatcher", Order(point, number=signal.SIGSTOP))
+            await late.write(
+                refuse=pb.Refuse(
+                    request_id=1,
+                    epoch=late.epoch,
+                    refusals=[pb.Refusal(delivery=got[0].delivery, delay_ms=0)],
+                )
+            )
+            await eventually(lambda: is_stopped(zombie))
+            try:
+                current = await taken_over(DispatcherServiceStub(to_other), topic, **options)
+                await current.permit(9)
+                await all_dead(current, ledger, topic, [0, 2])
+            finally:
+                os.kill(zombie, signal.SIGCONT)
+            error = await late.ended()
+            assert error is not None
+            assert error.code() is StatusCode.ABORTED
+            await current.leave()
+        os.kill(other.pid, signal.SIGTERM)
+        assert await other.wait() == 0
+        third = await taken_over(DispatcherServiceStub(to_third), topic, **options)
+        await third.permit(9)
+        (last,) = await third.received(1)
+        assert (last.position.entry_id, last.gap.position.entry_id) == (1, 0)
+        await third.acknowledge(last)
+        await third.crash()
+        assert sorted(await origins(ledger, f"{topic}-s-DLQ")) == [0, 2]
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process stands still."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+async def taken_over(stub: Any, topic: str, **options: Any) -> RawConsumer:
+    """A stream that is open as soon as nobody else has the subscription."""
+    found: list[RawConsumer] = []
+
+    async def connected() -> bool:
+        with suppress(aio.AioRpcError):
+            found.append(await connect(stub, subscribe(topic, **options)))
+        return bool(found)
+
+    await eventually(connected)
+    return found[0]
+
+
+async def all_dead(consumer: RawConsumer, ledger: Any, topic: str, entries: list[int]) -> None:
+    """Fail these messages until they are in the dead letter topic, and acknowledged."""
+    failed = set[int]()
+
+    async def dead() -> bool:
+        for each in consumer.deliveries:
+            if each.position.entry_id in entries and each.delivery not in failed:
+                failed.add(each.delivery)
+                await consumer.refuse(each, delay_ms=0)
+        try:
+            found = await origins(ledger, f"{topic}-s-DLQ")
+        except aio.AioRpcError:
+            return False
+        return set(found) == set(entries)
+
+    await eventually(dead)
+
+
+def alive(consumer: RawConsumer, entry_id: int) -> list[pb.Delivery]:
+    """The deliveries of an entry that were not taken back."""
+    return [
+        each
+        for each in consumer.deliveries
+        if each.position.entry_id == entry_id and each.delivery not in consumer.revoked
+    ]
+
+
+async def origins(ledger: Any, topic: str) -> list[int]:
+    """Which messages are in a dead letter topic, by their place in the log."""
+    found: list[int] = []
+    request = ledger_pb2.ReadRequest(topic=topic, earliest=ledger_pb2.Earliest())
+    async for response in ledger.Read(request):
+        found += (
+            int(each.metadata.properties["seqgate.origin.id"].partition(":")[2])
+            for each in response.entries.entries
+        )
+    return found

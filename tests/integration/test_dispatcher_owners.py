@@ -1,0 +1,356 @@
+"""Two instances of the dispatcher over one cursor service: a subscription has one owner, and what
+an earlier one did counts no more."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from grpc import StatusCode, aio
+
+from seqgate.api.cursor.v1 import cursor_pb2
+from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
+from seqgate.api.ledger.v1 import ledger_pb2
+from tests.integration.refusals import check, refused, status_of_call
+from tests.integration.services import Services, channel_to, is_bad, log_lines, running, serving
+from tests.support.publisher import publishing, single
+from tests.support.raw_consumer import EARLIEST, RawConsumer, connect, consuming, subscribe
+from tests.support.waiting import eventually
+from tools.stack.child import Child
+from tools.stack.ports import free_ports
+
+IN_USE, ABORTED = StatusCode.FAILED_PRECONDITION, StatusCode.ABORTED
+UNAVAILABLE = StatusCode.UNAVAILABLE
+
+LEASE_S = 0.6
+LONG_LEASE = {"SEQGATE_DISPATCHER_LEASE_S": "600"}
+
+
+@pytest.fixture(scope="module")
+async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
+    """A stack whose own dispatcher nobody asks for anything."""
+    async with running(
+        tmp_path_factory.mktemp("owners"),
+        SEQGATE_DISPATCHER_LEASE_S=str(LEASE_S),
+        SEQGATE_DISPATCHER_DRAIN_TIMEOUT_S="5",
+    ) as services:
+        yield services
+
+
+@dataclass
+class Instance:
+    """A dispatcher process."""
+
+    stub: Any
+    address: str
+    process: Child
+    log: str
+
+    def tell(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+
+@asynccontextmanager
+async def instance(services: Services, **environment: str) -> AsyncIterator[Instance]:
+    """Another dispatcher. On the way out it is killed, if it still runs."""
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    stack = services.stack
+    name = f"dispatcher-{port}"
+    with (stack.folder / "logs" / f"{name}.log").open("ab") as log:
+        process = await stack.start_process(
+            [sys.executable, "-m", "services.dispatcher"],
+            log.fileno(),
+            {
+                **os.environ,
+                **stack.settings,
+                "SEQGATE_DISPATCHER_LISTEN": address,
+                **environment,
+            },
+        )
+    try:
+        await serving(address)
+        async with channel_to(address) as channel:
+            yield Instance(DispatcherServiceStub(channel), address, process, name)
+    finally:
+        if process.returncode is None:
+            os.kill(process.pid, signal.SIGKILL)
+        await process.wait()
+    assert [each for each in log_lines(stack, name) if is_bad(each)] == []
+
+
+async def publish(services: Services, topic: str, *keys: str, first: int = 0) -> None:
+    async with publishing(services.ledger, topic, "p") as publisher:
+        await publisher.send(
+            *(single(i, i, b"x", partition_key=key) for i, key in enumerate(keys, first))
+        )
+        for i in range(first, first + len(keys)):
+            assert (await publisher.receipt(i)).status == ledger_pb2.RECEIPT_STATUS_STORED
+
+
+async def owner(services: Services, topic: str) -> str:
+    request = pb.GetSubscriptionRequest(topic=topic, subscription="s")
+    found = await services.dispatcher.GetSubscription(request)
+    return str(found.subscription.owner)
+
+
+async def beyond(services: Services, topic: str) -> tuple[int, list[int]]:
+    """Up to where all is acknowledged, and what is beyond."""
+    names = {"topic": topic, "name": "s"}
+    cursor = (await services.cursor.GetCursor(cursor_pb2.GetCursorRequest(**names))).cursor
+    page = await services.cursor.ReadAcknowledged(cursor_pb2.ReadAcknowledgedRequest(**names))
+    found: list[int] = []
+    for each in page.ranges:
+        found += range(each.first.entry_id, each.last_entry_id + 1)
+    return (cursor.mark_delete.entry_id if cursor.HasField("mark_delete") else -1), found
+
+
+async def takes_over(stub: Any, topic: str, **more: Any) -> RawConsumer:
+    """A stream that is open as soon as nobody else has the subscription."""
+    found: list[RawConsumer] = []
+
+    async def connected() -> bool:
+        try:
+            found.append(await connect(stub, subscribe(topic, **more)))
+        except aio.AioRpcError as error:
+            check(status_of_call(error), IN_USE, "NOT_OWNER")
+        return bool(found)
+
+    await eventually(connected)
+    return found[0]
+
+
+async def ended_with(consumer: RawConsumer, code: StatusCode, reason: str) -> None:
+    error = await consumer.ended()
+    assert error is not None
+    check(status_of_call(error), code, reason)
+
+
+def numbers(deliveries: list[pb.Delivery]) -> list[int]:
+    return [each.position.entry_id for each in deliveries]
+
+
+async def test_who_does_not_have_a_subscription_says_who_has(
+    services: Services, topic: str
+) -> None:
+    await publish(services, topic, "k")
+    names = {"topic": topic, "subscription": "s"}
+    async with (
+        instance(services) as one,
+        instance(services) as other,
+        consuming(one.stub, topic) as consumer,
+    ):
+        for method, request in {
+            "DeleteSubscription": pb.DeleteSubscriptionRequest(**names, force=True),
+            "ResetSubscription": pb.ResetSubscriptionRequest(**names, start=EARLIEST),
+            "UpdateSubscriptionProperties": pb.UpdateSubscriptionPropertiesRequest(
+                **names, put={"a": "1"}
+            ),
+            "ReleaseKey": pb.ReleaseKeyRequest(**names),
+            "Report": pb.ReportRequest(**names),
+            "Explain": pb.ExplainRequest(**names, key=b"k"),
+        }.items():
+            with refused(IN_USE, "NOT_OWNER") as details:
+                await getattr(other.stub, method)(request)
+            assert details == {"owner": one.address}, method
+        with refused(IN_USE, "NOT_OWNER") as details:
+            await connect(other.stub, subscribe(topic))
+        assert details == {"owner": one.address}
+        found = await other.stub.GetSubscription(pb.GetSubscriptionRequest(**names))
+        assert found.subscription.owner == one.address
+        assert not found.subscription.properties
+        assert not consumer.has_ended
+
+
+async def test_a_subscription_is_taken_over_when_its_owner_died(
+    services: Services, topic: str
+) -> None:
+    await publish(services, topic, *"aab")
+    async with instance(services) as one, instance(services) as other:
+        async with consuming(one.stub, topic, permits=9) as consumer:
+            had = {each.position.entry_id: each for each in await consumer.received(3)}
+            await consumer.acknowledge(had[1])
+            one.tell(signal.SIGKILL)
+            error = await consumer.ended()
+            assert error is not None
+            assert error.code() is UNAVAILABLE
+        again = await takes_over(other.stub, topic)
+        assert again.epoch > consumer.epoch
+        await again.permit(9)
+        assert sorted(numbers(await again.received(2))) == [0, 2]
+        stale = pb.Acknowledge(
+            epoch=consumer.epoch, settlements=[pb.Settlement(delivery=had[0].delivery)]
+        )
+        settled = await again.settled(await again.ask("acknowledge", stale))
+        assert list(settled.outcomes) == [pb.OUTCOME_STALE]
+        assert await again.still() == 0
+        await again.crash()
+
+
+async def test_an_owner_that_is_started_again_at_once_has_another_epoch(
+    services: Services, topic: str
+) -> None:
+    await publish(services, topic, "k")
+    (port,) = free_ports(1)
+    address = {"SEQGATE_DISPATCHER_ADVERTISE": f"127.0.0.1:{port}", **LONG_LEASE}
+    epochs = []
+    for _ in range(2):
+        async with (
+            instance(services, **address) as one,
+            consuming(one.stub, topic, permits=1) as consumer,
+        ):
+            await consumer.received(1)
+            epochs.append(consumer.epoch)
+            one.tell(signal.SIGKILL)
+            await consumer.ended()
+    assert epochs[0] < epochs[1]
+
+
+async def test_who_stood_still_for_longer_than_its_lease_is_fenced(
+    services: Services, topic: str
+) -> None:
+    await publish(services, topic, *"abcde")
+    async with instance(services) as zombie, instance(services) as other:
+        async with consuming(zombie.stub, topic, permits=9) as late:
+            old = {each.position.entry_id: each for each in await late.received(5)}
+            zombie.tell(signal.SIGSTOP)
+            asked = [await late.ask_acknowledge(old[3]), await late.ask_acknowledge(old[0])]
+            await late.permit(9)
+            current = await takes_over(other.stub, topic)
+            await current.permit(9)
+            new = {each.position.entry_id: each for each in await current.received(5)}
+            assert not (await current.acknowledge(new[0], new[1])).outcomes
+            zombie.tell(signal.SIGCONT)
+            await ended_with(late, ABORTED, "FENCED")
+            assert not any(late.has_settled(each) for each in asked)
+            assert await beyond(services, topic) == (1, [])
+            with refused(IN_USE, "NOT_OWNER") as details:
+                await connect(zombie.stub, subscribe(topic))
+            assert details == {"owner": other.address}
+        assert not (await current.acknowledge(new[2], new[3], new[4])).outcomes
+        assert await beyond(services, topic) == (4, [])
+        assert await current.still() == 0
+        await current.crash()
+
+
+async def test_a_pause_shorter_than_the_lease_changes_nothing(
+    services: Services, topic: str
+) -> None:
+    await publish(services, topic, *"abc")
+    async with (
+        instance(services, **LONG_LEASE) as one,
+        consuming(one.stub, topic, permits=9) as consumer,
+    ):
+        some = await consumer.received(3)
+        one.tell(signal.SIGSTOP)
+        request = await consumer.ask_acknowledge(*some)
+        one.tell(signal.SIGCONT)
+        assert not (await consumer.settled(request)).outcomes
+        assert await beyond(services, topic) == (2, [])
+
+
+async def test_who_is_told_to_stop_lets_its_consumers_settle_and_gives_back_the_lease(
+    services: Services, topic: str
+) -> None:
+    await publish(services, topic, *"abcd")
+    async with instance(services, **LONG_LEASE) as one, instance(services, **LONG_LEASE) as other:
+        async with consuming(one.stub, topic, permits=9) as consumer:
+            some = await consumer.received(4)
+            one.tell(signal.SIGTERM)
+            await consumer.draining.wait()
+            with refused(UNAVAILABLE, "DRAINING"):
+                await connect(one.stub, subscribe(topic))
+            request = await consumer.ask_acknowledge(*some[:3])
+            await consumer.leave()
+            assert not (await consumer.settled(request)).outcomes
+        assert await one.process.wait() == 0
+        assert await owner(services, topic) == ""
+        async with consuming(other.stub, topic, permits=9) as again:
+            assert again.epoch > consumer.epoch
+            (last,) = await again.received(1)
+            assert (last.position, last.attempts) == (some[3].position, 0)
+
+
+async def test_who_does_not_leave_in_time_is_told_so_and_nothing_counts_as_failed(
+    services: Services, topic: str
+) -> None:
+    await publish(services, topic, *"abcd")
+    hurry = {**LONG_LEASE, "SEQGATE_DISPATCHER_DRAIN_TIMEOUT_S": "0.05"}
+    async with instance(services, **hurry) as one, instance(services, **LONG_LEASE) as other:
+        async with consuming(one.stub, topic, permits=9) as consumer:
+            some = await consumer.received(4)
+            await consumer.acknowledge(some[0])
+            one.tell(signal.SIGTERM)
+            await ended_with(consumer, UNAVAILABLE, "DRAINING")
+            assert consumer.draining.is_set()
+        assert await one.process.wait() == 0
+        async with consuming(other.stub, topic, permits=9) as again:
+            assert [each.attempts for each in await again.received(3)] == [0, 0, 0]
+
+
+async def test_a_subscription_that_nobody_uses_is_let_go(services: Services, topic: str) -> None:
+    await publish(services, topic, "k")
+    idle = {**LONG_LEASE, "SEQGATE_DISPATCHER_IDLE_TIMEOUT_S": "0.05"}
+
+    async def let_go() -> bool:
+        return not await owner(services, topic)
+
+    async with instance(services, **idle) as one, instance(services, **LONG_LEASE) as other:
+        async with consuming(one.stub, topic, permits=1) as consumer:
+            await consumer.received(1)
+            began_s = time.monotonic()
+
+            async def over_a_second() -> bool:  # it is looked for that often
+                return time.monotonic() - began_s > 1.2
+
+            await eventually(over_a_second)
+            assert await owner(services, topic) == one.address
+        await eventually(let_go)
+        async with consuming(other.stub, topic, permits=1) as consumer:
+            assert (await consumer.received(1))[0].attempts == 1
+        # Again by who asks only; other keeps it, since it is not so hasty.
+        with refused(IN_USE, "NOT_OWNER"):
+            await one.stub.Report(pb.ReportRequest(topic=topic, subscription="s"))
+
+
+async def test_the_lease_of_who_died_is_nobodys_when_it_is_over(
+    services: Services, topic: str
+) -> None:
+    await publish(services, topic, "k")
+    async with instance(services) as one:
+        async with consuming(one.stub, topic):
+            assert await owner(services, topic) == one.address
+            one.tell(signal.SIGKILL)
+
+        async def nobodys() -> bool:
+            return not await owner(services, topic)
+
+        await eventually(nobodys)
+
+
+async def test_consumers_follow_a_subscription_through_a_rolling_restart(
+    services: Services, topic: str
+) -> None:
+    """Each instance in turn drains, and another one goes on where it was, nothing twice."""
+    await publish(services, topic, *"abcabcabc")
+    seen: list[int] = []
+    for _ in range(3):
+        async with (
+            instance(services, **LONG_LEASE) as one,
+            consuming(one.stub, topic, permits=3) as consumer,
+        ):
+            some = await consumer.received(3)
+            seen += numbers(some)
+            await consumer.acknowledge(*some)
+            one.tell(signal.SIGTERM)
+            await consumer.draining.wait()
+            await consumer.leave()
+            assert await one.process.wait() == 0
+    assert sorted(seen) == [*range(9)]
+    assert await beyond(services, topic) == (8, [])

@@ -1,0 +1,72 @@
+"""The examples do what they say."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import sys
+from asyncio.subprocess import PIPE, Process
+from contextlib import closing
+from pathlib import Path
+
+from seqgate.client import Chunking, connect
+from tests.support.waiting import eventually
+from tools.stack.stack import Stack
+
+
+def balances(database: Path) -> dict[str, int]:
+    """What each account has."""
+    if not database.exists():
+        return {}
+    with closing(sqlite3.connect(database)) as connection:
+        try:
+            return dict(connection.execute("SELECT account, amount FROM balance"))
+        except sqlite3.OperationalError:  # it was only just made
+            return {}
+
+
+async def start(root: Path, stack: Stack, topic: str, database: Path, *more: str) -> Process:
+    example = str(root / "examples" / "exactly_once_effect.py")
+    ledger = stack.address("ledger")
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        example,
+        ledger,
+        topic,
+        str(database),
+        *more,
+        stdout=PIPE,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+
+
+async def output(process: Process) -> str:
+    """What a process said that ended well."""
+    async with asyncio.timeout(60):
+        said, _ = await process.communicate()
+    assert process.returncode == 0
+    return said.decode().strip()
+
+
+async def test_an_effect_happens_once_though_the_reader_is_killed(
+    stack: Stack, topic: str, tmp_path: Path, root: Path
+) -> None:
+    database = tmp_path / "balances.db"
+    async with (
+        connect(stack.address("ledger")) as client,
+        client.producer(topic, name="bank", chunking=Chunking(chunk_bytes=2)) as producer,
+    ):
+        for at in range(20):
+            await producer.send(b"1", key=f"account-{at % 2}")
+        following = await start(root, stack, topic, database, "--follow")
+        try:
+            await eventually(lambda: balances(database) == {"account-0": 10, "account-1": 10})
+            await producer.send(b"5000000", key="account-0")  # cut into chunks
+            await eventually(lambda: balances(database)["account-0"] == 5_000_010)
+        finally:
+            following.send_signal(signal.SIGKILL)
+            await following.communicate()
+        await producer.send(b"1", key="account-1")
+    assert await output(await start(root, stack, topic, database)) == "1 payments applied"
+    assert await output(await start(root, stack, topic, database)) == "0 payments applied"
+    assert balances(database) == {"account-0": 5_000_010, "account-1": 11}

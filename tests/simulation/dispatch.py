@@ -1,0 +1,1206 @@
+"""A subscription's machine in a simulated world: a log, a store, consumers, time.
+
+Whatever happens is drawn from a seed. Each effect of the machine waits until the world carries it
+out, in any order that the machine allows; one that ends in a store may be carried out twice,
+because its answer was lost. After every step the world holds what it has seen against the promises:
+one consumer for a key at a time, a key's messages in order, nothing after its acknowledgement is
+durable, nothing lost between two places, counts that add up, a true reason
+for everything that is withheld. When the world comes to rest, whatever may be delivered must have
+been.
+"""
+
+import inspect
+import sys
+import textwrap
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+from seqgate.types import Position
+from services.dispatcher.core.effects import (
+    AfterDeadLetter,
+    Assigned,
+    DeadLetter,
+    Deliver,
+    Delivery,
+    Drain,
+    Effect,
+    Entry,
+    ForgetKey,
+    Gap,
+    KeyState,
+    Kind,
+    Options,
+    Outcome,
+    Persist,
+    Read,
+    Record,
+    Revoke,
+    Scan,
+)
+from services.dispatcher.core.lane import Chunk, Lane, Queue, Reason
+from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.core.refusals import NoSlotsLeft, RangeConflict
+from services.dispatcher.core.selectors import AutoSplit, Ring, Selector, SlotRange, Sticky
+from services.dispatcher.core.subscription import Durable, Item, Refused, Subscription
+
+SMALL: Final = {"TURN_ENTRIES": 2, "SCAN_ENTRIES": 4, "GAPS_MAX": 2, "TIMERS_SPARE": 3}
+"""The limits that the machine has of its own, so small that histories reach them."""
+
+SPAN_STEPS: Final = 40
+"""How many steps a history has."""
+
+
+def rebuilt(owner: type, right: str = "", wrong: str = "", **others: Any) -> Any:
+    """A class with small limits, and, for one place of its source, other source.
+
+    Args:
+        others: what its module shall know by these names, instead of its own.
+    """
+    source = textwrap.dedent(inspect.getsource(owner))
+    assert source.count(right) >= 1, f"{owner.__name__} has no {right!r}"
+    source = source.replace(right, wrong) if right else source
+    scope = {**vars(sys.modules[owner.__module__]), **SMALL, **others}
+    exec(compile(source, f"<{owner.__name__}>", "exec"), scope)
+    return scope[owner.__name__]
+
+
+SmallSubscription: Final[type[Subscription]] = rebuilt(Subscription)
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A delivery as its consumer knows it."""
+
+    delivery: int
+    position: Position
+    key: bytes
+    messages: int
+    unacked: int
+    deadline_ms: int | None
+    asked: int = 0
+
+    @property
+    def is_settling(self) -> bool:
+        return not self.unacked & ~self.asked
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """A consumer, at its end of the stream.
+
+    Attributes:
+        owed: permits that it gives back, for chunks that are not the last of their message.
+        gone: the tokens that it had and that are dead.
+    """
+
+    name: str
+    permits: int = 0
+    timeout_ms: int = 0
+    owed: int = 0
+    joined_at: Position | None = None
+    blocked: bool = False
+    ranges: tuple[SlotRange, ...] | None = None
+    held: dict[int, Held] = field(default_factory=dict)
+    gone: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Store:
+    """What outlasts the machine."""
+
+    done: set[Position] = field(default_factory=set)
+    mark_delete: Position | None = None
+    partial: dict[Position, int] = field(default_factory=dict)
+    attempts: dict[Position, int] = field(default_factory=dict)
+    keys: dict[bytes, KeyState] = field(default_factory=dict)
+    dead: list[Position] = field(default_factory=list)
+    successions: set[tuple[Position, Position]] = field(default_factory=set)
+
+
+class Broken(AssertionError):
+    """A promise is broken."""
+
+
+class World:
+    """See the module."""
+
+    def __init__(
+        self,
+        seed: int,
+        machine: type[Subscription] = SmallSubscription,
+        acknowledged: type[Acknowledged] = Acknowledged,
+    ) -> None:
+        self.random = random = Random(seed)
+        self.machine, self.set = machine, acknowledged
+        kind = random.choice((Kind.KEY_SHARED,) * 5 + (Kind.SHARED, Kind.EXCLUSIVE))
+        self.options = Options(
+            kind=kind,
+            in_order=random.random() < 0.85,
+            max_in_flight_per_key=random.choice((0, 0, 1, 2)),
+            consumer_unacked_max=random.choice((0, 4, 1000)),
+            unacked_max=random.choice((0, 0, 8, 1000)),
+            key_parked_max=random.choice((1, 3, 1000)),
+            consumer_parked_max=random.choice((2, 5, 1000)),
+            returned_max=random.choice((0, 0, 3, 1000)),
+            classic_join=random.random() < 0.15,
+            delay_holds_key=random.random() < 0.5,
+            drain_deadline_ms=random.choice((0, 0, 500)),
+            redeliveries_max=random.choice((None, None, 0, 2)),
+            after_dead_letter=random.choice(list(AfterDeadLetter)),
+            retry_first_ms=10,
+            retry_max_ms=100,
+        )
+        self.mode = random.choice((Ring, Ring, AutoSplit, Sticky))
+        if kind is not Kind.KEY_SHARED:
+            self.mode = Ring
+        self.ordered = self.options.orders_keys
+        self.keys = [b"key-%d" % each for each in range(random.choice((1, 3, 8)))]
+        self.delays = random.random() < 0.3
+        self.batches = random.random() < 0.4
+        self.chunks = random.random() < 0.25
+        self.faulty = random.random() < 0.5
+        self.log: list[Entry] = []
+        self.positions: list[Position] = []
+        self.entries: dict[Position, Entry] = {}
+        self.own: dict[Position, bytes] = {}
+        self.of_key: dict[bytes, list[Position]] = {}
+        self.undone: dict[Position, Entry] = {}
+        self.attempts_open: dict[str, list[Position]] = {}
+        self.chunks_of: dict[str, list[Position]] = {}
+        self.aborted: set[str] = set()
+        self.ledger_id = random.choice((1, 1, 2))
+        self.store = Store()
+        self.now_ms = 1_000
+        self.next_peer = 1
+        self.trace: list[str] = []
+        self._start()
+
+    def _start(self) -> None:
+        store = self.store
+        acknowledged = self.set(store.mark_delete)
+        for position in sorted(store.done):
+            acknowledged.add(position)
+        selector: Selector = self.mode() if self.mode is not Ring else Ring(points=5)
+        self.told = dict(store.partial)
+        durable = Durable(acknowledged, store.partial, store.attempts, dict(store.keys))
+        self.sub = self.machine(self.options, selector, durable)
+        self.pending: list[Effect] = []
+        self.peers: dict[int, Peer] = {}
+        self.where: dict[Position, tuple[int, Held]] = {}
+        self.ghosts: dict[Position, bytes] = {}
+        self.passed: set[Position] = set()
+        self.failed: dict[bytes, set[Position]] = {}
+        self.not_before: dict[Position, int] = {}
+        self.failures = Counter(store.attempts)
+        self.unsure: set[Position] = set()
+        self.shown: set[Position] = set()
+        self.promised: list[tuple[int, Position, int]] = []
+
+    def restart(self) -> None:
+        """The machine is lost, with everything that is not durable; its consumers with it."""
+        self.trace.append("restart")
+        self._start()
+
+    def key_of(self, entry: Entry) -> bytes:
+        """What must be in order, as far as anything must."""
+        assert entry.key is not None
+        if self.options.kind is Kind.KEY_SHARED:
+            return entry.key
+        if self.options.kind is Kind.EXCLUSIVE:
+            return b""
+        return entry.chunk.attempt.encode() if entry.chunk else b"%d:%d" % entry.position
+
+    def owner(self, key: bytes) -> int | None:
+        """Who owns a key now; of a pool, anybody."""
+        if self.options.kind is not Kind.KEY_SHARED:
+            return next(iter(self.peers), None)
+        return self.sub.selector.owner(self.sub.selector.slot(key))
+
+    # ---- effects
+
+    def do(self, effects: Iterable[Effect]) -> None:
+        """Carry out, or keep for later, what the machine wants."""
+        for effect in effects:
+            match effect:
+                case Deliver(consumer, deliveries):
+                    for delivery in deliveries:
+                        self._shown(consumer, delivery)
+                case Revoke(consumer, deliveries):
+                    for each in deliveries:
+                        self._back(self.peers[consumer], each)
+                case Drain(consumer, deliveries):
+                    self._moved(consumer, deliveries)
+                case Assigned(consumer, ranges):
+                    self.peers[consumer].ranges = ranges
+                case ForgetKey(key):
+                    self.store.keys.pop(key, None)
+                case DeadLetter():
+                    self._dies(effect)
+                    self.pending.append(effect)
+                case _:
+                    if any(type(each) is type(effect) for each in self.pending):
+                        raise Broken(f"two of {type(effect).__name__} at a time")
+                    self.pending.append(effect)
+
+    def _back(self, peer: Peer, delivery: int) -> Held:
+        held = peer.held.pop(delivery)
+        peer.gone.append(delivery)
+        del self.where[held.position]
+        self._block(peer)
+        return held
+
+    def _moved(self, consumer: int, deliveries: tuple[int, ...]) -> None:
+        for delivery in deliveries:
+            held = self.peers[consumer].held[delivery]
+            if self.owner(held.key) == consumer or not self.ordered:
+                raise Broken(f"{held.position} drains, and nobody waits for it")
+
+    # ---- what is promised of a delivery
+
+    def _shown(self, consumer: int, delivery: Delivery) -> None:
+        peer = self.peers[consumer]
+        position = delivery.position
+        entry, key = self.entries[position], self.own[position]
+        self.trace.append(f"{position} of {key!r} to {consumer}")
+        if position in self.store.done:
+            raise Broken(f"{position} after its acknowledgement")
+        if position in self.where or position in self.ghosts:
+            raise Broken(f"{position} is in flight twice")
+        whole = (1 << entry.messages) - 1
+        if delivery.unacked != self.told.get(position, whole):
+            raise Broken(f"{position} shows other messages than are left of it")
+        self._check_attempts(position, delivery.attempts)
+        state = self.store.keys.get(key)
+        if delivery.gap != (None if state is None else state.gap):
+            raise Broken(f"{position} says that {delivery.gap} is missing")
+        goes_on = state is None or state.after is AfterDeadLetter.CONTINUE
+        if state is not None and state.gap.position < position and not goes_on:
+            raise Broken(f"{position} is shown though its key is held, or dead")
+        if entry.deliver_at_ms > self.now_ms or self.not_before.get(position, 0) > self.now_ms:
+            raise Broken(f"{position} is early")
+        self._check_limits(entry, key, consumer, peer)
+        for other, held in self.where.values():
+            if held.key == key and other != consumer and self.ordered:
+                raise Broken(f"{key!r} is in flight at {other} and {consumer}")
+        if self.ordered and any(
+            own == key and each not in self.passed for each, own in self.ghosts.items()
+        ):
+            raise Broken(f"{key!r} is not settled at somebody who is gone")
+        is_placed = self.options.kind is Kind.KEY_SHARED
+        if is_placed and self.owner(key) != consumer and key not in self._unfinished(peer):
+            raise Broken(f"{position} goes to {consumer}, who does not own it")
+        if self.ordered:
+            self._check_order(entry, key, self._unfinished(peer))
+        want = self.now_ms + peer.timeout_ms if peer.timeout_ms else None
+        if delivery.deadline_ms != want:
+            raise Broken(f"{position} is due at {delivery.deadline_ms}")
+        self.shown.add(position)
+        peer.permits -= delivery.unacked.bit_count()
+        if entry.chunk is not None and not entry.chunk.is_last:
+            peer.owed += 1
+        held = Held(
+            delivery.delivery, position, key, entry.messages, delivery.unacked, delivery.deadline_ms
+        )
+        peer.held[delivery.delivery] = held
+        self.where[position] = consumer, held
+        self._block(peer)
+
+    def _check_attempts(self, position: Position, attempts: int) -> None:
+        if position in self.unsure:
+            self.unsure.discard(position)
+            self.failures[position] = attempts
+        if attempts != self.failures[position]:
+            raise Broken(f"{position} says {attempts}, not {self.failures[position]}")
+        if attempts != self.store.attempts.get(position, 0):
+            raise Broken(f"{position} is shown before its failure is recorded")
+        limit = self.options.redeliveries_max
+        if limit is not None and attempts > limit:
+            raise Broken(f"{position} is shown too often")
+
+    def _unfinished(self, peer: Peer) -> set[bytes]:
+        """The keys of which a consumer has a large message in part."""
+        if not self.chunks:
+            return set()
+        attempts: dict[str, tuple[bytes, bool]] = {}
+        for held in peer.held.values():
+            chunk = self.entries[held.position].chunk
+            if chunk is not None:
+                _, has_last = attempts.get(chunk.attempt, (b"", False))
+                attempts[chunk.attempt] = held.key, has_last or chunk.is_last
+        return {key for key, has_last in attempts.values() if not has_last}
+
+    def _check_limits(self, entry: Entry, key: bytes, consumer: int, peer: Peer) -> None:
+        options, amid = self.options, self._unfinished(peer)
+        pool = options.kind is Kind.SHARED
+        if peer.permits <= 0 and not (key in amid and (pool or self.owner(key) != consumer)):
+            raise Broken(f"{entry.position} without a permit")
+        if peer.blocked and not amid:
+            raise Broken(f"{entry.position} beyond the consumer's limit")
+        if entry.position not in self.shown and not (amid or entry.deliver_at_ms):
+            returned = self.ordered and any(
+                (p in self.shown or self.entries[p].deliver_at_ms)
+                and p not in self.store.done
+                and p not in self.where
+                for p in self.of_key[key]
+            )
+            if self.sub.lanes[key].slot.queue.is_choked and not returned:
+                raise Broken(f"{entry.position} before what was returned")
+        if peer.joined_at and entry.position > peer.joined_at and key not in amid:
+            raise Broken(f"{entry.position} before what was there when {consumer} joined is done")
+        of_key = sum(held.key == key for held in peer.held.values())
+        limit = options.max_in_flight_per_key
+        if limit and of_key >= limit and key not in amid:
+            raise Broken(f"{entry.position} beyond the limit of its key")
+
+    def _block(self, peer: Peer) -> None:
+        """A consumer has as many unacknowledged messages as it may, or at most half of them."""
+        unacked = sum(held.unacked.bit_count() for held in peer.held.values())
+        limit = self.options.consumer_unacked_max
+        if limit and unacked >= limit:
+            peer.blocked = True
+        elif unacked * 2 <= limit:
+            peer.blocked = False
+
+    def _check_order(self, entry: Entry, key: bytes, amid: set[bytes]) -> None:
+        """Whatever is before an entry in its key is in flight, or done."""
+        failed = self.failed.get(key, ())
+        for earlier in self.of_key[key]:
+            if earlier >= entry.position:
+                break
+            if earlier in self.store.done:
+                continue
+            if earlier in self.store.dead and key in amid:
+                continue
+            if earlier in failed and key not in amid:
+                raise Broken(f"{entry.position} while {earlier} is being retried")
+            at_ms = self.entries[earlier].deliver_at_ms
+            if at_ms and not self.options.delay_holds_key:
+                continue
+            if earlier not in self.where:
+                raise Broken(f"{entry.position} before {earlier}")
+
+    # ---- what consumers do
+
+    def join(self) -> None:
+        """Somebody connects."""
+        random = self.random
+        if self.options.kind is Kind.EXCLUSIVE and self.peers:
+            return
+        ranges = []
+        if self.mode is Sticky:
+            start = random.randrange(65_536)
+            ranges = [SlotRange(start, min(65_535, start + random.randrange(40_000)))]
+        peer = Peer(random.choice("abc"), timeout_ms=random.choice((0, 0, 300)))
+        self._join(peer, random.choice((1, 1, 3)), ranges)
+
+    def _join(self, peer: Peer, weight: int, ranges: list[SlotRange]) -> None:
+        number, self.next_peer = self.next_peer, self.next_peer + 1
+        read_position = self.sub.read_position
+        mark_delete = self.sub.acknowledged.mark_delete  # the store may be further
+        classic = self.options.classic_join and self.options.kind is Kind.KEY_SHARED
+        if classic and self.ordered and self.peers and read_position != mark_delete:
+            peer.joined_at = read_position
+        self.peers[number] = peer
+        try:
+            effects = self.sub.join(
+                number,
+                name=peer.name,
+                now_ms=self.now_ms,
+                weight=weight,
+                ranges=ranges,
+                ack_timeout_ms=peer.timeout_ms,
+            )
+        except (RangeConflict, NoSlotsLeft):
+            del self.peers[number]
+            return
+        self.trace.append(f"join {number}")
+        self.do(effects)
+
+    def leave(self, number: int) -> None:
+        """Somebody dies."""
+        lanes: dict[bytes, list[Position]] = {}
+        for held in self._remove(number):
+            lanes.setdefault(held.key, []).append(held.position)
+        for positions in lanes.values():
+            for position in sorted(positions)[: 1 if self.ordered else None]:
+                self.failures[position] += 1
+        self.do(self.sub.leave(number, self.now_ms))
+
+    def close(self, number: int) -> None:
+        """Somebody says goodbye."""
+        self._remove(number)
+        self.do(self.sub.close(number, self.now_ms))
+
+    def _remove(self, number: int) -> list[Held]:
+        self.trace.append(f"{number} is gone")
+        some = []
+        for held in self.peers.pop(number).held.values():
+            del self.where[held.position]
+            if held.is_settling:
+                self.ghosts[held.position] = held.key
+            else:
+                some.append(held)
+        self._all_joined(self.sub.acknowledged.mark_delete)
+        return some
+
+    def _all_joined(self, mark_delete: Position | None) -> None:
+        reached = mark_delete or Position(0, -1)
+        for peer in self.peers.values():
+            if peer.joined_at and (len(self.peers) == 1 or reached >= peer.joined_at):
+                peer.joined_at = None
+
+    def permit(self, number: int, messages: int) -> None:
+        """Somebody takes more."""
+        self.peers[number].permits += messages
+        self.do(self.sub.permit(number, messages, self.now_ms))
+
+    def repay(self) -> None:
+        """Everybody takes a chunk more for each that is not the last of its message."""
+        while any(peer.owed for peer in self.peers.values()):
+            for number, peer in self.peers.items():
+                if peer.owed:
+                    owed, peer.owed = peer.owed, 0
+                    self.permit(number, owed)
+
+    def can_settle(self, peer: Peer, held: Held) -> list[Held]:
+        """What is settled with a delivery: of a large message, all of it, or nothing yet."""
+        chunk = self.entries[held.position].chunk
+        if chunk is None:
+            return [held]
+        mine = {each.position: each for each in peer.held.values()}
+        positions = self.chunks_of[chunk.attempt]
+        left = [each for each in positions if each not in self.store.done]
+        whole = chunk.attempt not in self.attempts_open and all(each in mine for each in left)
+        if whole or chunk.attempt in self.aborted:
+            return [mine[each] for each in left if each in mine]
+        return []
+
+    def acknowledge(self, number: int, some: list[tuple[Held, int]]) -> None:
+        """Somebody is done with deliveries, or some of their messages; the request may also name
+        what is not its own, or not any more."""
+        random, peer = self.random, self.peers[number]
+        items, expected = [], []
+        for held, messages in some:
+            items.append(Item(held.delivery, messages))
+            expected.append(Outcome.DONE)
+            if random.random() < 0.1:
+                items.append(items[-1])
+                expected.append(Outcome.DONE)
+            if random.random() < 0.05:
+                items.append(Item(held.delivery, 1 << held.messages))
+                expected.append(Outcome.INVALID)
+        for dead in self._strange(number):
+            items.append(Item(dead, random.choice((0, 1))))
+            expected.append(Outcome.STALE)
+        effects, outcomes, durable_with = self.sub.acknowledge(number, items, self.now_ms)
+        if outcomes != expected:
+            raise Broken(f"acknowledgements: {outcomes}, not {expected}")
+        for held, messages in some:
+            self._ask(peer, held, messages, durable_with)
+        self.do(effects)
+
+    def _ask(self, peer: Peer, held: Held, messages: int, durable_with: int) -> None:
+        bits = messages or (1 << held.messages) - 1
+        held.asked |= bits & held.unacked
+        self.promised.append((durable_with, held.position, bits))
+        if not durable_with:
+            self._check_durable(0)
+
+    def acknowledge_through(self, number: int, last: Held) -> None:
+        """The only consumer is done with everything up to a delivery."""
+        peer = self.peers[number]
+        messages = 0 if last.messages == 1 else self.random.randrange(1 << last.messages)
+        item = Item(last.delivery, messages)
+        effects, outcome, number = self.sub.acknowledge_through(number, item, self.now_ms)
+        if outcome is not Outcome.DONE:
+            raise Broken(f"through {last.position}: {outcome}")
+        for held in peer.held.values():
+            if held.position < last.position:
+                self._ask(peer, held, 0, number)
+        self._ask(peer, last, messages, number)
+        for position in self.undone:
+            if position < last.position and position not in self.where:
+                self.promised.append((number, position, (1 << 10) - 1))
+                if self.entries[position].key is not None:
+                    self.ghosts.setdefault(position, b"")
+                    self.passed.add(position)
+        self.do(effects)
+
+    def _strange(self, number: int) -> list[int]:
+        """Tokens that are not a consumer's, or not any more."""
+        if self.random.random() < 0.8:
+            return []
+        peer = self.peers[number]
+        others = [d for n, other in self.peers.items() if n != number for d in other.held]
+        dead = [10**9, *peer.gone[-2:], *others[:1]]
+        return [self.random.choice(dead)]
+
+    def refuse(self, number: int, some: list[Held]) -> None:
+        """Somebody failed to process some."""
+        peer, random = self.peers[number], self.random
+        expected, items = [], []
+        for held in some:
+            delay_ms = random.choice((None, 0, 50, 400))
+            expected.append(Outcome.STALE if held.is_settling else Outcome.DONE)
+            items.append(Refused(held.delivery, delay_ms))
+            if random.random() < 0.1:
+                expected.append(expected[-1])
+                items.append(Refused(held.delivery, 5))
+            if held.is_settling:
+                continue
+            if delay_ms is None:
+                delay_ms = min(10 << self.failures[held.position], 100)
+            self._fails(held, delay_ms)
+            self._back(peer, held.delivery)
+        for dead in self._strange(number):
+            if all(dead != each.delivery for each in items):
+                items.append(Refused(dead))
+                expected.append(Outcome.STALE)
+        effects, outcomes = self.sub.refuse(number, items, self.now_ms)
+        if outcomes != expected:
+            raise Broken(f"refusals: {outcomes}, not {expected}")
+        self.do(effects)
+
+    def _fails(self, held: Held, delay_ms: int) -> None:
+        self.failures[held.position] += 1
+        self.not_before[held.position] = self.now_ms + delay_ms
+        if self.ordered:
+            self.failed.setdefault(held.key, set()).add(held.position)
+
+    def give_back(self, number: int, some: list[Held]) -> None:
+        """Somebody returns what it has not begun."""
+        peer = self.peers[number]
+        expected = []
+        for held in some:
+            expected.append(Outcome.STALE if held.is_settling else Outcome.DONE)
+            if not held.is_settling:
+                self._back(peer, held.delivery)
+        items = [held.delivery for held in some] + self._strange(number)
+        expected += [Outcome.STALE] * (len(items) - len(expected))
+        effects, outcomes = self.sub.give_back(number, items, self.now_ms)
+        if outcomes != expected:
+            raise Broken(f"returns: {outcomes}, not {expected}")
+        self.do(effects)
+
+    def renew(self, number: int, some: list[Held]) -> None:
+        """Somebody needs more time."""
+        peer = self.peers[number]
+        for held in some:
+            if held.deadline_ms is not None:
+                held.deadline_ms = self.now_ms + peer.timeout_ms
+        expected = [Outcome.DONE for _ in some]
+        items = [held.delivery for held in some] + self._strange(number)
+        expected += [Outcome.STALE] * (len(items) - len(expected))
+        if self.sub.renew(number, items, self.now_ms) != expected:
+            raise Broken("renewals")
+
+    def stale(self) -> None:
+        """Somebody who is not there, or not any more, uses tokens."""
+        before = self._counts()
+        some = [*self.where.values()]
+        token = some[0][1].delivery if some else 1
+        nobody = 999_999
+        effects, outcomes, _ = self.sub.acknowledge(nobody, [Item(token)], self.now_ms)
+        self.do(effects)
+        refused, more = self.sub.refuse(nobody, [Refused(token)], self.now_ms)
+        self.do(refused)
+        returned, most = self.sub.give_back(nobody, [token], self.now_ms)
+        self.do(returned)
+        self.do(self.sub.permit(nobody, 100, self.now_ms))
+        renewed = self.sub.renew(nobody, [token], self.now_ms)
+        if {*outcomes, *more, *most, *renewed} != {Outcome.STALE}:
+            raise Broken("a dead token counts")
+        if before != self._counts():
+            raise Broken("a dead token changed something")
+
+    def _counts(self) -> tuple[int, ...]:
+        sub = self.sub
+        return sub.unacked, sub.parked, len(sub.lanes), len(self.where), sub.delayed
+
+    # ---- the log, the store
+
+    def publish(self, count: int) -> None:
+        """The log grows."""
+        random = self.random
+        if random.random() < 0.1 and self.log:
+            self.ledger_id += random.choice((1, 2))
+        for _ in range(count):
+            same = self.log and self.log[-1].position.ledger_id == self.ledger_id
+            entry_id = self.log[-1].position.entry_id + 1 if same else 0
+            position = Position(self.ledger_id, entry_id)
+            key = None if random.random() < 0.03 else random.choice(self.keys)
+            chunk = None
+            if key is not None and self.chunks and random.random() < 0.5:
+                chunk = self._chunk(position, key)
+            messages = random.randint(2, 4) if self.batches and random.random() < 0.5 else 1
+            late = self.delays and random.random() < 0.2
+            at_ms = self.now_ms + random.randrange(1, 400) if late and not chunk else 0
+            self._append(Entry(position, key, 1 if chunk else messages, at_ms, chunk))
+
+    def _chunk(self, position: Position, key: bytes) -> Chunk:
+        """The next chunk of a large message that was begun, or the first of another."""
+        random = self.random
+        own = [
+            attempt
+            for attempt, positions in self.attempts_open.items()
+            if self.entries[positions[0]].key == key
+        ]
+        if own and random.random() < 0.8:
+            attempt = random.choice(own)
+        else:
+            attempt = f"attempt-{len(self.chunks_of)}"
+            self.attempts_open[attempt] = self.chunks_of[attempt] = []
+        self.chunks_of[attempt].append(position)
+        is_last = random.random() < 0.4
+        if is_last:
+            del self.attempts_open[attempt]
+        return Chunk(attempt, is_last)
+
+    def _append(self, entry: Entry) -> None:
+        self.log.append(entry)
+        self.positions.append(entry.position)
+        self.entries[entry.position] = entry
+        self.undone[entry.position] = entry
+        if entry.key is not None:
+            key = self.own[entry.position] = self.key_of(entry)
+            self.of_key.setdefault(key, []).append(entry.position)
+
+    def abort(self) -> None:
+        """Whoever published large messages in part is gone, and that is known."""
+        self.aborted.update(self.attempts_open)
+        self.attempts_open.clear()
+
+    def complete(self, effect: Effect) -> bool:
+        """Carry an effect out; False: not now."""
+        lost = self.faulty and self.random.random() < 0.2
+        match effect:
+            case Read(after):
+                start = 0 if after is None else bisect_right(self.positions, after)
+                entries = self.log[start : start + self.random.randint(1, 5)]
+                if not entries:
+                    return False
+                self.pending.remove(effect)
+                self.do(self.sub.read(entries, self.now_ms))
+            case Scan(at, after, limit):
+                self.pending.remove(effect)
+                start = 0 if after is None else bisect_right(self.positions, after)
+                start = start if at is None else bisect_left(self.positions, at)
+                self.do(self.sub.scanned(self.log[start : start + limit], self.now_ms))
+            case Persist():
+                self._store(effect)
+                if not lost:
+                    self.pending.remove(effect)
+                    self._persisted(effect)
+            case Record(attempts):
+                for position, times in attempts:
+                    if position not in self.store.done:
+                        self.store.attempts[position] = times
+                if not lost:
+                    self.pending.remove(effect)
+                    self.do(self.sub.recorded(self.now_ms))
+            case DeadLetter():
+                self._dead_letter(effect)
+                if not lost:
+                    self.pending.remove(effect)
+                    self.do(self.sub.dead_lettered(effect.position, effect.key, self.now_ms))
+        return True
+
+    def _dead_letter(self, effect: DeadLetter) -> None:
+        store, position = self.store, effect.position
+        if position not in store.dead:
+            store.dead.append(position)
+        store.keys[effect.key] = KeyState(effect.after, Gap(position, effect.attempts))
+
+    def _dies(self, effect: DeadLetter) -> None:
+        """An entry is to be dead-lettered: rightly."""
+        store, position, key = self.store, effect.position, effect.key
+        if position in store.done:
+            raise Broken(f"{position} is dead-lettered after its acknowledgement")
+        if effect.attempts != store.attempts.get(position, 0):
+            raise Broken(f"{position} is dead-lettered after {effect.attempts} attempts")
+        limit, state = self.options.redeliveries_max, store.keys.get(key)
+        assert limit is not None
+        tail = state is not None and state.after is AfterDeadLetter.TAIL
+        if effect.attempts <= limit and not tail:
+            raise Broken(f"{position} is dead-lettered too early")
+        if state is not None and state.after is AfterDeadLetter.HOLD and position > state.gap[0]:
+            raise Broken(f"{position} is dead-lettered though its key is held")
+        if (
+            self.ordered
+            and tail
+            and any(p > position and p in store.dead for p in self.of_key[key])
+        ):
+            raise Broken(f"{position} is dead-lettered after what follows it")
+        after = self.options.after_dead_letter if state is None else state.after
+        if effect.after is not after and self.options.kind is not Kind.SHARED:
+            raise Broken(f"after {position}: {effect.after}")
+
+    def _store(self, effect: Persist) -> None:
+        """Acknowledgements are durable, though the machine may not know."""
+        store = self.store
+        for position in effect.entries:
+            self._done(position)
+        for position, messages, bits in effect.parts:
+            if position in store.done:
+                continue
+            store.partial[position] = store.partial.get(position, (1 << messages) - 1) & ~bits
+            if not store.partial[position]:
+                self._done(position)
+        for last, next_ in effect.successions:
+            at = bisect_left(self.positions, next_)
+            if self.positions[at] != next_ or (at and self.positions[at - 1] != last):
+                raise Broken(f"{next_} does not follow {last}")
+            store.successions.add((self.positions[at - 1] if at else Position(0, 0), next_))
+        reached = store.mark_delete
+        start = 0 if reached is None else bisect_right(self.positions, reached)
+        for position in self.positions[start:]:
+            before = reached or Position(0, 0)
+            neighbour = reached is not None and reached.ledger_id == position.ledger_id
+            first = reached is None and position == Position(1, 0)
+            if position not in store.done:
+                break
+            if not neighbour and not first and (before, position) not in store.successions:
+                break
+            reached = position
+        store.mark_delete = reached
+
+    def _done(self, position: Position) -> None:
+        store = self.store
+        store.done.add(position)
+        store.partial.pop(position, None)
+        store.attempts.pop(position, None)
+        self.undone.pop(position, None)
+
+    def _persisted(self, effect: Persist) -> None:
+        """The machine is told: what is done is not in flight any more."""
+        store = self.store
+        for position, messages, bits in effect.parts:
+            self.told[position] = self.told.get(position, (1 << messages) - 1) & ~bits
+        for position in (*effect.entries, *(position for position, _, _ in effect.parts)):
+            if position in store.done:
+                self.ghosts.pop(position, None)
+                self.not_before.pop(position, None)
+                if position in self.own:
+                    self.failed.get(self.own[position], set()).discard(position)
+            number, held = self.where.get(position, (0, None))
+            if held is None:
+                continue
+            if position in store.done:
+                self._back(self.peers[number], held.delivery)
+            else:
+                held.unacked &= store.partial[position]
+                held.asked &= held.unacked
+            self._block(self.peers[number])
+        self._all_joined(store.mark_delete)
+        self._check_durable(effect.number)
+        self.do(self.sub.persisted(store.mark_delete, self.now_ms))
+
+    def _check_durable(self, number: int) -> None:
+        for with_, position, bits in self.promised:
+            left = self.store.partial.get(position, -1)
+            if with_ <= number and position not in self.store.done and left & bits:
+                raise Broken(f"{position} is said to be durable, and is not")
+        self.promised = [each for each in self.promised if each[0] > number]
+
+    # ---- time
+
+    def advance(self, ms: int) -> None:
+        """Time goes by."""
+        end = self.now_ms + ms
+        while (when := self.sub.next_timer_ms) is not None and when <= end:
+            self.now_ms = max(self.now_ms, when)
+            self._expire()
+            self.do(self.sub.tick(self.now_ms))
+            for _, held in self.where.values():
+                if held.deadline_ms and held.deadline_ms <= self.now_ms and not held.is_settling:
+                    raise Broken(f"{held.position} is not late, though it is so late")
+        self.now_ms = end
+        for _, held in self.where.values():
+            if held.deadline_ms and held.deadline_ms < end and not held.is_settling:
+                raise Broken(f"{held.position} never times out")
+
+    def _expire(self) -> None:
+        """What the consumers lose at this time, by time-out or because a key drained too long."""
+        late: dict[bytes, list[Held]] = {}
+        for _, held in self.where.values():
+            if held.deadline_ms and held.deadline_ms <= self.now_ms and not held.is_settling:
+                late.setdefault(held.key, []).append(held)
+        drained = set()
+        deadline_ms = self.options.drain_deadline_ms
+        for lane in self.sub.lanes.values():
+            since_ms = lane.draining_since_ms
+            if since_ms is None or not deadline_ms or since_ms + deadline_ms > self.now_ms:
+                continue
+            open_ = sorted(p for p, flight in lane.flights.items() if not flight.is_settling)
+            if open_:
+                drained.add(lane.key)
+                self.failures[open_[0]] += 1
+        for key, some in late.items():
+            if key in drained:  # whichever comes first
+                self.unsure.update(self.of_key[key])
+                for each in self.of_key[key]:
+                    self.not_before[each] = 0
+            some.sort(key=lambda held: held.position)
+            for held in some[: 1 if self.ordered else None]:  # which takes back what is later
+                self._fails(held, 0)
+
+    # ---- checks
+
+    def check(self) -> None:
+        """Every entry is in one place, all counts add up, and what is withheld is so rightly."""
+        sub = self.sub
+        places: Counter[Position] = Counter()
+        heads: dict[Lane, Position] = {}
+        for lane in sub.lanes.values():
+            heads.update(self._check_lane(lane, places))
+        for batch in (sub._batch, sub._persisting):
+            for position in batch.whole if batch else ():
+                places[position] = max(places[position], 1)
+        self._check_places(places)
+        self._check_queues()
+        self._check_consumers()
+        if sum(map(len, sub.withheld.values())) != sum(
+            lane.reason is not Reason.READY for lane in sub.lanes.values()
+        ):
+            raise Broken("more keys are said to be withheld than are")
+        if self._counted_timers() > 2 * (sub._timed_max + 1) + SMALL["TIMERS_SPARE"]:
+            raise Broken(f"{len(sub._timers)} timers")
+        for kept in (sub.attempts, sub.partial):
+            if any(position in sub.acknowledged for position in kept):
+                raise Broken("something is kept of entries that are done")
+        held = sum(state.after is not AfterDeadLetter.CONTINUE for state in sub.keys.values())
+        if len(sub.keys) > SMALL["GAPS_MAX"] + held:
+            raise Broken("too many gaps are remembered")
+
+    def _counted_timers(self) -> int:
+        return len(self.sub._timers)
+
+    def _check_lane(self, lane: Lane, places: Counter[Position]) -> Iterator[tuple[Lane, Position]]:
+        sub, options = self.sub, self.options
+        returned = [each.position for each in lane.returned]
+        waiting = [each.position for each in lane.waiting or ()]
+        places.update(returned)
+        places.update(waiting)
+        places.update(lane.later)
+        places.update(list(lane.flights))
+        if lane.dead is not None:
+            places[lane.dead] += 1
+        if waiting and len(waiting) > options.key_parked_max:
+            raise Broken("more of a key is parked than may be")
+        if lane.parked != len(returned) + len(waiting) + len(lane.later):
+            raise Broken(f"{lane.key!r} is miscounted")
+        if lane.is_idle and not lane.is_ready:
+            raise Broken(f"{lane.key!r} has no work and is kept")
+        if (lane.reason is not Reason.READY) != (lane in sub.withheld[lane.reason]):
+            raise Broken(f"{lane.key!r} is not where keys that are withheld are looked for")
+        failed = self.failed.get(lane.key, set())
+        if self.ordered and not failed.issubset(lane.unresolved):
+            raise Broken(f"{lane.key!r} forgot that {failed} failed")
+        parked = sorted(each for each in returned + waiting if each not in sub.acknowledged)
+        if parked:
+            yield lane, parked[0]
+            if lane.reason is not Reason.READY:
+                if not self._is_withheld(lane, parked[0]):
+                    raise Broken(f"{parked[0]} is not withheld by {lane.reason.name}")
+            elif not lane.is_ready:
+                raise Broken(f"{parked[0]} waits, and its key does not")
+            elif self._takes(lane):
+                raise Broken(f"{parked[0]} of {lane.key!r} waits though its owner has room")
+
+    def _takes(self, lane: Lane) -> bool:
+        """Whether the owner of a key takes more."""
+        owner = self.owner(lane.key)
+        if self.options.kind is Kind.KEY_SHARED:
+            return owner is not None and self._has_room(self.peers[owner])
+        return any(map(self._has_room, self.peers.values()))
+
+    def _has_room(self, peer: Peer) -> bool:
+        return peer.permits > 0 and (not peer.blocked or bool(self._unfinished(peer)))
+
+    def _is_withheld(self, lane: Lane, head: Position) -> bool:
+        """Whether a key is withheld by the reason that it says, as far as the world knows."""
+        options, key, now_ms = self.options, lane.key, self.now_ms
+        owner = self.owner(key)
+        holders = {number for number, held in self.where.values() if held.key == key}
+        ghosts = sum(each == key for each in self.ghosts.values())
+        match lane.reason:
+            case Reason.RECORDING:
+                stored = self.store.attempts
+                return any(self.failures[p] > stored.get(p, 0) for p in self.of_key[key]) or any(
+                    self.own[position] == key
+                    for effect in self.pending
+                    if isinstance(effect, Record)
+                    for position, _ in effect.attempts
+                )
+            case Reason.DEAD_LETTERING:
+                return any(isinstance(e, DeadLetter) and e.key == key for e in self.pending)
+            case Reason.HELD:
+                state = self.store.keys.get(key)
+                return state is not None and state.after is AfterDeadLetter.HOLD
+            case Reason.RETRY:
+                dead = any(p < head for p in self.of_key[key] if p in self.store.dead)
+                return dead or any(p < head for p in self.failed.get(key, ()))
+            case Reason.DRAINING:
+                return self.ordered and bool(ghosts or holders - {owner})
+            case Reason.DELAYED:
+                return self.entries[head].deliver_at_ms > now_ms and options.delay_holds_key
+            case Reason.RETRY_DELAY:
+                return self.not_before.get(head, 0) > now_ms
+            case Reason.SUBSCRIPTION_LIMIT:
+                return self.sub.is_blocked
+            case Reason.RETURNED_LIMIT:
+                return self._queue_returned(lane.slot.queue) * 2 > options.returned_max
+            case Reason.IN_FLIGHT_LIMIT:
+                flights = sum(held.key == key for _, held in self.where.values())
+                return 0 < options.max_in_flight_per_key <= flights + ghosts
+            case Reason.JOINING:
+                joined_at = None if owner is None else self.peers[owner].joined_at
+                return joined_at is not None and head > joined_at
+        return False
+
+    def _queue_returned(self, queue: Queue) -> int:
+        return sum(
+            len(lane.returned) for lane in self.sub.lanes.values() if lane.slot.queue is queue
+        )
+
+    def _check_places(self, places: Counter[Position]) -> None:
+        end, done = self.sub.read_position, self.sub.acknowledged
+        lagging = [slot for slot in self.sub._slots.values() if slot.lag is not None]
+        for position, times in places.items():
+            if times > 1:
+                raise Broken(f"{position} is in {times} places")
+        if end is None:
+            return
+        for position, entry in self.undone.items():
+            if position > end:
+                break
+            if position not in places and not self._is_behind(entry, lagging):
+                raise Broken(f"{position} is nowhere")
+        for position in self.store.done:
+            if position in done and position in self.where:
+                raise Broken(f"{position} is done, and in flight")
+
+    def _is_behind(self, entry: Entry, lagging: list[Any]) -> bool:
+        if entry.key is None:
+            return False
+        key = self.own[entry.position]
+        lane = self.sub.lanes.get(key)
+        if lane is not None and lane.lag is not None and lane.lag <= entry.position:
+            return True
+        shared = self.options.kind is Kind.KEY_SHARED
+        number = self.sub.selector.slot(key) if shared else 1
+        return any(slot.number == number and slot.lag <= entry.position for slot in lagging)
+
+    def _check_queues(self) -> None:
+        sub = self.sub
+        parked: Counter[Queue] = Counter()
+        returned: Counter[Queue] = Counter()
+        for number, slot in sub._slots.items():
+            if slot.parked != sum(lane.parked for lane in slot.lanes):
+                raise Broken(f"slot {number} counts {slot.parked}")
+            if slot.returned != sum(len(lane.returned) for lane in slot.lanes):
+                raise Broken(f"slot {number} counts {slot.returned} returned")
+            if slot.queue is not sub._queue_of(number):
+                raise Broken(f"slot {number} is in the queue of somebody else")
+            if not (slot.lanes or slot.lag or slot.queued):
+                raise Broken(f"slot {number} is kept and has no work")
+            if (slot.lag is not None) != (slot in slot.queue.lagging):
+                raise Broken(f"slot {number} lags, and is not looked for")
+            parked[slot.queue] += slot.parked
+            returned[slot.queue] += slot.returned
+        for queue in sub._queues():
+            if (queue.parked, queue.returned) != (parked[queue], returned[queue]):
+                raise Broken(f"{queue.parked} parked, {queue.returned} returned of an owner")
+            limit = self.options.returned_max
+            if limit and queue.returned >= limit and not queue.is_choked:
+                raise Broken("an owner has more than may be returned, and takes more")
+        if sub.parked != sum(parked.values()) or sub.delayed != sum(
+            len(lane.later) for lane in sub.lanes.values()
+        ):
+            raise Broken("what waits is miscounted")
+        if {lane for lane in sub.lanes.values() if lane.lag is not None} != sub._lagging:
+            raise Broken("a key lags, and is not looked for")
+
+    def _check_consumers(self) -> None:
+        sub = self.sub
+        total = 0
+        for number, consumer in sub.consumers.items():
+            peer = self.peers[number]
+            unacked = sum(held.unacked.bit_count() for held in peer.held.values())
+            total += unacked
+            if (consumer.unacked, consumer.permits) != (unacked, peer.permits):
+                raise Broken(f"consumer {number} is miscounted")
+            if consumer.is_blocked != peer.blocked:
+                raise Broken(f"consumer {number} is blocked, or should be")
+            if set(consumer.flights) != set(peer.held):
+                raise Broken(f"consumer {number} holds other deliveries than it is thought to")
+            if bool(consumer.unfinished) != bool(self._unfinished(peer)):
+                raise Broken(f"consumer {number} has {consumer.unfinished} messages in part")
+            if consumer.joined_at != peer.joined_at:
+                raise Broken(f"consumer {number} joined at {consumer.joined_at}")
+            is_placed = self.options.kind is Kind.KEY_SHARED and self.mode is not Ring
+            if is_placed and peer.ranges != sub.selector.ranges(number):
+                raise Broken(f"consumer {number} does not know what it owns")
+        limit = self.options.unacked_max
+        if sub.unacked != total or (limit and total >= limit and not sub.is_blocked):
+            raise Broken("the subscription's unacked messages are miscounted")
+        if sub.is_blocked and total * 2 < limit:
+            raise Broken("the subscription is blocked without need")
+
+    def settle(self) -> None:
+        """Everything that is under way comes to its end; then whatever may go has gone."""
+        self.repay()
+        while True:
+            pending = list(self.pending)
+            done = [self.complete(effect) for effect in pending if effect in self.pending]
+            if not any(done):
+                break
+            self.repay()
+            self.check()
+        self._check_live()
+
+    def _check_live(self) -> None:
+        """A key that nothing withholds is not left waiting (P5)."""
+        if self.sub.is_blocked:
+            return
+        for position, entry in self.undone.items():
+            if entry.key is None:
+                continue
+            lane = self.sub.lanes.get(self.own[position])
+            if lane is not None:
+                if lane.flights or lane.later or lane.reason is not Reason.READY:
+                    continue
+                if self._takes(lane):
+                    raise Broken(f"{position} waits though its owner has room")
+            else:
+                owner = self.owner(self.own[position])
+                if owner is not None and self._has_room(self.peers[owner]):
+                    raise Broken(f"{position} is not read though its owner has room")
+
+    def drain(self) -> None:
+        """Everybody takes and acknowledges everything: then nothing is left (no loss, no stall)."""
+        self.abort()
+        while self.mode is Sticky and self.peers:
+            self.close(next(iter(self.peers)))
+        if not self.peers:
+            self._join(Peer("all"), 1, [SlotRange(0, 65_535)])
+        for turn in range(3 * len(self.log) + 30):
+            for number in list(self.peers):
+                self.permit(number, 1_000)
+            self.settle()
+            for key in list(self.sub.keys):
+                if self.sub.keys[key].after is not AfterDeadLetter.CONTINUE:
+                    self.do(self.sub.release_key(key, self.now_ms))
+            for number, peer in list(self.peers.items()):
+                for held in list(peer.held.values()):
+                    if held.delivery not in peer.held or held.is_settling:
+                        continue
+                    whole = self.can_settle(peer, held)
+                    if whole:
+                        self.acknowledge(number, [(each, 0) for each in whole])
+                    elif turn % 5 == 4 and not self.ordered:
+                        self.give_back(number, [held])
+            self.settle()
+            self.check()
+            if not self.undone:
+                break
+            self.advance(200)
+        if self.undone:
+            raise Broken(f"never done: {list(self.undone)}")
+        self.settle()
+        if self.sub.lanes or self.sub._slots:
+            raise Broken("something is kept of keys without work")
+        if self.sub.attempts or self.sub.partial:
+            raise Broken("something is kept of entries that are done")
+        if not self.sub.is_idle or self.sub.unacked or self.sub.lagging:
+            raise Broken("the machine is not idle")
+        if self.log and self.store.mark_delete != self.positions[-1]:
+            raise Broken(f"the cursor stays at {self.store.mark_delete}")
+
+    # ---- a history
+
+    def step(self) -> None:
+        """One thing happens."""
+        random = self.random
+        number = random.choice([*self.peers, 0])
+        peer = self.peers.get(number)
+        held = list(peer.held.values()) if peer else []
+        choice = random.random()
+        if choice < 0.15:
+            self.publish(random.randint(1, 6))
+        elif choice < 0.44 and self.pending:
+            self.complete(random.choice(self.pending))
+        elif choice < 0.49 and len(self.peers) < 4:
+            self.join()
+        elif choice < 0.51 and peer:
+            self.leave(number)
+        elif choice < 0.53 and peer:
+            self.close(number)
+        elif choice < 0.63 and peer:
+            self.permit(number, random.choice((1, 2, 5, 20)) + peer.owed)
+            peer.owed = 0
+        elif choice < 0.81 and held:
+            self.settle_some(number)
+        elif choice < 0.86 and held:
+            self.refuse(number, random.sample(held, random.randint(1, min(3, len(held)))))
+        elif choice < 0.89 and held:
+            self.give_back(number, random.sample(held, random.randint(1, min(3, len(held)))))
+        elif choice < 0.90:
+            self.stale()
+        elif choice < 0.91 and held:
+            self.renew(number, random.sample(held, random.randint(1, min(3, len(held)))))
+        elif choice < 0.92 and self.sub.keys:
+            self.do(self.sub.release_key(random.choice(list(self.sub.keys)), self.now_ms))
+        elif choice < 0.97:
+            self.advance(random.choice((1, 20, 100, 400)))
+        elif choice < 0.98:
+            self.settle()
+        elif choice < 0.985:
+            self.restart()
+        elif choice < 0.99:
+            self.abort()
+
+    def settle_some(self, number: int) -> None:
+        """Somebody acknowledges one delivery or more, or messages of them."""
+        random, peer = self.random, self.peers[number]
+        held = list(peer.held.values())
+        one = random.choice(held) if random.random() < 0.4 else held[0]
+        if self.options.kind is Kind.EXCLUSIVE and random.random() < 0.3 and not self.chunks:
+            self.acknowledge_through(number, one)
+            return
+        some: list[tuple[Held, int]] = []
+        for each in (one, *random.sample(held, min(2, len(held) - 1))):
+            if all(each is not known for known, _ in some):
+                part = each.messages > 1 and random.random() < 0.5
+                messages = random.randrange(1 << each.messages) if part else 0
+                some += [(whole, messages) for whole in self.can_settle(peer, each)]
+            if random.random() < 0.6:
+                break
+        if some:
+            self.acknowledge(number, list(dict(some).items()))
+
+
+def history(
+    seed: int,
+    machine: type[Subscription] = SmallSubscription,
+    acknowledged: type[Acknowledged] = Acknowledged,
+) -> World:
+    """Run one history.
+
+    Raises:
+        Broken: with the seed, which replays it.
+    """
+    world = World(seed, machine, acknowledged)
+    try:
+        for _ in range(SPAN_STEPS):
+            world.step()
+            world.check()
+        world.settle()
+        world.drain()
+    except Exception as error:
+        raise Broken(f"history({seed}): {type(error).__name__}: {error}") from error
+    return world

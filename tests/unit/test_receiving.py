@@ -1,0 +1,361 @@
+"""What a consumer was sent and owes an answer for: any order of events, against the real machine of
+a subscription, with two wires between that are as slow as they like."""
+
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.client._assembler import AssemblyLimits
+from seqgate.client._receiving import Received, ReceiverLimits, Receiving
+from seqgate.client._subscribing import Incomplete, RetryPolicy
+from seqgate.errors import SeqgateError, StaleTokenError, UnavailableError
+from seqgate.types import Position
+from tests.support.fake_dispatcher import EPOCH, Broker, Stream
+
+KEYS = ("a", "b", "c")
+QUEUE = 4
+BATCH = 3
+ROUNDS = 100
+TYPES = (
+    pb.SUBSCRIPTION_TYPE_KEY_SHARED,
+    pb.SUBSCRIPTION_TYPE_SHARED,
+    pb.SUBSCRIPTION_TYPE_EXCLUSIVE,
+)
+
+
+class Clocked(Broker):
+    """A broker whose time is set."""
+
+    clock_ms = 1_000
+
+    def now_ms(self) -> int:
+        return self.clock_ms
+
+
+@dataclass
+class Handed:
+    """A message that an application has."""
+
+    message: Received
+    key: bytes
+
+
+class World:
+    """A broker, a consumer, the wires between them, and an application; after each step, what is
+    promised of what was handed out."""
+
+    def __init__(self, kind: int, ack_timeout_ms: int = 0) -> None:
+        self.broker = Clocked()
+        self.kind = kind
+        self.is_ordered = kind != pb.SUBSCRIPTION_TYPE_SHARED
+        self.ack_timeout_ms = ack_timeout_ms
+        self.machine = Receiving(
+            "t/n/topic",
+            is_ordered=self.is_ordered,
+            is_one_key=kind == pb.SUBSCRIPTION_TYPE_EXCLUSIVE,
+            limits=ReceiverLimits(QUEUE, 1_000_000, ack_timeout_ms),
+            assembly=AssemblyLimits(),
+            incomplete=Incomplete.REFUSE,
+            retry=RetryPolicy(min_s=0.01, max_s=0.05),
+        )
+        self.up: deque[pb.ConsumeRequest] = deque()
+        self.down: deque[pb.ConsumeResponse] = deque()
+        self.handed: list[Handed] = []
+        self.tokens: set[tuple[int, int]] = set()
+        self.revoked: set[int] = set()
+        self.seen: dict[bytes, set[tuple[Position, int]]] = {}
+        self.answers: Counter[str] = Counter()
+        self.waiting: dict[int, str] = {}
+        self.waiters = 0
+        self.busy: list[bytes] = []
+        self.connect()
+
+    # ---- the wires
+
+    def connect(self) -> None:
+        subscribe = pb.Subscribe(
+            consumer_name="c",
+            options=pb.SubscriptionOptions(type=self.kind),  # type: ignore[arg-type]
+            create_at=pb.Start(earliest=pb.Earliest()),
+            ack_timeout_ms=self.ack_timeout_ms,
+        )
+        self.number = self.broker.subscribe(subscribe)
+        self.stream: Stream = self.broker.streams[self.number]
+        self.stream.outbox.get_nowait()
+        self.machine.subscribed(EPOCH)
+        self.settle_up()
+
+    def cut(self) -> None:
+        """The connection breaks, with all that is on its way."""
+        self.broker.lose(self.number)
+        self.up.clear()
+        self.down.clear()
+        self.handed.clear()
+        self.seen.clear()
+        self.machine.disconnected()
+        self.settle_up()
+        assert not self.waiting, "somebody waits for an answer that never comes"
+        self.connect()
+
+    def settle_up(self) -> None:
+        for waiter, error in self.machine.take_resolved():
+            self.answer(waiter, error)
+        self.machine.take_dropped()
+        self.up.extend(self.machine.requests())
+        while not self.stream.outbox.empty():
+            response = self.stream.outbox.get_nowait()
+            assert isinstance(response, pb.ConsumeResponse)
+            self.down.append(response)
+        assert self.machine.buffered + max(self.machine.outstanding, 0) <= QUEUE + BATCH
+
+    def answer(self, waiter: int, error: SeqgateError | None) -> None:
+        what = self.waiting.pop(waiter)
+        expected = UnavailableError if what == "seek" else StaleTokenError
+        assert error is None or isinstance(error, expected), error
+        self.answers[what if error is None else f"{what}: stale"] += 1
+
+    def waiter(self, what: str) -> int:
+        self.waiters += 1
+        self.waiting[self.waiters] = what
+        return self.waiters
+
+    def send(self) -> None:
+        """The service gets what was sent first."""
+        if self.up:
+            self.broker.handle(self.number, self.up.popleft())
+            self.settle_up()
+
+    def deliver(self) -> None:
+        """The consumer gets what was sent first."""
+        if not self.down:
+            return
+        response = self.down.popleft()
+        if response.HasField("revoked"):
+            self.revoked.update(response.revoked.deliveries)
+        if response.HasField("sought"):
+            self.handed.clear()
+            self.seen.clear()
+        self.machine.receive(response, self.broker.clock_ms)
+        self.settle_up()
+
+    # ---- the application
+
+    def take(self, *, hold: bool = False) -> None:
+        message = self.machine.take(self.broker.clock_ms, hold=hold)
+        if message is None:
+            return
+        token = message.token
+        held = self.machine.key_of(message)
+        assert held is not None
+        assert held not in self.busy
+        if hold:
+            self.busy.append(held)
+        assert (token.delivery, token.batch_index) not in self.tokens, "handed out twice"
+        self.tokens.add((token.delivery, token.batch_index))
+        assert token.delivery not in self.revoked, "handed out after its revoke"
+        self.check_order(message, held)
+        self.handed.append(Handed(message, held))
+        self.settle_up()
+
+    def check_order(self, message: Received, key: bytes) -> None:
+        """What was stored before in its key was handed out before, and is not refused since; or it
+        is acknowledged."""
+        place = (message.id.position, message.id.batch_index)
+        seen = self.seen.setdefault(key, set())
+        if self.is_ordered:
+            earlier = {
+                (position, index)
+                for position, indexes in self.places(key)
+                if position <= place[0] and position not in self.broker.done
+                for index in indexes
+                if (position, index) < place
+            }
+            assert earlier <= seen, f"{place} before {earlier - seen}"
+        seen.add(place)
+
+    def places(self, key: bytes) -> list[tuple[Position, list[int]]]:
+        found = []
+        machine = self.broker.machine
+        assert machine is not None
+        for stored in self.broker.log:
+            metadata = stored.metadata
+            if metadata.num_chunks_from_msg > 1 and not _is_last(metadata):
+                continue
+            if key not in (b"", metadata.partition_key.encode()):
+                continue
+            position = Position(stored.position.ledger_id, stored.position.entry_id)
+            count = metadata.num_messages_in_batch
+            left = machine.partial.get(position, -1)
+            indexes = [at for at in range(count) if left >> at & 1] if count else [-1]
+            found.append((position, indexes))
+        return found
+
+    def acknowledge(self, at: int) -> None:
+        if self.handed:
+            handed = self.handed.pop(at % len(self.handed))
+            self.machine.acknowledge(handed.message.token, self.waiter("ack"))
+            self.settle_up()
+
+    def refuse(self, at: int) -> None:
+        if not self.handed:
+            return
+        handed = self.handed[at % len(self.handed)]
+        self.machine.refuse(handed.message.token, 10, self.waiter("nack"))
+        self.forget(handed)
+        self.settle_up()
+
+    def forget(self, first: Handed) -> None:
+        """A message was refused: it, and what follows in its key, is to be handed out again."""
+        position = first.message.id.position
+        seen = self.seen.get(first.key, set())
+        self.seen[first.key] = {place for place in seen if place[0] < position}
+        self.handed.remove(first)
+
+    def release(self, at: int) -> None:
+        if self.busy:
+            self.machine.release(self.busy.pop(at % len(self.busy)))
+
+    def seek(self) -> None:
+        self.machine.seek(pb.Start(earliest=pb.Earliest()), self.waiter("seek"))
+        self.settle_up()
+
+    def give_away(self, at: int) -> None:
+        """Others own the keys of everything now, says the service."""
+        numbers = [*self.broker.machine.consumers[self.number].flights]  # type: ignore[union-attr]
+        if numbers:
+            self.broker.move(self.number, numbers[at % len(numbers) :])
+            self.settle_up()
+
+    # ---- the end
+
+    def finish(self) -> None:
+        """Everything goes its way, and the application acknowledges all that it gets."""
+        for key in self.busy:
+            self.machine.release(key)
+        self.busy.clear()
+        for _ in range(ROUNDS):
+            self.broker.clock_ms += 1_000
+            self.broker.tick()
+            self.rest()
+            before = -1
+            while before != len(self.tokens):
+                before = len(self.tokens)
+                self.take()
+            while self.handed:
+                self.acknowledge(0)
+            self.rest()
+            if len(self.broker.done) == len(self.broker.log) and not self.waiting:
+                break
+        assert len(self.broker.done) == len(self.broker.log), "a message never came"
+        assert not self.waiting
+        assert not self.machine.buffered
+
+    def rest(self) -> None:
+        """Everything that is on its way arrives."""
+        self.machine.flush()
+        self.settle_up()
+        while self.up or self.down or self.broker.pending:
+            self.send()
+            self.deliver()
+            if self.broker.pending:
+                self.broker.complete()
+            self.settle_up()
+
+
+def _is_last(metadata: object) -> bool:
+    return metadata.chunk_id == metadata.num_chunks_from_msg - 1  # type: ignore[attr-defined]
+
+
+def run(world: World, steps: list[tuple[str, int]]) -> None:
+    for step, number in steps:
+        key = KEYS[number % len(KEYS)]
+        match step:
+            case "publish":
+                world.broker.publish(b"x", key=key)
+            case "publish batch":
+                world.broker.publish_batch([b"x"] * BATCH, key=key)
+            case "publish large":
+                world.broker.publish_large(b"x" * 25, key, chunk_bytes=10)
+            case "send":
+                for _ in range(number + 1):
+                    world.send()
+            case "deliver":
+                for _ in range(number + 1):
+                    world.deliver()
+            case "take":
+                for _ in range(number + 1):
+                    world.take()
+            case "hold":
+                world.take(hold=True)
+            case "release":
+                world.release(number)
+            case "ack":
+                world.acknowledge(number)
+            case "nack":
+                world.refuse(number)
+            case "flush":
+                world.machine.flush()
+            case "persist":
+                if world.broker.pending:
+                    world.broker.complete()
+            case "time":
+                world.broker.clock_ms += number * 10
+                world.broker.tick()
+            case "renew":
+                world.machine.renew_waiting(world.broker.clock_ms)
+            case "move":
+                world.give_away(number)
+            case "seek":
+                world.seek()
+            case "cut":
+                world.cut()
+        world.settle_up()
+
+
+COMMON = (
+    *("publish",) * 3,
+    *("send",) * 4,
+    *("deliver",) * 4,
+    *("take",) * 4,
+    *("ack",) * 2,
+    "hold",
+    "release",
+    "flush",
+    "persist",
+    "time",
+    "renew",
+    "move",
+    "cut",
+)
+
+
+def steps(*more: str) -> st.SearchStrategy[list[tuple[str, int]]]:
+    step = st.tuples(st.sampled_from((*COMMON, *more)), st.integers(0, 7))
+    return st.lists(step, max_size=120)
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from(TYPES),
+    st.sampled_from((0, 100)),
+    steps("nack", "nack", "publish batch", "seek"),
+)
+def test_whatever_happens_each_message_comes_in_order_until_it_is_acknowledged(
+    kind: int, ack_timeout_ms: int, history: list[tuple[str, int]]
+) -> None:
+    world = World(kind, ack_timeout_ms)
+    run(world, history)
+    world.finish()
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(TYPES), steps("publish large", "publish large", "seek"))
+def test_large_messages_come_whole_whatever_happens(
+    kind: int, history: list[tuple[str, int]]
+) -> None:
+    world = World(kind)
+    run(world, history)
+    world.finish()

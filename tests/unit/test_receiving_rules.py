@@ -1,0 +1,471 @@
+"""What a consumer does about what it was sent, rule by rule."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import google_crc32c
+import pytest
+
+from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.client._assembler import AssemblyLimits, DropReason
+from seqgate.client._codec import Compression, OutgoingMessage, encode_batch, encode_single
+from seqgate.client._receiving import (
+    ITEMS_MAX,
+    UNANSWERED_MAX,
+    Received,
+    ReceiverLimits,
+    Receiving,
+)
+from seqgate.client._subscribing import (
+    Incomplete,
+    Place,
+    RetryPolicy,
+    SubscriptionOptions,
+    SubscriptionType,
+    options_to_wire,
+    ranges_to_wire,
+    start_to_wire,
+)
+from seqgate.errors import InvalidRequestError, StaleTokenError
+from seqgate.message_id import EARLIEST_ID, LATEST_ID, ChunkMessageId, MessageId
+from seqgate.types import Position
+
+NOW_MS = 1_000
+EPOCH = 3
+
+
+def receiving(
+    messages: int = 100,
+    size_bytes: int = 1 << 30,
+    *,
+    ack_timeout_ms: int = 0,
+    incomplete: Incomplete = Incomplete.REFUSE,
+) -> Receiving:
+    """A machine with a stream, that has granted its first permits."""
+    machine = Receiving(
+        "t/n/topic",
+        is_ordered=True,
+        is_one_key=False,
+        limits=ReceiverLimits(messages, size_bytes, ack_timeout_ms),
+        assembly=AssemblyLimits(),
+        incomplete=incomplete,
+        retry=None,
+    )
+    machine.subscribed(EPOCH)
+    machine.requests()
+    return machine
+
+
+def plain(number: int, key: str = "k", payload: bytes = b"x") -> pb.Delivery:
+    entry = encode_single(
+        "p",
+        OutgoingMessage(number, payload, key),
+        compression=Compression.NONE,
+        publish_time_ms=NOW_MS,
+    )
+    return _delivery(number, entry.metadata, entry.payload)
+
+
+def batch(number: int, count: int, acknowledged: Sequence[int] = ()) -> pb.Delivery:
+    messages = [OutgoingMessage(100 * number + at, b"%d" % at, "k") for at in range(count)]
+    entry = encode_batch("p", messages, compression=Compression.NONE, publish_time_ms=NOW_MS)
+    entry.metadata.partition_key = "k"
+    delivery = _delivery(number, entry.metadata, entry.payload)
+    delivery.acknowledged.extend(acknowledged)
+    return delivery
+
+
+def chunk(number: int, chunk_id: int, num_chunks: int = 3, body: bytes = b"aabbc") -> pb.Delivery:
+    payload = body[chunk_id * 2 :][:2]
+    metadata = entry_pb2.EntryMetadata(
+        producer_name="p",
+        sequence_id=7,
+        partition_key="k",
+        uuid="u",
+        chunk_id=chunk_id,
+        num_chunks_from_msg=num_chunks,
+        total_chunk_msg_size=len(body),
+        message_crc32c=google_crc32c.value(body),
+    )
+    return _delivery(number, metadata, payload)
+
+
+def _delivery(number: int, metadata: entry_pb2.EntryMetadata, payload: bytes) -> pb.Delivery:
+    position = entry_pb2.Position(ledger_id=1, entry_id=number)
+    return pb.Delivery(delivery=number, position=position, metadata=metadata, payload=payload)
+
+
+def deliver(machine: Receiving, *deliveries: pb.Delivery) -> None:
+    machine.receive(pb.ConsumeResponse(deliveries=pb.Deliveries(deliveries=deliveries)), NOW_MS)
+
+
+def revoke(machine: Receiving, *numbers: int) -> None:
+    machine.receive(pb.ConsumeResponse(revoked=pb.Revoked(deliveries=numbers)), NOW_MS)
+
+
+def settle(machine: Receiving, request_id: int, *outcomes: pb.Outcome) -> None:
+    settled = pb.Settled(request_id=request_id, outcomes=outcomes)
+    machine.receive(pb.ConsumeResponse(settled=settled), NOW_MS)
+
+
+def taken(machine: Receiving) -> list[Received]:
+    messages = []
+    while (message := machine.take(NOW_MS)) is not None:
+        messages.append(message)
+    return messages
+
+
+def sent(machine: Receiving, what: str) -> list[pb.ConsumeRequest]:
+    machine.flush()
+    return [each for each in machine.requests() if each.WhichOneof("request") == what]
+
+
+def permits(machine: Receiving) -> int:
+    return sum(request.permit.messages for request in sent(machine, "permit"))
+
+
+# ---- permits
+
+
+def test_permits_are_granted_again_when_half_of_the_queue_is_free() -> None:
+    machine = receiving(10)
+    deliver(machine, *(plain(number) for number in range(10)))
+    granted = []
+    for _ in range(10):
+        machine.take(NOW_MS)
+        granted.append(permits(machine))
+    assert granted == [0, 0, 0, 0, 5, 0, 0, 0, 0, 5]
+
+
+def test_a_batch_that_begins_within_the_queue_comes_whole() -> None:
+    machine = receiving(10)
+    deliver(machine, batch(1, 30))
+    assert (machine.buffered, machine.outstanding) == (30, -20)
+    assert permits(machine) == 0
+    for _ in range(25):
+        machine.take(NOW_MS)
+    assert permits(machine) == 25
+    assert machine.buffered + machine.outstanding == 10
+
+
+def test_messages_that_are_acknowledged_already_need_no_room() -> None:
+    machine = receiving(10)
+    deliver(machine, batch(1, 4, acknowledged=[0, 2]))
+    assert machine.outstanding == 8
+    assert [message.payload for message in taken(machine)] == [b"1", b"3"]
+
+
+def test_nothing_is_permitted_while_as_many_bytes_wait() -> None:
+    machine = receiving(10, 1_000)
+    deliver(machine, plain(1, payload=bytes(1_001)))
+    while machine.outstanding > 0:
+        deliver(machine, plain(2 + machine.outstanding))
+    assert permits(machine) == 0
+    taken(machine)
+    assert permits(machine) > 0
+
+
+def test_chunks_of_an_incomplete_message_need_no_room() -> None:
+    machine = receiving(2)
+    deliver(machine, chunk(1, 0))
+    assert machine.buffered == 0
+    assert permits(machine) == 1
+    deliver(machine, chunk(2, 1), chunk(3, 2))
+    assert machine.buffered == 1
+
+
+def test_whoever_is_paused_grants_nothing() -> None:
+    machine = receiving(2)
+    machine.is_paused = True
+    deliver(machine, plain(1), plain(2))
+    assert len(taken(machine)) == 2
+    assert permits(machine) == 0
+    machine.is_paused = False
+    assert permits(machine) == 2
+
+
+# ---- acknowledgements
+
+
+def test_messages_of_a_batch_go_out_in_one_settlement() -> None:
+    machine = receiving()
+    deliver(machine, batch(1, 4))
+    messages = taken(machine)
+    for at in (0, 2):
+        machine.acknowledge(messages[at].token, at)
+    (request,) = sent(machine, "acknowledge")
+    (settlement,) = request.acknowledge.settlements
+    assert [*settlement.indexes] == [0, 2]
+    for at in (1, 3):
+        machine.acknowledge(messages[at].token, at)
+    settle(machine, request.acknowledge.request_id)
+    (request,) = sent(machine, "acknowledge")
+    assert not request.acknowledge.settlements[0].indexes  # all that is left
+    settle(machine, request.acknowledge.request_id)
+    assert machine.take_resolved() == [(0, None), (2, None), (1, None), (3, None)]
+    assert machine.unacked == 0
+
+
+def test_acknowledging_again_waits_for_the_same_answer() -> None:
+    machine = receiving()
+    deliver(machine, plain(1))
+    (message,) = taken(machine)
+    machine.acknowledge(message.token, "first")
+    machine.acknowledge(message.token, "second")
+    (request,) = sent(machine, "acknowledge")
+    assert machine.take_resolved() == []
+    settle(machine, request.acknowledge.request_id)
+    assert machine.take_resolved() == [("first", None), ("second", None)]
+    machine.acknowledge(message.token, "third")
+    ((_, error),) = machine.take_resolved()
+    assert isinstance(error, StaleTokenError)
+
+
+def test_a_batch_is_acknowledged_by_its_id_before_it_is_handed_out() -> None:
+    machine = receiving()
+    deliver(machine, batch(1, 3))
+    machine.acknowledge_id(MessageId(1, 1, batch_index=1), "one")
+    assert [message.payload for message in taken(machine)] == [b"0", b"2"]
+    machine.acknowledge_id(MessageId(1, 1), "all")
+    machine.acknowledge_id(MessageId(1, 1, batch_index=3), "no such")
+    machine.acknowledge_id(MessageId(1, 2), "unknown")
+    errors = {waiter: type(error) for waiter, error in machine.take_resolved()}
+    assert errors == {"no such": InvalidRequestError, "unknown": StaleTokenError}
+
+
+def test_a_dead_token_is_told_for_the_item_that_has_it() -> None:
+    machine = receiving()
+    deliver(machine, plain(1, "a"), plain(2, "b"))
+    for message in taken(machine):
+        machine.acknowledge(message.token, message.key)
+    (request,) = sent(machine, "acknowledge")
+    settle(machine, request.acknowledge.request_id, pb.OUTCOME_STALE, pb.OUTCOME_DONE)
+    errors = {waiter: type(error) for waiter, error in machine.take_resolved()}
+    assert errors == {"a": StaleTokenError, "b": type(None)}
+
+
+def test_a_request_has_a_bound_and_so_has_their_number() -> None:
+    machine = receiving(1_000_000)
+    deliver(machine, *(plain(number, str(number)) for number in range(ITEMS_MAX + 1)))
+    for message in taken(machine):
+        machine.acknowledge(message.token, None)
+    first, second = sent(machine, "acknowledge")
+    assert len(first.acknowledge.settlements) == ITEMS_MAX
+    assert len(second.acknowledge.settlements) == 1
+    answered = second.acknowledge.request_id
+    for number in range(UNANSWERED_MAX):
+        deliver(machine, plain(20_000 + number, str(number)))
+        (message,) = taken(machine)
+        machine.acknowledge(message.token, None)
+        assert len(sent(machine, "acknowledge")) == (number < UNANSWERED_MAX - 2)
+    settle(machine, answered)
+    (request,) = sent(machine, "acknowledge")
+    assert len(request.acknowledge.settlements) == 2
+
+
+# ---- refusals, and what follows in the key
+
+
+def test_what_follows_a_refused_message_is_withheld_until_the_service_has_answered() -> None:
+    machine = receiving()
+    deliver(machine, plain(1, "a"), plain(2, "a"), plain(3, "b"))
+    message = machine.take(NOW_MS)
+    assert message is not None
+    machine.refuse(message.token, 0, "nack")
+    (request,) = sent(machine, "refuse")
+    deliver(machine, plain(4, "a"))
+    assert [each.id.entry_id for each in taken(machine)] == [3]
+    revoke(machine, 2)
+    settle(machine, request.refuse.request_id)
+    # What the service did not revoke counts.
+    assert [each.id.entry_id for each in taken(machine)] == [4]
+
+
+def test_a_refused_message_of_a_batch_ends_the_delivery() -> None:
+    machine = receiving()
+    deliver(machine, batch(1, 3))
+    message = machine.take(NOW_MS)
+    assert message is not None
+    machine.refuse(message.token, None, "nack")
+    assert machine.take(NOW_MS) is None
+    assert machine.buffered == 0
+    (request,) = sent(machine, "refuse")
+    (refusal,) = request.refuse.refusals
+    assert not refusal.HasField("delay_ms")
+
+
+def test_an_acknowledged_message_cannot_be_refused() -> None:
+    machine = receiving()
+    deliver(machine, plain(1))
+    (message,) = taken(machine)
+    machine.acknowledge(message.token, "ack")
+    machine.refuse(message.token, 0, "nack")
+    ((waiter, error),) = machine.take_resolved()
+    assert waiter == "nack"
+    assert isinstance(error, StaleTokenError)
+    assert sent(machine, "refuse") == []
+
+
+# ---- large messages
+
+
+def test_a_large_message_that_is_revoked_in_part_goes_back() -> None:
+    machine = receiving()
+    deliver(machine, chunk(1, 0), chunk(2, 1), chunk(3, 2))
+    revoke(machine, 2)
+    assert machine.take(NOW_MS) is None
+    (request,) = sent(machine, "give_back")
+    assert [*request.give_back.deliveries] == [1, 3]
+
+
+def test_an_incomplete_message_that_is_revoked_in_part_goes_back() -> None:
+    machine = receiving()
+    deliver(machine, chunk(1, 0), chunk(2, 1))
+    revoke(machine, 2)
+    (request,) = sent(machine, "give_back")
+    assert [*request.give_back.deliveries] == [1]
+    deliver(machine, chunk(3, 2))  # sent before the service heard of it
+    (again,) = sent(machine, "give_back")
+    assert [*again.give_back.deliveries] == [3]
+    settle(machine, request.give_back.request_id)
+    settle(machine, again.give_back.request_id)
+    deliver(machine, *(chunk(4 + at, at) for at in range(3)))
+    assert [each.payload for each in taken(machine)] == [b"aabbc"]
+    assert not machine.dropped
+
+
+@pytest.mark.parametrize(
+    ("incomplete", "what"), [(Incomplete.REFUSE, "refuse"), (Incomplete.ACKNOWLEDGE, "acknowledge")]
+)
+def test_what_becomes_of_an_incomplete_message_is_said_beforehand(
+    incomplete: Incomplete, what: str
+) -> None:
+    machine = receiving(incomplete=incomplete)
+    deliver(machine, chunk(2, 1), chunk(3, 2))
+    requests = sent(machine, what)
+    assert len(requests) == 1
+    assert [each.reason for each in machine.take_dropped()] == [DropReason.HEADLESS] * 2
+    assert machine.dropped == {DropReason.HEADLESS: 2}
+
+
+def test_chunks_that_are_damaged_together_are_acknowledged() -> None:
+    machine = receiving()
+    broken = chunk(3, 2)
+    broken.payload = b"?"
+    deliver(machine, chunk(1, 0), chunk(2, 1), broken)
+    (request,) = sent(machine, "acknowledge")
+    assert [each.delivery for each in request.acknowledge.settlements] == [1, 2, 3]
+    assert machine.dropped == {DropReason.CORRUPT: 3}
+
+
+# ---- time
+
+
+def test_what_waits_is_renewed_and_what_is_handed_out_is_not() -> None:
+    machine = receiving(ack_timeout_ms=300)
+    deliver(machine, plain(1, "a"), plain(2, "b"), chunk(3, 0))
+    machine.take(NOW_MS)
+    machine.renew_waiting(NOW_MS)
+    (request,) = sent(machine, "renew")
+    assert sorted(request.renew.deliveries) == [2, 3]
+
+
+def test_a_batch_is_renewed_when_its_next_message_is_taken() -> None:
+    machine = receiving(ack_timeout_ms=300)
+    deliver(machine, batch(1, 3))
+    for later_ms in (0, 50, 100):
+        machine.take(NOW_MS + later_ms)
+    (request,) = sent(machine, "renew")
+    assert [*request.renew.deliveries] == [1]
+
+
+# ---- what is asked of the subscription
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("earliest", pb.Start(earliest=pb.Earliest())),
+        ("latest", pb.Start(latest=pb.Latest())),
+        (EARLIEST_ID, pb.Start(earliest=pb.Earliest())),
+        (LATEST_ID, pb.Start(latest=pb.Latest())),
+        (MessageId(2, 5), (2, 5)),
+        (MessageId(2, -1), (2, 0)),
+        (MessageId(2, 5, batch_index=3), (2, 5)),
+        (ChunkMessageId(MessageId(1, 4), MessageId(2, 5)), (1, 4)),
+        (datetime(1970, 1, 1, 0, 0, 1, 1500, tzinfo=UTC), pb.Start(time=1_001)),
+    ],
+)
+def test_a_place_in_the_log(place: Place, expected: pb.Start | tuple[int, int]) -> None:
+    wire = start_to_wire(place)
+    if isinstance(expected, tuple):
+        assert (wire.at.ledger_id, wire.at.entry_id) == expected
+    else:
+        assert wire == expected
+
+
+@pytest.mark.parametrize("place", ["first", datetime(1969, 1, 1, tzinfo=UTC), 3, None])
+def test_no_place_in_the_log(place: Place) -> None:
+    with pytest.raises(InvalidRequestError):
+        start_to_wire(place)
+
+
+def test_options_that_are_not_set_are_left_to_the_service() -> None:
+    wire = options_to_wire(SubscriptionType.SHARED, SubscriptionOptions())
+    assert wire.type == pb.SUBSCRIPTION_TYPE_SHARED
+    assert not wire.HasField("max_redeliveries")
+    assert not wire.HasField("max_unacked")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        SubscriptionOptions(max_in_flight_per_key=-1),
+        SubscriptionOptions(max_redeliveries=2**40),
+        SubscriptionOptions(drain_deadline_s=-1),
+    ],
+)
+def test_options_that_cannot_be_sent_are_refused(options: SubscriptionOptions) -> None:
+    with pytest.raises(InvalidRequestError):
+        options_to_wire(SubscriptionType.SHARED, options)
+
+
+def test_a_range_that_cannot_be_sent_is_refused() -> None:
+    assert ranges_to_wire([(0, 5)]) == [pb.KeyRange(first=0, last=5)]
+    with pytest.raises(InvalidRequestError):
+        ranges_to_wire([(-1, 5)])
+
+
+@pytest.mark.parametrize(
+    ("attempts", "delay_s"), [(0, 1.0), (1, 3.0), (2, 9.0), (3, 10.0), (10_000, 10.0)]
+)
+def test_a_refused_message_waits_longer_each_time(attempts: int, delay_s: float) -> None:
+    assert RetryPolicy(min_s=1, max_s=10, multiplier=3).delay_s(attempts) == delay_s
+
+
+@pytest.mark.parametrize(
+    ("min_s", "max_s", "multiplier"), [(-1, 1, 2), (2, 1, 2), (1, 86_401, 2), (1, 2, 0.5)]
+)
+def test_a_retry_policy_has_bounds(min_s: float, max_s: float, multiplier: float) -> None:
+    with pytest.raises(ValueError):
+        RetryPolicy(min_s, max_s, multiplier)
+
+
+@pytest.mark.parametrize(
+    ("messages", "size_bytes", "ack_timeout_ms"),
+    [(0, 1, 0), (1_000_001, 1, 0), (1, 0, 0), (1, 1, 99), (1, 1, 86_400_001)],
+)
+def test_a_queue_has_bounds(messages: int, size_bytes: int, ack_timeout_ms: int) -> None:
+    with pytest.raises(ValueError):
+        ReceiverLimits(messages, size_bytes, ack_timeout_ms)
+
+
+def test_positions_of_a_gap_are_told() -> None:
+    machine = receiving()
+    delivery = plain(2)
+    delivery.gap.position.ledger_id, delivery.gap.position.entry_id = 1, 1
+    delivery.gap.attempts = 4
+    deliver(machine, delivery)
+    (message,) = taken(machine)
+    assert message.gap == (Position(1, 1), 4)

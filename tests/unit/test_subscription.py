@@ -1,0 +1,421 @@
+"""What a subscription decides, one scenario each; numbers are those of key-shared-filters.md, 6."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from seqgate.types import Position
+from services.dispatcher.core.effects import (
+    AfterDeadLetter,
+    DeadLetter,
+    Deliver,
+    Delivery,
+    Drain,
+    Effect,
+    Entry,
+    Kind,
+    Options,
+    Outcome,
+    Persist,
+    Record,
+    Revoke,
+    Scan,
+)
+from services.dispatcher.core.lane import Chunk, Reason
+from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.core.selectors import Ring
+from services.dispatcher.core.subscription import Durable, Item, Refused, Subscription
+
+A, B, C = b"key-0", b"key-1", b"key-3"
+"""With c1 and c2 on a ring, A is c1's, B and C are c2's (section 2)."""
+
+
+class Stage:
+    """A subscription, a log of one ledger, and what each consumer has been sent. Whatever is to be
+    made durable is at once, unless `holds` says otherwise."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = Options(**options)
+        self.sub = Subscription(self.options, Ring(), Durable(Acknowledged(None)))
+        self.now_ms, self.log = 0, list[Entry]()
+        self.tokens: dict[int, Delivery] = {}
+        self.sent: dict[int, list[int]] = {}
+        self.effects: list[Effect] = []
+        self.holds: tuple[type, ...] = ()
+
+    def do(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            self.effects.append(effect)
+            if isinstance(effect, self.holds):
+                continue
+            match effect:
+                case Deliver(consumer, deliveries):
+                    for each in deliveries:
+                        self.tokens[each.position.entry_id] = each
+                        self.sent.setdefault(consumer, []).append(each.position.entry_id)
+                case Persist():
+                    self.do(self.sub.persisted(None, self.now_ms))
+                case Record():
+                    self.do(self.sub.recorded(self.now_ms))
+                case DeadLetter(position, key):
+                    self.do(self.sub.dead_lettered(position, key, self.now_ms))
+                case Scan(at, after, limit):
+                    start = at.entry_id if at else (after or Position(1, -1)).entry_id + 1
+                    self.do(self.sub.scanned(self.log[start : start + limit], self.now_ms))
+
+    def connect(self, consumer: int, permits: int = 0, **settings: Any) -> None:
+        self.do(self.sub.join(consumer, name=f"c{consumer}", now_ms=self.now_ms, **settings))
+        self.permit(consumer, permits)
+
+    def permit(self, consumer: int, messages: int) -> None:
+        self.do(self.sub.permit(consumer, messages, self.now_ms))
+
+    def publish(self, *keys: bytes, **of_entry: Any) -> None:
+        start = len(self.log)
+        new = [Entry(Position(1, start + at), key, **of_entry) for at, key in enumerate(keys)]
+        self.log += new
+        self.do(self.sub.read(new, self.now_ms))
+
+    def acknowledge(self, consumer: int, *entries: int, messages: int = 0) -> list[Outcome]:
+        items = [Item(self.tokens[each].delivery, messages) for each in entries]
+        effects, outcomes, _ = self.sub.acknowledge(consumer, items, self.now_ms)
+        self.do(effects)
+        return outcomes
+
+    def refuse(self, consumer: int, *entries: int, delay_ms: int = 0) -> list[Outcome]:
+        items = [Refused(self.tokens[each].delivery, delay_ms) for each in entries]
+        effects, outcomes = self.sub.refuse(consumer, items, self.now_ms)
+        self.do(effects)
+        return outcomes
+
+    def give_back(self, consumer: int, *entries: int) -> list[Outcome]:
+        tokens = [self.tokens[each].delivery for each in entries]
+        effects, outcomes = self.sub.give_back(consumer, tokens, self.now_ms)
+        self.do(effects)
+        return outcomes
+
+    def leave(self, consumer: int) -> None:
+        self.do(self.sub.leave(consumer, self.now_ms))
+
+    def wait(self, ms: int) -> None:
+        self.now_ms += ms
+        self.do(self.sub.tick(self.now_ms))
+
+    def got(self, consumer: int) -> list[int]:
+        """What a consumer was sent since this was asked."""
+        return self.sent.pop(consumer, [])
+
+    def reason(self, key: bytes) -> Reason:
+        return self.sub.lanes[key].reason
+
+
+def stage(permits: int = 100, **options: Any) -> Stage:
+    """With c1 connected."""
+    made = Stage(**options)
+    made.connect(1, permits)
+    return made
+
+
+def test_27_no_more_is_sent_than_there_are_permits() -> None:
+    it = stage(permits=5)
+    it.publish(*[A] * 10)
+    assert it.got(1) == [0, 1, 2, 3, 4]
+    it.permit(1, 3)
+    assert it.got(1) == [5, 6, 7]
+
+
+def test_28_a_batch_may_use_more_permits_than_there_are_and_then_nothing_is_sent() -> None:
+    it = stage(permits=3)
+    it.publish(A, B, messages=10)
+    assert it.got(1) == [0]
+    it.permit(1, 7)
+    assert it.got(1) == []
+    it.permit(1, 1)
+    assert it.got(1) == [1]
+
+
+def test_29_and_36_a_key_whose_owner_takes_nothing_waits_alone_and_in_order() -> None:
+    it = stage(permits=100)
+    it.connect(2, 0)
+    it.publish(B, A, B, A)
+    assert it.got(1) == [1, 3]
+    it.permit(2, 1)
+    it.publish(B)
+    it.permit(2, 5)
+    assert it.got(2) == [0, 2, 4]
+
+
+def test_30_a_consumer_with_too_much_unacknowledged_goes_on_at_half_of_it() -> None:
+    it = stage(consumer_unacked_max=10)
+    it.publish(*[A] * 20)
+    assert it.got(1) == list(range(10))
+    it.acknowledge(1, 0, 1, 2, 3)
+    it.permit(1, 7)
+    assert it.got(1) == []
+    it.acknowledge(1, 4)
+    assert it.got(1) == [10, 11, 12, 13, 14]
+
+
+def test_32_at_the_limit_of_the_subscription_only_redeliveries_proceed() -> None:
+    it = stage(unacked_max=2)
+    it.publish(A, B, C)
+    assert it.got(1) == [0, 1]
+    it.refuse(1, 1)
+    assert it.got(1) == [1]
+    assert it.reason(C) is Reason.SUBSCRIPTION_LIMIT
+
+
+def test_34_permits_of_somebody_who_left_change_nothing() -> None:
+    it = stage()
+    it.leave(1)
+    it.permit(1, 100)
+    it.publish(A)
+    assert it.sent == {}
+
+
+def test_39_and_41_who_takes_nothing_holds_nobody_up_however_much_waits() -> None:
+    it = stage(permits=0, consumer_parked_max=10, key_parked_max=5)
+    it.connect(2, 1_000)
+    it.publish(*[A] * 200, *[B] * 100)
+    assert it.got(2) == list(range(200, 300))
+    assert it.sub.parked <= 10
+    it.permit(1, 1_000)
+    for _ in range(50):
+        it.acknowledge(1, *it.got(1))
+    assert it.sub.parked == it.sub.lagging == it.sub.unacked - 100 == 0
+
+
+def test_45_to_47_and_118_a_key_in_flight_drains_before_it_moves_and_others_move_at_once() -> None:
+    it = stage()
+    it.publish(B, B, C)
+    it.connect(2, 100)
+    assert [each for each in it.effects if isinstance(each, Drain)] == [Drain(1, (1, 2, 3))]
+    it.publish(B, C, b"key-5")
+    assert it.got(2) == [5]
+    assert it.reason(B) is it.reason(C) is Reason.DRAINING
+    it.acknowledge(1, 2)
+    assert it.got(2) == [4]
+    it.acknowledge(1, 0)
+    assert it.got(2) == []
+    it.acknowledge(1, 1)
+    assert it.got(2) == [3]
+
+
+def test_50_what_drains_at_somebody_who_dies_comes_first() -> None:
+    it = stage()
+    it.publish(B)
+    it.connect(2, 100)
+    it.publish(B)
+    it.leave(1)
+    assert it.got(2) == [0, 1]
+
+
+def test_54_a_silent_owner_loses_the_key_at_the_deadline_and_its_token_is_dead() -> None:
+    it = stage(drain_deadline_ms=500)
+    it.publish(B, B)
+    old = it.tokens[0]
+    it.connect(2, 100)
+    it.wait(499)
+    assert it.got(2) == []
+    it.wait(1)
+    assert it.got(2) == [0, 1]
+    assert (it.tokens[0].attempts, it.tokens[1].attempts) == (1, 0)
+    it.tokens[0] = old
+    assert it.acknowledge(1, 0) == [Outcome.STALE]
+
+
+def test_55_what_is_returned_did_not_fail() -> None:
+    it = stage()
+    it.publish(B)
+    it.connect(2, 100)
+    assert it.give_back(1, 0) == [Outcome.DONE]
+    assert it.got(2) == [0]
+    assert it.tokens[0].attempts == 0
+
+
+def test_60_and_131_a_token_counts_once_and_only_its_owners() -> None:
+    it = stage()
+    it.connect(2, 100)
+    it.publish(A)
+    assert it.acknowledge(2, 0) == it.refuse(2, 0) == it.give_back(2, 0) == [Outcome.STALE]
+    assert it.acknowledge(1, 0) == [Outcome.DONE]
+    assert it.acknowledge(1, 0) == [Outcome.STALE]
+    assert it.sub.unacked == 0
+
+
+def test_61_and_62_of_a_batch_only_what_is_left_is_shown_again() -> None:
+    it = stage()
+    it.publish(A, messages=5)
+    it.acknowledge(1, 0, messages=0b101)
+    assert it.sub.unacked == 3
+    it.leave(1)
+    it.connect(2, 100)
+    assert it.tokens[0].unacked == 0b11010
+    it.acknowledge(2, 0, messages=0b11111)
+    assert it.sub.unacked == 0
+    assert not it.sub.lanes
+
+
+def test_64_what_is_not_durable_is_not_acknowledged() -> None:
+    it = stage()
+    it.publish(B)
+    it.connect(2, 100)
+    it.holds = (Persist,)
+    it.acknowledge(1, 0)
+    it.publish(B)
+    assert it.got(2) == []
+    it.do(it.sub.persisted(None, 0))
+    assert it.got(2) == [1]
+
+
+def test_66_to_68_what_failed_comes_first_and_what_follows_is_taken_back() -> None:
+    it = stage()
+    it.publish(A, A, A, B)
+    it.got(1)
+    it.refuse(1, 0, 2, delay_ms=100)
+    assert [each for each in it.effects if isinstance(each, Revoke)] == [Revoke(1, (2,))]
+    assert it.got(1) == []
+    it.wait(100)
+    assert it.got(1) == [0]
+    it.acknowledge(1, 0)
+    assert it.got(1) == [1, 2]
+    assert [it.tokens[each].attempts for each in (0, 1, 2)] == [1, 0, 1]
+
+
+def test_70_the_block_survives_whoever_refused() -> None:
+    it = stage()
+    it.publish(A, A)
+    it.refuse(1, 0)
+    it.leave(1)
+    it.connect(2, 100)
+    assert it.got(2) == [0]
+    assert it.reason(A) is Reason.RETRY
+
+
+def test_72_who_dies_failed_at_the_first_message_of_each_key() -> None:
+    it = stage()
+    it.publish(A, A, B)
+    it.leave(1)
+    it.connect(2, 100)
+    assert [it.tokens[each].attempts for each in (0, 1, 2)] == [1, 0, 1]
+
+
+def test_73_after_so_many_attempts_a_message_is_dead_lettered_and_acknowledged() -> None:
+    it = stage(redeliveries_max=2)
+    it.publish(A, A)
+    for _ in range(3):
+        it.refuse(1, 0)
+    dead = [each for each in it.effects if isinstance(each, DeadLetter)]
+    assert dead == [DeadLetter(Position(1, 0), A, 3, AfterDeadLetter.CONTINUE)]
+    assert it.got(1) == [0, 1, 0, 0, 1]
+    gap = it.tokens[1].gap
+    assert gap is not None
+    assert gap.position == Position(1, 0)
+
+
+def test_76_a_key_is_held_until_it_is_released() -> None:
+    it = stage(redeliveries_max=0, after_dead_letter=AfterDeadLetter.HOLD)
+    it.publish(A, A)
+    it.refuse(1, 0)
+    assert it.reason(A) is Reason.HELD
+    it.got(1)
+    it.do(it.sub.release_key(A, 0))
+    assert it.got(1) == [1]
+
+
+def test_76_the_tail_of_a_key_is_dead_lettered_in_order() -> None:
+    it = stage(redeliveries_max=0, after_dead_letter=AfterDeadLetter.TAIL)
+    it.publish(A, A, B, A)
+    it.refuse(1, 0)
+    dead = [each.position.entry_id for each in it.effects if isinstance(each, DeadLetter)]
+    assert dead == [0, 1, 3]
+
+
+def test_77_what_times_out_fails_and_its_token_is_dead() -> None:
+    it = Stage()
+    it.connect(1, 10, ack_timeout_ms=100)
+    it.publish(A)
+    old = it.tokens[0]
+    it.wait(100)
+    assert it.got(1) == [0, 0]
+    assert it.tokens[0].attempts == 1
+    it.tokens[0] = old
+    assert it.acknowledge(1, 0) == [Outcome.STALE]
+
+
+def test_80_and_81_whoever_comes_next_gets_everything_from_the_first_unacknowledged_on() -> None:
+    it = stage(permits=3)
+    it.publish(A, B, A, A)
+    it.leave(1)
+    it.publish(A)
+    it.connect(2, 100)
+    assert [each for each in it.got(2) if each != 1] == [0, 2, 3, 4]
+
+
+def test_85_a_message_that_is_to_come_later_holds_its_key_only_if_that_is_asked_for() -> None:
+    for holds, first in ((False, [1]), (True, [])):
+        it = stage(delay_holds_key=holds)
+        it.publish(A, deliver_at_ms=100)
+        it.publish(A)
+        assert it.got(1) == first
+        it.wait(100)
+        assert sorted([*first, *it.got(1)]) == [0, 1]
+
+
+def test_86_many_that_are_due_at_once_need_no_further_event() -> None:
+    it = stage()
+    it.publish(*[A, B, C] * 10, deliver_at_ms=100)
+    it.wait(100)
+    assert len(it.got(1)) == 30
+
+
+def test_everything_up_to_a_message_is_acknowledged_whatever_became_of_it() -> None:
+    it = stage(kind=Kind.EXCLUSIVE)
+    it.publish(A, deliver_at_ms=1_000)
+    it.publish(A, B, A)
+    it.refuse(1, 1, delay_ms=0)
+    it.acknowledge(1, 1)
+    effects, outcome, _ = it.sub.acknowledge_through(1, Item(it.tokens[3].delivery), 0)
+    it.do(effects)
+    assert outcome is Outcome.DONE
+    assert not it.sub.lanes
+    assert it.sub.delayed == 0
+
+
+def test_the_rest_of_a_refused_large_message_follows_it() -> None:
+    it = stage(max_in_flight_per_key=1, consumer_unacked_max=1)
+    for is_last in (False, False, True):
+        it.publish(A, chunk=Chunk("attempt", is_last))
+    it.refuse(1, 0)
+    assert it.got(1) == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_large_message_goes_on_where_it_began() -> None:
+    it = stage()
+    it.publish(B, chunk=Chunk("attempt", is_last=False))
+    it.connect(2, 100)
+    it.publish(B, chunk=Chunk("attempt", is_last=True))
+    it.publish(B)
+    assert it.got(1) == [0, 1]
+    it.acknowledge(1, 0, 1)
+    assert it.got(2) == [2]
+
+
+def test_who_has_too_much_returned_gets_nothing_new_until_half_of_it_is_delivered() -> None:
+    it = stage(returned_max=4)
+    it.publish(*[b"key-%d" % each for each in range(10, 14)])
+    it.refuse(1, 0, 1, 2, 3, delay_ms=100)
+    it.got(1)
+    it.publish(A)
+    assert it.got(1) == []
+    assert it.reason(A) is Reason.RETURNED_LIMIT
+    it.wait(100)
+    assert sorted(it.got(1)) == [0, 1, 2, 3, 4]
+
+
+def test_timers_of_what_is_settled_are_not_kept() -> None:
+    it = Stage()
+    it.connect(1, 1_000_000, ack_timeout_ms=3_600_000)
+    for entry in range(5_000):
+        it.publish(A)
+        it.acknowledge(1, entry)
+    assert len(it.sub._timers) <= 1
