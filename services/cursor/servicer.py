@@ -178,7 +178,7 @@ class CursorServicer(pb_grpc.CursorServiceServicer):
             raise InvalidProperty(
                 f"names that begin with {RESERVED} are not set with everything", field="put"
             )
-        caller = Caller(version=_optional(request, "version"))
+        caller = Caller(version=_optional(request, "version"), epoch=_optional(request, "epoch"))
 
         def step(state: CursorState, _: int) -> pb.UpdateCursorPropertiesResponse:
             state.update_properties(put, request.remove, caller, clear=request.clear)

@@ -1,12 +1,12 @@
 """A subscription's dead letters: each goes to the dead letter topic once, whatever dies meanwhile.
 
-    number it, durably, with  ──▶ still the ──▶ publish it under ──▶ acknowledge ──▶ forget its
-    what becomes of its key       owner?        that number          it              number
+    number it, durably, with  ──▶ publish it under ──▶ acknowledge ──▶ forget its
+    what becomes of its key       that number          it              number
 
 The numbers and the keys are properties of the subscription's cursor. A letter that is published
 again has its number, so the dead letter topic's deduplication finds it. Who takes the subscription
-over finishes what has a number before anything else is delivered; so nobody publishes a letter who
-did not have the subscription, still, when its number was durable.
+over finishes what has a number before anything else is delivered; and only who has the subscription
+can give a letter a number.
 
 Letters are published in the order of their numbers, since the dead letter topic takes no number
 below one that it has. The numbers of a later owner are higher than those of all before it.
@@ -157,8 +157,6 @@ class Graveyard:
             raise CursorsUnavailable(
                 "so many keys are held that no more can be remembered", retry_after_s=RETRY_AFTER_S
             ) from error
-        nothing = Persist(0, None, (), (), ())
-        await self._cursors.persist(self._topic, self._subscription, nothing, self._epoch)
         self._open[what.position] = letter
 
     def acknowledged(self, positions: Iterable[Position]) -> None:
@@ -194,7 +192,9 @@ class Graveyard:
                 self._published.add(position)
 
     async def _put(self, put: dict[str, str], *remove: str) -> None:
-        await self._cursors.set_properties(self._topic, self._subscription, put, remove)
+        await self._cursors.set_properties(
+            self._topic, self._subscription, put, remove, epoch=self._epoch
+        )
 
 
 def default_topic(topic: TopicName, subscription: str) -> TopicName:

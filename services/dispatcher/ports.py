@@ -159,9 +159,15 @@ class Cursors(Protocol):
         ...
 
     async def set_properties(
-        self, topic: TopicName, name: str, put: Mapping[str, str], remove: Sequence[str]
+        self,
+        topic: TopicName,
+        name: str,
+        put: Mapping[str, str],
+        remove: Sequence[str],
+        *,
+        epoch: int | None,
     ) -> Cursor:
-        """Change the cursor's own properties.
+        """Change the cursor's own properties; None: whoever has the lease.
 
         Raises:
             InvalidProperty: a property is too long, or there are too many.

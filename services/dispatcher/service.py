@@ -178,7 +178,7 @@ class Dispatcher:
         left = {each for each in cursor.properties if not each.startswith(INTERNAL)}
         if len((left | set(put)) - set(remove)) > PROPERTIES_MAX:
             raise InvalidProperty(f"at most {PROPERTIES_MAX} properties", field="put")
-        return await self._ports.cursors.set_properties(topic, name, put, remove)
+        return await self._ports.cursors.set_properties(topic, name, put, remove, epoch=None)
 
     async def get(self, topic: TopicName, name: str) -> Cursor:
         """A subscription.

@@ -225,7 +225,9 @@ async def test_a_reset_forgets_what_is_beyond_and_what_failed(cursors: Cursors) 
 
 async def test_properties_are_put_and_removed_together(cursors: Cursors) -> None:
     await cursors.create(TOPIC, NAME, None, {"a": "1", "b": "2"})
-    cursor = await cursors.set_properties(TOPIC, NAME, {"c": "ü", "a": "3"}, ["b", "none"])
+    cursor = await cursors.set_properties(
+        TOPIC, NAME, {"c": "ü", "a": "3"}, ["b", "none"], epoch=None
+    )
     assert cursor.properties == {"a": "3", "c": "ü"}
     assert (await cursors.get(TOPIC, NAME)).properties == {"a": "3", "c": "ü"}
 
@@ -234,11 +236,11 @@ async def test_properties_are_bounded(cursors: Cursors) -> None:
     await cursors.create(TOPIC, NAME, None, {"a": "1"})
     for bad in ({"x": "y" * 4096}, {str(i): "" for i in range(2_001)}):
         with pytest.raises(InvalidProperty):
-            await cursors.set_properties(TOPIC, NAME, bad, [])
+            await cursors.set_properties(TOPIC, NAME, bad, [], epoch=None)
         with pytest.raises(InvalidProperty):
             await cursors.create(TOPIC, "other", None, bad)
-    await cursors.set_properties(TOPIC, NAME, {"x": "y" * 4095}, [])
-    await cursors.set_properties(TOPIC, NAME, {str(i): "" for i in range(1_998)}, [])
+    await cursors.set_properties(TOPIC, NAME, {"x": "y" * 4095}, [], epoch=None)
+    await cursors.set_properties(TOPIC, NAME, {str(i): "" for i in range(1_998)}, [], epoch=None)
     assert len((await cursors.get(TOPIC, NAME)).properties) == 2_000
 
 
@@ -293,6 +295,7 @@ async def all_fenced(cursors: Cursors, epoch: int) -> None:
         lambda: cursors.persist(TOPIC, NAME, entries(at(0)), epoch),
         lambda: cursors.persist(TOPIC, NAME, NOTHING, epoch),
         lambda: cursors.record(TOPIC, NAME, [(at(3), 1)], epoch),
+        lambda: cursors.set_properties(TOPIC, NAME, {"a": "1"}, [], epoch=epoch),
         lambda: cursors.reset(TOPIC, NAME, None, epoch),
         lambda: cursors.renew(TOPIC, NAME, "me", epoch, LONG_MS),
         lambda: cursors.release(TOPIC, NAME, epoch),
@@ -320,7 +323,7 @@ def methods(cursors: Cursors) -> dict[str, Callable[[], object]]:
         "attempts": lambda: listed(cursors.attempts(TOPIC, NAME)),
         "persist": lambda: cursors.persist(TOPIC, NAME, entries(at(0)), 1),
         "record": lambda: cursors.record(TOPIC, NAME, [(at(0), 1)], 1),
-        "set_properties": lambda: cursors.set_properties(TOPIC, NAME, {"a": "1"}, []),
+        "set_properties": lambda: cursors.set_properties(TOPIC, NAME, {"a": "1"}, [], epoch=1),
         "acquire": lambda: cursors.acquire(TOPIC, NAME, "me", LONG_MS),
         "renew": lambda: cursors.renew(TOPIC, NAME, "me", 1, LONG_MS),
         "release": lambda: cursors.release(TOPIC, NAME, 1),

@@ -160,10 +160,16 @@ class GrpcCursors:
             )
 
     async def set_properties(
-        self, topic: TopicName, name: str, put: Mapping[str, str], remove: Sequence[str]
+        self,
+        topic: TopicName,
+        name: str,
+        put: Mapping[str, str],
+        remove: Sequence[str],
+        *,
+        epoch: int | None,
     ) -> Cursor:
         request = pb.UpdateCursorPropertiesRequest(
-            topic=str(topic), name=name, put=put, remove=remove
+            topic=str(topic), name=name, put=put, remove=remove, epoch=epoch
         )
         return _cursor((await self._call(self._stub.UpdateCursorProperties, request)).cursor)
 

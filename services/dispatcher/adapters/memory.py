@@ -168,9 +168,15 @@ class MemoryCursors:
                 kept.attempts[position] = count
 
     async def set_properties(
-        self, topic: TopicName, name: str, put: Mapping[str, str], remove: Sequence[str]
+        self,
+        topic: TopicName,
+        name: str,
+        put: Mapping[str, str],
+        remove: Sequence[str],
+        *,
+        epoch: int | None,
     ) -> Cursor:
-        kept = self._get(topic, name)
+        kept = self._get(topic, name) if epoch is None else self._fenced(topic, name, epoch)
         properties = {
             each: value for each, value in kept.properties.items() if each not in remove
         } | dict(put)

@@ -1099,6 +1099,7 @@ class UpdateCursorPropertiesRequest(_message.Message):
     REMOVE_FIELD_NUMBER: _builtins.int
     CLEAR_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """tenant/namespace/name."""
     name: _builtins.str
@@ -1107,6 +1108,8 @@ class UpdateCursorPropertiesRequest(_message.Message):
     """Remove everything first, but names that begin with "#seqgate.internal."."""
     version: _builtins.int
     """The cursor's version that the caller knows; absent: not compared."""
+    epoch: _builtins.int
+    """The caller's, of the lease; absent: not compared."""
     @_builtins.property
     def put(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Put in place of what these names had. Bounds as for CreateCursorRequest, for
@@ -1126,13 +1129,19 @@ class UpdateCursorPropertiesRequest(_message.Message):
         remove: _abc.Iterable[_builtins.str] | None = ...,
         clear: _builtins.bool = ...,
         version: _builtins.int | None = ...,
+        epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "_version", b"_version", "epoch", b"epoch", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "clear", b"clear", "name", b"name", "put", b"put", "remove", b"remove", "topic", b"topic", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "_version", b"_version", "clear", b"clear", "epoch", b"epoch", "name", b"name", "put", b"put", "remove", b"remove", "topic", b"topic", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__epoch: _TypeAlias = _typing.Literal["epoch"]  # noqa: Y015
+    _WhichOneofArgType__epoch: _TypeAlias = _typing.Literal["_epoch", b"_epoch"]  # noqa: Y015
     _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
     _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epoch) -> _WhichOneofReturnType__epoch | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__version) -> _WhichOneofReturnType__version | None: ...
 
 Global___UpdateCursorPropertiesRequest: _TypeAlias = UpdateCursorPropertiesRequest  # noqa: Y015
