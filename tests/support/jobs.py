@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 from tools.stack.child import bound_to_us
 from tools.stack.stack import Stack
 
-PATIENCE_S = 300.0
+PATIENCE_S = 120.0
 """How long a job may take to do what a test waits for: Spark starts slowly on a busy machine."""
 
 JAVA = b"org.apache.spark"
@@ -43,12 +43,8 @@ def quick_spark(folder: Path) -> dict[str, str]:
     }
 
 
-WAVE_ENTRIES = "250"
-"""How many entries a wave has: those of two topics or so."""
-
-
 class Rebuild:
-    """`python -m tools.rebuild --json`, in small waves."""
+    """`python -m tools.rebuild --json`, a topic a wave."""
 
     def __init__(self, process: asyncio.subprocess.Process, errors: Path) -> None:
         self._process = process
@@ -135,7 +131,7 @@ async def rebuilding(stack: Stack, folder: Path, *arguments: str) -> AsyncIterat
         for name in ("ledger", "dedup", "cursor")
         for part in (f"--{name}", stack.address(name))
     ]
-    command = [sys.executable, "-m", "tools.rebuild", "--json", "--entries-per-wave", WAVE_ENTRIES]
+    command = [sys.executable, "-m", "tools.rebuild", "--json", "--entries-per-wave", "1"]
     command += [*addresses, *arguments]
     errors = folder / "rebuild.err"
     with errors.open("wb") as stderr:

@@ -10,18 +10,14 @@ import signal
 import sys
 import time
 from asyncio.subprocess import Process
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from grpc import aio
-
-from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
-from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc as pb_grpc
 from seqgate.client import connect
 from tools.demo.application import LOG_LINES, ApplicationFailed
-from tools.demo.crew import SUBSCRIPTION, TOPIC
+from tools.demo.crew import TOPIC
 from tools.demo.flights import Flight
 from tools.demo.screen import Screen, Step
 from tools.stack.child import bound_to_us, tell
@@ -36,7 +32,7 @@ SHARE_REFUSED: Final = 0.01
 POLL_S: Final = 0.05
 """How often it is looked how far the crews are."""
 
-QUIET_S: Final = 1.0
+PATIENCE_S: Final = 30.0
 """After how long without a flight that was ended nothing more is going to be."""
 
 WINDOW_S: Final = 2.0
@@ -104,7 +100,7 @@ async def deliver(
     chosen = [each for each in flights[: min(FLIGHTS_MAX, len(flights) // 2)] if each.key]
     await _publish(stack, chosen)
     step = screen.step("delivering", len(chosen))
-    crews = Crews(stack, folder, seed)
+    crews = Crews(stack, folder, seed, Counter(each.key for each in chosen if each.key))
     started = time.monotonic()
     try:
         stuck_ns, blocked = await _deliver(stack, crews, len(chosen), screen, step)
@@ -115,9 +111,11 @@ async def deliver(
 
 
 class Crews:
-    """Their processes."""
+    """Their processes, and how far they are."""
 
-    def __init__(self, stack: Stack, folder: Path, seed: int) -> None:
+    def __init__(self, stack: Stack, folder: Path, seed: int, flights: Counter[str]) -> None:
+        self.left = flights
+        """Of each aircraft that has some: how many flights nobody ended yet."""
         self._stack = stack
         self._folder = folder
         self._seed = seed
@@ -170,8 +168,12 @@ class Crews:
                 raise ApplicationFailed(f"{name} ended: {' '.join(lines[-LOG_LINES:])}")
         for name in self.names:
             notes, self._read[name] = _notes(self._folder, name, self._read.get(name, 0))
-            self._ended.update(note.position for note in notes if note.what == "end")
+            for note in notes:
+                if note.what == "end" and note.position not in self._ended:
+                    self._ended.add(note.position)
+                    self.left[note.key] -= 1
             self.stuck |= any(note.what == "stuck" for note in notes)
+        self.left = +self.left
         return len(self._ended)
 
 
@@ -195,6 +197,9 @@ async def _deliver(
     async def until(share: float) -> None:
         await _until(crews, lambda ended: ended >= share * total, step)
 
+    def is_only_the_stuck_left(_: int) -> bool:
+        return not crews.left or (crews.stuck and len(crews.left) == 1)
+
     await crews.begin("crew-1")
     await crews.begin("crew-2", share_refused=SHARE_REFUSED)
     await crews.begin("crew-3")
@@ -212,7 +217,8 @@ async def _deliver(
     screen.tell("one crew sticks on one flight")
     stuck_ns = time.monotonic_ns()
     crews.say("crew-3", signal.SIGUSR1)
-    rest = await _all_but_the_stuck(stack, crews, total, step)
+    await _until(crews, is_only_the_stuck_left, step)
+    rest = len(crews.left)
     screen.tell(f"everything else is delivered; {rest} aircraft wait; the crew goes on")
     crews.say("crew-3", signal.SIGUSR2)
     await until(1.0)
@@ -220,32 +226,16 @@ async def _deliver(
 
 
 async def _until(crews: Crews, done: Callable[[int], bool], step: Step) -> None:
+    """Return when this many flights were ended, or none was for so long that none will be."""
+    before, since = -1, time.monotonic()
     while True:
         ended = await asyncio.to_thread(crews.ended)
         step.at(ended)
-        if done(ended):
+        if ended != before:
+            before, since = ended, time.monotonic()
+        if done(ended) or time.monotonic() - since > PATIENCE_S:
             return
         await asyncio.sleep(POLL_S)
-
-
-async def _all_but_the_stuck(stack: Stack, crews: Crews, total: int, step: Step) -> int:
-    """Return when nothing is left but what waits for the crew that sticks: of how many aircraft."""
-    async with aio.insecure_channel(stack.address("dispatcher")) as channel:
-        stub: Any = pb_grpc.DispatcherServiceStub(channel)
-        request = pb.ReportRequest(topic=TOPIC, subscription=SUBSCRIPTION)
-        before, quiet_s = -1, 0.0
-        while True:
-            ended = await asyncio.to_thread(crews.ended)
-            step.at(ended)
-            report = await stub.Report(request)
-            waiting = report.unacked_messages + report.parked_entries
-            if crews.stuck and ended == before and ended + waiting == total:
-                quiet_s += POLL_S
-                if quiet_s > QUIET_S:
-                    return int(report.active_keys)
-            else:
-                before, quiet_s = ended, 0.0
-            await asyncio.sleep(POLL_S)
 
 
 def _notes(folder: Path, crew: str, offset: int = 0) -> tuple[list[Note], int]:
