@@ -195,6 +195,7 @@ BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
     "STATE_UNAVAILABLE": UnavailableError,
     "CURSORS_UNAVAILABLE": UnavailableError,
     "LEDGER_UNAVAILABLE": UnavailableError,
+    "DEAD_LETTER_REFUSED": UnavailableError,
     "SLOW_CONSUMER": UnavailableError,
     "RECOVERING": UnavailableError,
     "DRAINING": UnavailableError,

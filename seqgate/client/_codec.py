@@ -89,7 +89,8 @@ class Message:
         publish_time_ms: when, in milliseconds since 1970 by the producer's clock.
         append_time_ms: when it was stored, in milliseconds since 1970 by the service's clock.
         key: the key; of a key that is bytes, their base64.
-        ordering_key, properties, event_time_ms: as they were published.
+        ordering_key, properties, event_time_ms: as they were published. A dead letter's properties
+            say where it comes from as well.
         has_bytes_key: whether the key was published as bytes.
     """
 
@@ -239,6 +240,9 @@ def _message(
     has_bytes_key = own.partition_key_b64_encoded and own.HasField("partition_key")
     if has_bytes_key:
         _check_base64(stored, own.partition_key)
+    properties = dict(own.properties)
+    if batch_index >= 0 and stored.metadata.properties:  # what is said of the whole batch
+        properties = {**stored.metadata.properties, **properties}
     return Message(
         topic=topic,
         id=MessageId(position.ledger_id, position.entry_id, batch_index=batch_index),
@@ -249,7 +253,7 @@ def _message(
         append_time_ms=stored.append_time,
         key=own.partition_key if own.HasField("partition_key") else None,
         ordering_key=own.ordering_key if own.HasField("ordering_key") else None,
-        properties=dict(own.properties),
+        properties=properties,
         event_time_ms=own.event_time if own.HasField("event_time") else None,
         has_bytes_key=has_bytes_key,
     )

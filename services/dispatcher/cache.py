@@ -23,7 +23,9 @@ class EntryCache:
 
     def put(self, entry: StoredEntry) -> None:
         """Keep an entry."""
-        self._entries[Position(entry.position.ledger_id, entry.position.entry_id)] = entry
+        position = Position(entry.position.ledger_id, entry.position.entry_id)
+        self.take(position)  # it may be read more than once
+        self._entries[position] = entry
         self._bytes += _size(entry)
         while self._bytes > self._bytes_max:
             _, oldest = self._entries.popitem(last=False)

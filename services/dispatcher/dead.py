@@ -9,7 +9,9 @@ over finishes what has a number before anything else is delivered; and only who 
 can give a letter a number.
 
 Letters are published in the order of their numbers, since the dead letter topic takes no number
-below one that it has. The numbers of a later owner are higher than those of all before it.
+below one that it has. The numbers of a later owner are higher than those of all before it. A letter
+that the dead letter topic refuses is passed over: its key waits, and the letter is tried again from
+time to time, under its number as long as that is not overtaken.
 """
 
 import asyncio
@@ -19,6 +21,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
+
+import structlog
 
 from seqgate.types import InvalidNameError, Position, TopicName
 from services.dispatcher.core.effects import AfterDeadLetter, DeadLetter, Gap, KeyState, Persist
@@ -31,8 +35,11 @@ from services.dispatcher.ports import (
     InvalidProperty,
     LedgerUnavailable,
     Letter,
+    LetterRefused,
     Log,
 )
+
+log = structlog.get_logger()
 
 INTERNAL: Final = "seqgate."
 """How the names of the properties begin that are not the application's."""
@@ -78,6 +85,7 @@ class Graveyard:
         self._next = 1
         self._open: dict[Position, _Open] = {}
         self._published: set[Position] = set()
+        self._refused: dict[Position, LetterRefused] = {}
         self._done: set[Position] = set()
         self._one_by_one = asyncio.Lock()
 
@@ -94,6 +102,7 @@ class Graveyard:
         async with self._one_by_one:
             self._epoch = epoch
             self._open, self._published, self._done = {}, set(), set()
+            self._refused = {}
             keys = {}
             for name, value in cursor.properties.items():
                 if name.startswith(_LETTER):
@@ -114,9 +123,9 @@ class Graveyard:
             self._published |= done
             self._done |= done
             await self._publish_all()
-            unfinished = self._open.keys() - done
+            unfinished = self._published - done
             if unfinished:
-                what = Persist(0, None, tuple(unfinished), (), ())
+                what = Persist(0, tuple(unfinished), (), ())
                 await self._cursors.persist(self._topic, self._subscription, what, epoch)
                 for position in unfinished:
                     acknowledged.add(position)
@@ -130,9 +139,12 @@ class Graveyard:
         async with self._one_by_one:
             if what.position not in self._open:
                 await self._number(what)
+            self._refused.pop(what.position, None)
             await self._publish_all()
-            if what.position not in self._open:
-                raise LedgerUnavailable("its number was too low", retry_after_s=RETRY_AFTER_S)
+            if what.position in self._refused:
+                raise self._refused[what.position]
+            if what.position not in self._published:
+                raise LedgerUnavailable("it is not its turn", retry_after_s=RETRY_AFTER_S)
 
     async def _number(self, what: DeadLetter) -> None:
         number, self._next = self._next, self._next + 1
@@ -178,18 +190,34 @@ class Graveyard:
         await self._put({}, _key_name(key))
 
     async def _publish_all(self) -> None:
-        """Publish what is not, in the order of its numbers. What cannot be published under its
-        number any more has none."""
-        waiting = self._open.keys() - self._published
+        """Publish what is not, in the order of its numbers, until one is refused: the next may be
+        as well. What cannot be published under its number any more has none."""
+        waiting = self._open.keys() - self._published - self._refused.keys()
         for position in sorted(waiting, key=lambda each: self._open[each].number):
-            number, attempts, topic = self._open[position]
-            for entry in await self._log.fetch(self._topic, [position]):
-                letter = Letter(topic, self._topic, self._subscription, number, attempts, entry)
-                if not await self._letters.put(letter):
-                    del self._open[position]
-                    break
-            else:
+            try:
+                is_there = await self._publish(position)
+            except LetterRefused as error:
+                self._refused[position] = error
+                log.warning(
+                    "dead letter refused",
+                    topic=str(self._topic),
+                    subscription=self._subscription,
+                    position=_text(position),
+                    **error.details,
+                )
+                return
+            if is_there:
                 self._published.add(position)
+            else:
+                del self._open[position]
+
+    async def _publish(self, position: Position) -> bool:
+        """Returns whether the letter is there, or the log has the entry no more."""
+        number, attempts, topic = self._open[position]
+        for entry in await self._log.fetch(self._topic, [position]):
+            letter = Letter(topic, self._topic, self._subscription, number, attempts, entry)
+            return await self._letters.put(letter)
+        return True
 
     async def _put(self, put: dict[str, str], *remove: str) -> None:
         await self._cursors.set_properties(

@@ -51,6 +51,7 @@ from services.dispatcher.ports import (
     Cursors,
     DeadLetters,
     EntryCorrupt,
+    LetterRefused,
     Log,
     Part,
     SubscriptionNotFound,
@@ -73,7 +74,7 @@ BACKOFF_MAX_S: Final = 2.0
 """How long something that failed waits before it is tried again, doubling from the first to the
 longest."""
 
-RENEWALS: Final = 3
+RENEWALS: Final = 6
 """How often a lease is renewed in its time."""
 
 OUTBOX_ITEMS_MAX: Final = 100_000
@@ -321,7 +322,7 @@ class Live:
         loop = asyncio.get_running_loop()
         lost_s = loop.time() + config.lease_s
         while True:
-            await asyncio.sleep(config.lease_s / RENEWALS / 2)
+            await asyncio.sleep(config.lease_s / RENEWALS)
             asked_s = loop.time()
             try:
                 async with asyncio.timeout_at(lost_s):
@@ -668,7 +669,8 @@ class Live:
                     self.stop(error)
                     raise
                 log.debug("tried again", subscription=self.name, why=error.message)
-                await asyncio.sleep(backoff_s)
+                wait_s = error.retry_after_s if isinstance(error, LetterRefused) else None
+                await asyncio.sleep(wait_s or backoff_s)
                 backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
 
     async def _read(self, after: Position | None, generation: int) -> None:

@@ -27,6 +27,14 @@ class LedgerUnavailable(DomainError):
     reason = "LEDGER_UNAVAILABLE"
 
 
+class LetterRefused(DomainError):
+    """The dead letter topic does not take a letter, and will not until somebody changes something:
+    it may not be created, say, or the letter is too large for it."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "DEAD_LETTER_REFUSED"
+
+
 class SubscriptionNotFound(DomainError):
     """There is no such subscription."""
 
@@ -269,11 +277,12 @@ class DeadLetters(Protocol):
 
     async def put(self, letter: Letter) -> bool:
         """Publish it, once however often it is called. Letters of a subscription are put one after
-        the other, in the order of their numbers. Returns whether it is there; if not, a letter with
-        a higher number is, and this one never will be.
+        the other, in the order of their numbers, but for those that were refused. Returns whether
+        it is there; if not, a letter with a higher number is, and this one never will be.
 
         Raises:
             LedgerUnavailable: it may be there or not; put it again.
+            LetterRefused: this attempt did not put it there. It may be put again later.
         """
         ...
 

@@ -366,27 +366,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             )
         lowest, highest, messages = _ids(metadata)
         chunk = _chunk(metadata, len(payload), self._limits)
-        if len(metadata.properties) > PROPERTIES_MAX:
-            raise InvalidEntry(
-                f"an entry has at most {PROPERTIES_MAX} properties",
-                field="entries.metadata.properties",
-                count=len(metadata.properties),
-            )
-        if metadata.partition_key_b64_encoded and not _is_base64(metadata.partition_key):
-            raise InvalidEntry(
-                "a key of bytes is their base64", field="entries.metadata.partition_key"
-            )
-        if metadata.deliver_at_time < 0:
-            raise InvalidEntry(
-                "a delivery time is not negative",
-                field="entries.metadata.deliver_at_time",
-                given=metadata.deliver_at_time,
-            )
-        if metadata.compression and not metadata.HasField("uncompressed_size"):
-            raise InvalidEntry(
-                "a compressed entry says how large it was",
-                field="entries.metadata.uncompressed_size",
-            )
+        _check_fields(metadata)
         if (
             metadata.HasField("payload_crc32c")
             and google_crc32c.value(payload) != metadata.payload_crc32c
@@ -615,6 +595,33 @@ def _chunk(metadata: entry_pb2.EntryMetadata, payload_bytes: int, limits: Limits
         return check_chunk(Chunk(metadata.uuid, chunk_id, num_chunks, total_bytes))
     except InvalidChunkError as error:
         raise InvalidEntry(str(error), field="entries.metadata.chunk_id") from error
+
+
+def _check_fields(metadata: entry_pb2.EntryMetadata) -> None:
+    """What a message says of itself, apart from its ids and chunks.
+
+    Raises:
+        InvalidEntry: it cannot be so.
+    """
+    if len(metadata.properties) > PROPERTIES_MAX:
+        raise InvalidEntry(
+            f"an entry has at most {PROPERTIES_MAX} properties",
+            field="entries.metadata.properties",
+            count=len(metadata.properties),
+        )
+    if metadata.partition_key_b64_encoded and not _is_base64(metadata.partition_key):
+        raise InvalidEntry("a key of bytes is their base64", field="entries.metadata.partition_key")
+    if metadata.deliver_at_time < 0:
+        raise InvalidEntry(
+            "a delivery time is not negative",
+            field="entries.metadata.deliver_at_time",
+            given=metadata.deliver_at_time,
+        )
+    if metadata.compression and not metadata.HasField("uncompressed_size"):
+        raise InvalidEntry(
+            "a compressed entry says how large it was",
+            field="entries.metadata.uncompressed_size",
+        )
 
 
 def _check_together(entries: list[Entry]) -> None:

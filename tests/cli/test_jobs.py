@@ -95,8 +95,9 @@ async def test_a_difference_is_told_and_is_no_success_while_the_log_passes_an_au
     await plant(stack, wrong, 7)
 
     found = tmp_path / "found"
-    ended, audited = await asyncio.gather(
+    ended, compared, audited = await asyncio.gather(
         jobs("dedup", "diff", right, wrong),
+        jobs("dedup", "diff", right, "-o", "json"),
         jobs("topic", "audit", right, wrong, "--parquet", str(found), "-o", "json"),
     )
 
@@ -104,6 +105,8 @@ async def test_a_difference_is_told_and_is_no_success_while_the_log_passes_an_au
     assert f"{right}: equal, 1 producers, 3 entries" in ended.out.splitlines()
     assert f"{wrong}: different, 1 producers, 3 entries, 1 producers differ" in ended.out
     assert "  p: 20 by the log, 7 in place" in ended.out.splitlines()
+    assert compared.code == 0, compared.err
+    assert [each.get("outcome") for each in compared.records] == ["equal", None]
     assert audited.code == 0, audited.err
     assert audited.record == {
         "kind": "summary",

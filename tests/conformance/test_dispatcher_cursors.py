@@ -79,7 +79,7 @@ def entries(
     parts: tuple[tuple[Position, int, int], ...] = (),
     successions: tuple[tuple[Position, Position], ...] = (),
 ) -> Persist:
-    return Persist(1, None, positions, parts, successions)
+    return Persist(1, positions, parts, successions)
 
 
 NOTHING = entries()

@@ -2,6 +2,7 @@
 scenarios, sections C to J and M."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -1759,6 +1760,39 @@ async def test_74_letters_that_cannot_be_put_now_are_put_later(
         await consumer.acknowledge(*again)
         assert await sub.position() == 9
     assert sorted(await origins(stoppable, dlq(topic))) == [0, 1, 2, 3, 4]
+
+
+async def test_a_letter_that_is_refused_holds_up_its_key_alone(
+    private: Private, topic: str
+) -> None:
+    """Whoever may create the topic for it does so later; restarts come between."""
+    closed = "closed/letters/dead"
+    options: dict[str, Any] = {"max_redeliveries": 0, "dead_letter_topic": closed}
+    own = "/".join(topic.split("/")[:2])
+    async with private(SEQGATE_LEDGER_AUTO_CREATE=json.dumps([own])) as services:
+        sub = Sub(services, topic)
+        await publish(services, topic, *"abcabc")
+        async with consuming(services.dispatcher, topic, permits=99, **options) as consumer:
+            got = {each.position.entry_id: each for each in await consumer.received(6)}
+            await consumer.refuse(got[0], got[1], delay_ms=0)
+            await consumer.acknowledge(got[2], got[5])
+            for key in "ab":
+                await sub.waits_for(key, "DEAD_LETTERING")
+        for number in (6, 7):
+            await services.stack.kill("dispatcher")
+            await services.stack.run("dispatcher")
+            await publish(services, topic, "c", first=number)
+            async with consuming(services.dispatcher, topic, permits=99, **options) as consumer:
+                await consumer.acknowledge(*await consumer.received(1))
+                assert numbers(consumer.deliveries) == [number]
+                for key in "ab":
+                    await sub.waits_for(key, "DEAD_LETTERING")
+        await services.ledger.CreateTopic(ledger_pb2.CreateTopicRequest(topic=closed))
+        await services.stack.kill("dispatcher")
+        await services.stack.run("dispatcher")
+        async with consuming(services.dispatcher, topic, permits=99, **options) as consumer:
+            assert sorted(numbers(await consumer.received(2))) == [3, 4]
+        assert sorted(await origins(services, closed)) == [0, 1]
 
 
 # ---- a consumer that does not read

@@ -413,8 +413,6 @@ class Broker:
         machine, what = self.pending.popleft()
         if machine is self.machine:
             self.done.update(what.entries)
-            if what.through is not None:
-                self.done.update(Position(1, at) for at in range(what.through.entry_id + 1))
             for position, messages, bits in what.parts:
                 left = machine.partial.get(position, (1 << messages) - 1) & ~bits
                 if not left:

@@ -148,6 +148,20 @@ def test_keys_are_the_same_when_they_are_of_one_kind() -> None:
         assert OutgoingMessage(0, b"", key=key, ordering_key=b"o").group == ("ordering", b"o")
 
 
+def test_what_is_said_of_a_batch_is_said_of_its_messages() -> None:
+    some = [
+        OutgoingMessage(0, b""),
+        OutgoingMessage(1, b"", properties={"origin": "own", "a": "b"}),
+    ]
+    entry = encode_batch("p", some, compression=Compression.NONE, publish_time_ms=0)
+    entry.metadata.properties.update({"origin": "its batch's"})
+    back = decode_entry("a/b/c", stored(entry))
+    assert [each.properties for each in back] == [
+        {"origin": "its batch's"},
+        {"origin": "own", "a": "b"},
+    ]
+
+
 def test_consecutive_ids_cost_nothing() -> None:
     some = [OutgoingMessage(i, b"") for i in range(5)]
     entry = encode_batch("p", some, compression=Compression.NONE, publish_time_ms=0)

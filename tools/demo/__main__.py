@@ -72,21 +72,12 @@ async def run(folder: Path, seed: int, flights_max: int | None) -> int:
             publishing = Publishing(screen, airlines, stations, faults)
             await publishing.run(random)
             publish_s = time.monotonic() - started
-            sent = airlines.total(Counter.SENT)
             report: dict[str, Any] = {
                 "seed": seed,
                 "flights": len(flights),
                 "producers": len(carriers),
-                "sent": sent,
-                "resent": sent - len(flights),
-                "duplicates": airlines.total(Counter.DUPLICATES),
-                "rewinds": airlines.total(Counter.REWINDS),
-                "faults": publishing.faults,
-                "airline_crashes": airlines.crashes,
-                "station_crashes": stations.crashes,
-                "publish_s": round(publish_s, 1),
-                "messages_per_s": round(sent / publish_s),
             }
+            report |= _published(publishing, airlines, stations, publish_s)
             report["batches_cut"] = await batches_cut(stack)
             rebuilt, audited = await _lose_redis(stack, screen)
             report |= {"rebuild": rebuilt._asdict(), "audit": audited._asdict()}
@@ -108,6 +99,24 @@ async def run(folder: Path, seed: int, flights_max: int | None) -> int:
     print(f"report: {folder / 'report.json'}")
     parts = (findings, large, rebuilt, delivered)
     return 1 if any(part.broken for part in parts) or audited.findings else 0
+
+
+def _published(
+    publishing: Publishing, airlines: Airlines, stations: Stations, publish_s: float
+) -> dict[str, int | float]:
+    """What the report says of the airlines, and of what went wrong meanwhile."""
+    sent = airlines.total(Counter.SENT)
+    return {
+        "sent": sent,
+        "resent": sent - airlines.flights,
+        "duplicates": airlines.total(Counter.DUPLICATES),
+        "rewinds": airlines.total(Counter.REWINDS),
+        "faults": publishing.faults,
+        "airline_crashes": airlines.crashes,
+        "station_crashes": stations.crashes,
+        "publish_s": round(publish_s, 1),
+        "messages_per_s": round(sent / publish_s),
+    }
 
 
 async def _lose_redis(stack: Stack, screen: Screen) -> tuple[Rebuilt, Audited]:

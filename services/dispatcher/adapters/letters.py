@@ -4,13 +4,13 @@ import asyncio
 from hashlib import blake2b
 from typing import Any, Final
 
-from grpc import aio
+from grpc import StatusCode, aio
 
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.types import PRODUCER_NAME_BYTES_MAX
-from services.dispatcher.ports import LedgerUnavailable, Letter
+from services.dispatcher.ports import LedgerUnavailable, Letter, LetterRefused
 from services.runtime.refused import refused
 
 RETRY_AFTER_S: Final = 0.5
@@ -24,6 +24,23 @@ ROOM_BYTES: Final = 127 * 1024
 
 PROPERTIES_MAX: Final = 128
 """How many properties an entry may have (entry.proto)."""
+
+REFUSED_RETRY_AFTER_S: Final = 30.0
+"""How long a letter waits that was refused: somebody has to do something about it."""
+
+_REFUSING: Final = frozenset(
+    {
+        StatusCode.INVALID_ARGUMENT,
+        StatusCode.NOT_FOUND,
+        StatusCode.PERMISSION_DENIED,
+        StatusCode.UNAUTHENTICATED,
+        StatusCode.FAILED_PRECONDITION,
+        StatusCode.OUT_OF_RANGE,
+        StatusCode.UNIMPLEMENTED,
+        StatusCode.DATA_LOSS,
+    }
+)
+"""How a stream ends that is not to be opened again with the same."""
 
 _THERE: Final = frozenset({pb.RECEIPT_STATUS_STORED, pb.RECEIPT_STATUS_DUPLICATE})
 
@@ -50,10 +67,13 @@ class GrpcDeadLetters:
                 return await self._publish(call, letter, entry)
         except aio.AioRpcError as error:
             said = refused(error)
+            because = said.reason or said.code.name
+            if said.code in _REFUSING:
+                raise _refused(letter, because) from error
             raise LedgerUnavailable(
                 "the dead letter topic does not answer",
                 retry_after_s=RETRY_AFTER_S,
-                because=said.reason or said.code.name,
+                because=because,
             ) from error
         except TimeoutError as error:
             raise LedgerUnavailable(
@@ -75,12 +95,23 @@ class GrpcDeadLetters:
                     return True
                 if receipt.status == pb.RECEIPT_STATUS_STALE:
                     return False
+                if receipt.status == pb.RECEIPT_STATUS_REFUSED:
+                    raise _refused(letter, receipt.error.message)
                 raise LedgerUnavailable(
                     "the dead letter was not stored",
                     retry_after_s=RETRY_AFTER_S,
                     because=pb.ReceiptStatus.Name(receipt.status),
                 )
         raise LedgerUnavailable("the dead letter topic closed", retry_after_s=RETRY_AFTER_S)
+
+
+def _refused(letter: Letter, because: str) -> LetterRefused:
+    return LetterRefused(
+        "the dead letter topic does not take a letter",
+        retry_after_s=REFUSED_RETRY_AFTER_S,
+        dead_letter_topic=letter.topic,
+        because=because,
+    )
 
 
 def published(letter: Letter) -> pb.Entry:

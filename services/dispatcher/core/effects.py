@@ -192,14 +192,12 @@ class Persist:
     """Make acknowledgements durable, repeating until they are. Ends in `persisted`.
 
     Attributes:
-        through: everything up to here; None: only what is named.
         entries: entries, whole.
         parts: of batches, how many messages they have and the bits of what is acknowledged.
         successions: between which positions of two ledgers the log has nothing.
     """
 
     number: int
-    through: Position | None
     entries: tuple[Position, ...]
     parts: tuple[tuple[Position, int, int], ...]
     successions: tuple[tuple[Position, Position], ...]

@@ -149,13 +149,12 @@ class _Batch:
     """Acknowledgements that are made durable together."""
 
     number: int
-    through: Position | None = None
     whole: dict[Position, Lane | None] = field(default_factory=dict)
     parts: dict[Position, tuple[Lane, int, int]] = field(default_factory=dict)
     successions: list[tuple[Position, Position]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return self.through is not None or bool(self.whole or self.parts)
+        return bool(self.whole or self.parts)
 
 
 @dataclass(slots=True)
@@ -1119,11 +1118,7 @@ class Subscription:
         batch = self._persisting = self._batch
         self._batch = _Batch(batch.number + 1)
         parts = tuple((each, size, bits) for each, (_, size, bits) in batch.parts.items())
-        self._out.append(
-            Persist(
-                batch.number, batch.through, tuple(batch.whole), parts, tuple(batch.successions)
-            )
-        )
+        self._out.append(Persist(batch.number, tuple(batch.whole), parts, tuple(batch.successions)))
 
     def _serve(self, consumer: Consumer, now_ms: int) -> bool:
         """Deliver to a consumer what is ready for it; of a pool's, one turn. Returns whether there
