@@ -6,6 +6,7 @@ seqgate.errors.
 
 from seqgate.client._assembler import AssemblyLimits, Dropped, DropReason
 from seqgate.client._batcher import Batching
+from seqgate.client._breaker import Breaker, BreakerState
 from seqgate.client._by_key import process_by_key
 from seqgate.client._chunking import Chunking
 from seqgate.client._client import Client, connect
@@ -14,7 +15,7 @@ from seqgate.client._consumer import Consumer
 from seqgate.client._outbox import Receipt
 from seqgate.client._producer import Producer
 from seqgate.client._reader import EARLIEST, LATEST, Reader, Start
-from seqgate.client._receiving import Gap, Received, Token
+from seqgate.client._received import Gap, Received, Token
 from seqgate.client._subscribing import (
     AfterDeadLetter,
     Incomplete,
@@ -44,6 +45,8 @@ __all__ = [
     "Placement",
     "AfterDeadLetter",
     "RetryPolicy",
+    "Breaker",
+    "BreakerState",
     "Incomplete",
     "process_by_key",
     "AssemblyLimits",

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from seqgate.client._consumer import Consumer
-from seqgate.client._receiving import Received
+from seqgate.client._received import Received
 from seqgate.errors import ConsumerClosedError, CorruptMessageError
 
 STOP_TIMEOUT_S: Final = 30.0
@@ -98,6 +98,7 @@ class _Work:
 
     async def run(self) -> None:
         """Take messages of keys that nobody works on, one at a time."""
+        task = asyncio.current_task()
         while not self.is_stopping:
             try:
                 message, key = await self._consumer.receive_and_hold()
@@ -106,13 +107,13 @@ class _Work:
             except CorruptMessageError as damage:
                 _log.warning("a message is damaged: %s", damage.details)
                 continue
-            self.handling.add(asyncio.current_task())
+            self.handling.add(task)
             try:
                 await self._process(message)
             except ConsumerClosedError:
                 return  # the message comes again, to somebody else
             finally:
-                self.handling.discard(asyncio.current_task())
+                self.handling.discard(task)
                 self._consumer.release(key)
 
     async def _process(self, message: Received) -> None:

@@ -7,13 +7,14 @@ from grpc import aio
 
 from seqgate.client._assembler import AssemblyLimits, Dropped
 from seqgate.client._batcher import Batching
+from seqgate.client._breaker import Breaker
 from seqgate.client._channel import open_channel
 from seqgate.client._chunking import Chunking
 from seqgate.client._codec import Compression
 from seqgate.client._consumer import Consumer, Subscribing
 from seqgate.client._producer import Producer
 from seqgate.client._reader import EARLIEST, Reader, Start
-from seqgate.client._receiving import ReceiverLimits
+from seqgate.client._receiver_queue import ReceiverLimits
 from seqgate.client._subscribing import (
     Incomplete,
     KeyRange,
@@ -27,11 +28,13 @@ from seqgate.types import TopicName
 MAX_PENDING_MESSAGES: Final = 10_000
 """How many messages a producer keeps pending unless told otherwise."""
 
-
 RECEIVER_QUEUE_MESSAGES: Final = 1_000
 RECEIVER_QUEUE_BYTES: Final = 64 * 1024 * 1024
 """How many messages, and bytes of them, a consumer takes before it hands them out, unless told
 otherwise."""
+
+BREAKER: Final = Breaker()
+"""When a consumer stops for a while unless told otherwise."""
 
 
 def connect(ledger: str, dispatcher: str | None = None) -> "Client":
@@ -155,6 +158,7 @@ class Client:
         weight: int = 1,
         ack_timeout_s: float | None = None,
         retry: RetryPolicy | None = None,
+        breaker: Breaker | None = BREAKER,
         receiver_queue: int = RECEIVER_QUEUE_MESSAGES,
         receiver_queue_bytes: int = RECEIVER_QUEUE_BYTES,
         assembly: AssemblyLimits | None = None,
@@ -182,6 +186,8 @@ class Client:
                 extended: 0.1 to 86,400; None: never. What was not handed out yet is renewed by
                 itself, so that at least two thirds are left to the application.
             retry: how long a refused message waits; None: as the service says.
+            breaker: when nothing is handed out for a while because everything fails: unless told
+                otherwise, when the last 100 messages were refused; None: never.
             receiver_queue: how many messages are taken before they are handed out, 1 to 1,000,000.
                 A batch that begins within comes whole.
             receiver_queue_bytes: for how many bytes of them there are permits, going by the size of
@@ -223,6 +229,7 @@ class Client:
             assembly=assembly or AssemblyLimits(),
             incomplete=incomplete,
             retry=retry,
+            breaker=breaker,
             on_dropped=on_dropped,
             open_timeout_s=open_timeout_s,
         )

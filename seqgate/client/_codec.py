@@ -2,8 +2,8 @@
 
 import base64
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import accumulate, pairwise
 from typing import Any, Final, NamedTuple
@@ -115,6 +115,23 @@ class Message:
         return base64.b64decode(self.key) if self.has_bytes_key else self.key.encode()
 
 
+class Fields(NamedTuple):
+    """The fields of a Message, in their order."""
+
+    topic: str
+    id: MessageId
+    payload: bytes
+    producer_name: str
+    sequence_id: int
+    publish_time_ms: int
+    append_time_ms: int
+    key: str | None
+    ordering_key: bytes | None
+    properties: Mapping[str, str]
+    event_time_ms: int | None
+    has_bytes_key: bool
+
+
 def encode_single(
     producer: str, message: OutgoingMessage, *, compression: Compression, publish_time_ms: int
 ) -> ledger_pb2.Entry:
@@ -193,8 +210,17 @@ def encode_batch(
     return to_entry(metadata, _seal(metadata, payload.SerializeToString(), compression))
 
 
-def decode_entry(topic: str, stored: ledger_pb2.StoredEntry) -> Iterator[Message]:
+def decode_entry(topic: str, stored: ledger_pb2.StoredEntry) -> list[Message]:
     """The messages of an entry, in order.
+
+    Raises:
+        CorruptMessageError: the payload is not what was published.
+    """
+    return [Message(*each) for each in decode_fields(topic, stored)]
+
+
+def decode_fields(topic: str, stored: ledger_pb2.StoredEntry) -> list[Fields]:
+    """What decode_entry makes messages of, for who makes something else of it.
 
     Raises:
         CorruptMessageError: the payload is not what was published.
@@ -202,8 +228,7 @@ def decode_entry(topic: str, stored: ledger_pb2.StoredEntry) -> Iterator[Message
     metadata = stored.metadata
     payload = _unpack(stored, checked_payload(stored))
     if not metadata.HasField("num_messages_in_batch"):
-        yield _message(topic, stored, metadata, payload, metadata.sequence_id, -1)
-        return
+        return [_fields(topic, stored, metadata, payload, metadata.sequence_id, -1)]
     try:
         batch = entry_pb2.BatchPayload.FromString(payload)
     except Exception as error:
@@ -212,11 +237,20 @@ def decode_entry(topic: str, stored: ledger_pb2.StoredEntry) -> Iterator[Message
         raise corrupt(stored, "a batch does not hold as many messages as it says")
     steps = metadata.sequence_id_steps or [1] * (len(batch.messages) - 1)
     ids = accumulate(steps, initial=metadata.sequence_id)
-    for index, (single, sequence_id) in enumerate(zip(batch.messages, ids, strict=True)):
-        yield _message(topic, stored, single.metadata, single.payload, sequence_id, index)
+    return [
+        _fields(topic, stored, single.metadata, single.payload, sequence_id, index)
+        for index, (single, sequence_id) in enumerate(zip(batch.messages, ids, strict=True))
+    ]
 
 
 def decode_large(topic: str, last: ledger_pb2.StoredEntry, body: bytes, first: Position) -> Message:
+    """The message that chunks make; see decode_large_fields."""
+    return Message(*decode_large_fields(topic, last, body, first))
+
+
+def decode_large_fields(
+    topic: str, last: ledger_pb2.StoredEntry, body: bytes, first: Position
+) -> Fields:
     """The message that chunks make: the last of them, all of them end to end, and where the first
     one is.
 
@@ -224,38 +258,41 @@ def decode_large(topic: str, last: ledger_pb2.StoredEntry, body: bytes, first: P
         CorruptMessageError: they do not make what was published.
     """
     metadata = last.metadata
-    message = _message(topic, last, metadata, _unpack(last, body), metadata.sequence_id, -1)
-    return replace(message, id=ChunkMessageId(MessageId(*first), message.id))
+    fields = _fields(topic, last, metadata, _unpack(last, body), metadata.sequence_id, -1)
+    return fields._replace(id=ChunkMessageId(MessageId(*first), fields.id))
 
 
-def _message(
+def _fields(
     topic: str,
     stored: ledger_pb2.StoredEntry,
     own: entry_pb2.EntryMetadata | entry_pb2.SingleMessageMetadata,
     payload: bytes,
     sequence_id: int,
     batch_index: int,
-) -> Message:
+) -> Fields:
     position = stored.position
-    has_bytes_key = own.partition_key_b64_encoded and own.HasField("partition_key")
+    has_key = own.HasField("partition_key")
+    has_bytes_key = has_key and own.partition_key_b64_encoded
     if has_bytes_key:
         _check_base64(stored, own.partition_key)
-    properties = dict(own.properties)
-    if batch_index >= 0 and stored.metadata.properties:  # what is said of the whole batch
-        properties = {**stored.metadata.properties, **properties}
-    return Message(
-        topic=topic,
-        id=MessageId(position.ledger_id, position.entry_id, batch_index=batch_index),
-        payload=payload,
-        producer_name=stored.metadata.producer_name,
-        sequence_id=sequence_id,
-        publish_time_ms=stored.metadata.publish_time,
-        append_time_ms=stored.append_time,
-        key=own.partition_key if own.HasField("partition_key") else None,
-        ordering_key=own.ordering_key if own.HasField("ordering_key") else None,
-        properties=properties,
-        event_time_ms=own.event_time if own.HasField("event_time") else None,
-        has_bytes_key=has_bytes_key,
+    metadata = stored.metadata
+    said = own.properties
+    properties = dict(said) if said else {}
+    if batch_index >= 0 and metadata.properties:  # what is said of the whole batch
+        properties = {**metadata.properties, **properties}
+    return Fields(
+        topic,
+        MessageId(position.ledger_id, position.entry_id, -1, batch_index),
+        payload,
+        metadata.producer_name,
+        sequence_id,
+        metadata.publish_time,
+        stored.append_time,
+        own.partition_key if has_key else None,
+        own.ordering_key if own.HasField("ordering_key") else None,
+        properties,
+        own.event_time if own.HasField("event_time") else None,
+        has_bytes_key,
     )
 
 

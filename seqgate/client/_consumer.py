@@ -12,8 +12,11 @@ from grpc import StatusCode, aio
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc as pb_grpc
 from seqgate.client._assembler import AssemblyLimits, Dropped, DropReason
+from seqgate.client._breaker import Breaker, BreakerState
 from seqgate.client._channel import Backoff
-from seqgate.client._receiving import Received, ReceiverLimits, Receiving
+from seqgate.client._received import Received
+from seqgate.client._receiver_queue import ReceiverLimits
+from seqgate.client._receiving import Receiving
 from seqgate.client._status import error_of_call
 from seqgate.client._subscribing import (
     Incomplete,
@@ -92,6 +95,11 @@ class Consumer:
     whichever instance has the subscription. Everything that was not handed out is dropped, and
     comes again; what was handed out has a dead token. So has an acknowledgement that was under way:
     it may be durable or not, and if it is not, the message comes again.
+
+    When message after message is refused, whatever their keys, the consumer hands out nothing for a
+    while, and then tries one message at a time until one is acknowledged: see Breaker. `receive`
+    waits meanwhile, and no more is taken from the service than was permitted before. What has
+    arrived stays here, and its time-outs are renewed.
     """
 
     def __init__(
@@ -104,6 +112,7 @@ class Consumer:
         assembly: AssemblyLimits,
         incomplete: Incomplete,
         retry: RetryPolicy | None,
+        breaker: Breaker | None,
         on_dropped: Callable[[Dropped], None] | None,
         open_timeout_s: float,
     ) -> None:
@@ -125,12 +134,16 @@ class Consumer:
             assembly=assembly,
             incomplete=incomplete,
             retry=retry,
+            breaker=breaker,
         )
         self._subscribed = pb.Subscribed()
-        self._opened = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._opened = self._loop.create_future()
         self._wake = asyncio.Event()  # there may be something to send
         self._changed = asyncio.Event()  # there may be something to take, or an end
         self._linger: asyncio.TimerHandle | None = None
+        self._due: asyncio.TimerHandle | None = None
+        self._due_ms: int | None = None
         self._redirects = 0
         self._lost_s: float | None = None
         self._leave = False
@@ -183,6 +196,11 @@ class Consumer:
         """How many chunks of large messages were let go, by reason."""
         return dict(self._machine.dropped)
 
+    @property
+    def breaker_state(self) -> BreakerState:
+        """What the breaker does now; CLOSED where there is none."""
+        return self._machine.breaker_state
+
     def __aiter__(self) -> "Consumer":
         return self
 
@@ -190,7 +208,7 @@ class Consumer:
         """The next message; waits for it. The iteration ends when the consumer is closed. Raises
         what `receive` raises but for TimeoutError."""
         try:
-            return await self.receive()
+            return await self._receive(hold=False)
         except ConsumerClosedError:
             raise StopAsyncIteration from None
 
@@ -207,6 +225,8 @@ class Consumer:
             ConsumerClosedError: the consumer is closed, or was not opened.
             SeqgateError: what ended the consumer; see `open`.
         """
+        if timeout_s is None:
+            return await self._receive(hold=False)
         async with asyncio.timeout(timeout_s):
             return await self._receive(hold=False)
 
@@ -300,7 +320,7 @@ class Consumer:
             delay_s = self._retry.delay_s(message.attempts)
         delay_ms = None if delay_s is None else delay_to_wire(delay_s)
         future = self._future()
-        self._machine.refuse(message.token, delay_ms, future)
+        self._machine.refuse(message.token, delay_ms, self._now_ms(), future)
         self._settle_up()
         return future
 
@@ -421,9 +441,14 @@ class Consumer:
 
     def _take(self, *, hold: bool) -> Received | None:
         try:
-            return self._machine.take(self._now_ms(), hold=hold)
-        finally:
+            message = self._machine.take(self._now_ms(), hold=hold)
+        except SeqgateError:
             self._settle_up()
+            raise
+        self._wake.set()
+        if self._machine.due_ms != self._due_ms:
+            self._set_due(self._machine.due_ms)
+        return message
 
     def _check_open(self) -> None:
         if self._failure is not None:
@@ -433,7 +458,7 @@ class Consumer:
 
     def _future(self) -> "asyncio.Future[None]":
         self._check_open()
-        return asyncio.get_running_loop().create_future()
+        return self._loop.create_future()
 
     def _settle_up(self) -> None:
         """Something was told to the machine: do what follows."""
@@ -446,10 +471,11 @@ class Consumer:
             else:
                 waiter.set_exception(error)
                 waiter.exception()  # whoever waits is told; nobody has to
-        if machine.collected and self._linger is None:
-            loop = asyncio.get_running_loop()
-            self._linger = loop.call_later(ACK_DELAY_S, self._flush_acks)
+        if self._linger is None and machine.collected:
+            self._linger = self._loop.call_later(ACK_DELAY_S, self._flush_acks)
         self._wake.set()
+        if machine.due_ms != self._due_ms:
+            self._set_due(machine.due_ms)
         for dropped in machine.take_dropped():
             if self._on_dropped is not None:
                 self._on_dropped(dropped)
@@ -459,14 +485,30 @@ class Consumer:
         self._machine.flush()
         self._wake.set()
 
+    def _set_due(self, due_ms: int | None) -> None:
+        """The breaker has changed: there may be something to take, or will be then."""
+        if self._due is not None:
+            self._due.cancel()
+        self._due_ms = due_ms
+        self._due = None
+        if due_ms is not None:
+            at_s = (due_ms + 1) / 1000  # not a moment before, in whole milliseconds
+            self._due = self._loop.call_at(at_s, self._note_due)
+        self._changed.set()
+
+    def _note_due(self) -> None:
+        self._due = None
+        self._machine.advance(self._now_ms())
+        self._settle_up()
+        self._changed.set()
+
     def _now_ms(self) -> int:
-        return int(asyncio.get_running_loop().time() * 1000)
+        return int(self._loop.time() * 1000)
 
     # ---- the stream
 
     async def _run(self) -> None:
         backoff = Backoff()
-        loop = asyncio.get_running_loop()
         while True:
             error: SeqgateError = UnavailableError("the service moved away")
             try:
@@ -480,7 +522,7 @@ class Consumer:
             if self._is_closing:
                 return
             if self._lost_s is None:
-                self._lost_s = loop.time()
+                self._lost_s = self._loop.time()
             if not self._may_retry(error):
                 self._end(error)
                 return
@@ -494,7 +536,7 @@ class Consumer:
         # A stream that broke may be taken for alive for a while, and keep its own place.
         if not isinstance(error, InUseError) or not self._opened.done() or self._lost_s is None:
             return False
-        return asyncio.get_running_loop().time() - self._lost_s < self._open_timeout_s
+        return self._loop.time() - self._lost_s < self._open_timeout_s
 
     def _is_redirected(self, error: SeqgateError) -> bool:
         """Whether to go on at once, to the instance that has the subscription. From anywhere else
@@ -630,6 +672,9 @@ class Consumer:
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
         self._failure = self._failure or error
         self._changed.set()
 

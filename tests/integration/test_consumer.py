@@ -10,6 +10,8 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.client import (
     AfterDeadLetter,
     AssemblyLimits,
+    Breaker,
+    BreakerState,
     ChunkMessageId,
     Client,
     Consumer,
@@ -288,6 +290,63 @@ async def test_waiting_for_a_message_has_an_end(client: Client, fake: FakeDispat
             await consumer.receive(timeout_s=0.01)
         fake.publish(b"x")
         assert (await consumer.receive(timeout_s=15)).payload == b"x"
+
+
+# ---- the breaker
+
+
+async def test_nothing_is_handed_out_while_everything_fails(
+    client: Client, fake: FakeDispatcher
+) -> None:
+    for key in "abcd":
+        fake.publish(key.encode(), key=key)
+    breaker = Breaker(outcomes=2, pause_min_s=0.02, pause_max_s=60)
+    async with client.consumer(TOPIC, "s", retry=AT_ONCE, breaker=breaker) as consumer:
+        a, b, c = await some(consumer, 3)
+        await asyncio.gather(consumer.nack(a), consumer.nack(b))
+        assert consumer.breaker_state is BreakerState.OPEN
+        with pytest.raises(TimeoutError):
+            await consumer.receive(timeout_s=0)
+        await consumer.ack(c)  # what was handed out goes on
+        (probe,) = await some(consumer, 1)
+        assert probe.payload == b"d"
+        assert consumer.breaker_state is BreakerState.HALF_OPEN
+        await eventually(lambda: consumer.buffered == 2)
+        waiting = asyncio.create_task(some(consumer, 2))
+        await asyncio.sleep(0)
+        assert consumer.buffered == 2
+        fake.durable.clear()
+        acknowledged = consumer.ack_nowait(probe)
+        assert consumer.breaker_state is BreakerState.CLOSED
+        assert sorted(payloads(await waiting)) == [b"a", b"b"]
+        fake.durable.set()
+        await acknowledged
+
+
+async def test_without_a_breaker_messages_are_handed_out_whatever_fails(
+    client: Client, fake: FakeDispatcher
+) -> None:
+    fake.publish(b"x", key="k")
+    async with client.consumer(TOPIC, "s", retry=AT_ONCE, breaker=None) as consumer:
+        for _ in range(101):
+            (message,) = await some(consumer, 1)
+            await consumer.nack(message)
+        assert consumer.breaker_state is BreakerState.CLOSED
+
+
+async def test_what_waits_for_the_breaker_does_not_time_out(
+    client: Client, fake: FakeDispatcher
+) -> None:
+    fake.publish(b"bad", key="a")
+    fake.publish(b"good", key="b")
+    breaker = Breaker(outcomes=1, pause_min_s=0.6)
+    async with client.consumer(TOPIC, "s", ack_timeout_s=0.2, breaker=breaker) as consumer:
+        (bad,) = await some(consumer, 1)
+        await consumer.nack(bad)
+        (good,) = await some(consumer, 1)
+        assert (good.payload, good.attempts) == (b"good", 0)
+        assert len(said(fake, "renew")) > 6
+        await consumer.ack(good)
 
 
 # ---- permits

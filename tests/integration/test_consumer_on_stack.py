@@ -8,6 +8,8 @@ import pytest
 
 from seqgate.client import (
     Batching,
+    Breaker,
+    BreakerState,
     Chunking,
     Client,
     Consumer,
@@ -19,6 +21,7 @@ from seqgate.client import (
     process_by_key,
 )
 from seqgate.errors import InUseError, NotFoundError, StaleTokenError
+from tests.support.waiting import eventually
 from tools.stack.stack import Stack
 
 AT_ONCE = RetryPolicy(min_s=0, max_s=0)
@@ -70,6 +73,39 @@ async def test_keys_come_in_order_though_a_message_fails(client: Client, topic: 
     with pytest.raises(TimeoutError):
         async with client.consumer(topic, "s") as consumer:
             await consumer.receive(timeout_s=0.05)
+
+
+async def test_a_failure_that_hits_every_key_does_not_try_them_all(
+    client: Client, topic: str
+) -> None:
+    await publish(client, topic, 60, keys=30)
+    tried: list[str | None] = []
+    done: dict[str | None, list[int]] = {}
+    is_down = True
+
+    async def handle(message: Received) -> None:
+        if is_down:
+            tried.append(message.key)
+            raise ConnectionError("the database is away")
+        done.setdefault(message.key, []).append(int(message.payload))
+
+    breaker = Breaker(outcomes=5, pause_min_s=0.02, pause_max_s=0.05)
+    async with client.consumer(topic, "s", retry=AT_ONCE, breaker=breaker) as consumer:
+        processing = asyncio.create_task(
+            process_by_key(
+                consumer, handle, concurrency=4, on_failure=lambda message, failure: None
+            )
+        )
+        await eventually(lambda: len(tried) >= 10)
+        assert consumer.breaker_state is not BreakerState.CLOSED
+        assert len(set(tried)) < 20
+        is_down = False
+        await eventually(lambda: sum(map(len, done.values())) == 60)
+        assert consumer.breaker_state is BreakerState.CLOSED
+        processing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await processing
+    assert done == {f"key-{at}": [at, at + 30] for at in range(30)}
 
 
 async def test_what_was_not_acknowledged_is_there_for_the_next(client: Client, topic: str) -> None:

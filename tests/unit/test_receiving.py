@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.client._assembler import AssemblyLimits
-from seqgate.client._receiving import Received, ReceiverLimits, Receiving
+from seqgate.client._breaker import Breaker
+from seqgate.client._received import Received
+from seqgate.client._receiver_queue import ReceiverLimits
+from seqgate.client._receiving import Receiving
 from seqgate.client._subscribing import Incomplete, RetryPolicy
 from seqgate.errors import SeqgateError, StaleTokenError, UnavailableError
 from seqgate.types import Position
@@ -19,6 +22,7 @@ KEYS = ("a", "b", "c")
 QUEUE = 4
 BATCH = 3
 ROUNDS = 100
+BREAKER = Breaker(outcomes=2, ratio=0.5, pause_min_s=0.02, pause_max_s=0.05)
 TYPES = (
     pb.SUBSCRIPTION_TYPE_KEY_SHARED,
     pb.SUBSCRIPTION_TYPE_SHARED,
@@ -47,7 +51,7 @@ class World:
     """A broker, a consumer, the wires between them, and an application; after each step, what is
     promised of what was handed out."""
 
-    def __init__(self, kind: int, ack_timeout_ms: int = 0) -> None:
+    def __init__(self, kind: int, ack_timeout_ms: int = 0, breaker: Breaker | None = None) -> None:
         self.broker = Clocked()
         self.kind = kind
         self.is_ordered = kind != pb.SUBSCRIPTION_TYPE_SHARED
@@ -60,6 +64,7 @@ class World:
             assembly=AssemblyLimits(),
             incomplete=Incomplete.REFUSE,
             retry=RetryPolicy(min_s=0.01, max_s=0.05),
+            breaker=breaker,
         )
         self.up: deque[pb.ConsumeRequest] = deque()
         self.down: deque[pb.ConsumeResponse] = deque()
@@ -203,7 +208,8 @@ class World:
         if not self.handed:
             return
         handed = self.handed[at % len(self.handed)]
-        self.machine.refuse(handed.message.token, 10, self.waiter("nack"))
+        now_ms = self.broker.clock_ms
+        self.machine.refuse(handed.message.token, 10, now_ms, self.waiter("nack"))
         self.forget(handed)
         self.settle_up()
 
@@ -341,12 +347,13 @@ def steps(*more: str) -> st.SearchStrategy[list[tuple[str, int]]]:
 @given(
     st.sampled_from(TYPES),
     st.sampled_from((0, 100)),
+    st.sampled_from((None, BREAKER)),
     steps("nack", "nack", "publish batch", "seek"),
 )
 def test_whatever_happens_each_message_comes_in_order_until_it_is_acknowledged(
-    kind: int, ack_timeout_ms: int, history: list[tuple[str, int]]
+    kind: int, ack_timeout_ms: int, breaker: Breaker | None, history: list[tuple[str, int]]
 ) -> None:
-    world = World(kind, ack_timeout_ms)
+    world = World(kind, ack_timeout_ms, breaker)
     run(world, history)
     world.finish()
 

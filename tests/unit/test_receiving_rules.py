@@ -9,14 +9,12 @@ import pytest
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.client._assembler import AssemblyLimits, DropReason
+from seqgate.client._breaker import Breaker, BreakerState
 from seqgate.client._codec import Compression, OutgoingMessage, encode_batch, encode_single
-from seqgate.client._receiving import (
-    ITEMS_MAX,
-    UNANSWERED_MAX,
-    Received,
-    ReceiverLimits,
-    Receiving,
-)
+from seqgate.client._received import Received
+from seqgate.client._receiver_queue import ReceiverLimits
+from seqgate.client._receiving import Receiving
+from seqgate.client._settling import ITEMS_MAX, UNANSWERED_MAX
 from seqgate.client._subscribing import (
     Incomplete,
     Place,
@@ -27,7 +25,7 @@ from seqgate.client._subscribing import (
     ranges_to_wire,
     start_to_wire,
 )
-from seqgate.errors import InvalidRequestError, StaleTokenError
+from seqgate.errors import CorruptMessageError, InvalidRequestError, StaleTokenError
 from seqgate.message_id import EARLIEST_ID, LATEST_ID, ChunkMessageId, MessageId
 from seqgate.types import Position
 
@@ -41,6 +39,7 @@ def receiving(
     *,
     ack_timeout_ms: int = 0,
     incomplete: Incomplete = Incomplete.REFUSE,
+    breaker: Breaker | None = None,
 ) -> Receiving:
     """A machine with a stream, that has granted its first permits."""
     machine = Receiving(
@@ -51,6 +50,7 @@ def receiving(
         assembly=AssemblyLimits(),
         incomplete=incomplete,
         retry=None,
+        breaker=breaker,
     )
     machine.subscribed(EPOCH)
     machine.requests()
@@ -245,6 +245,18 @@ def test_a_dead_token_is_told_for_the_item_that_has_it() -> None:
     assert errors == {"a": StaleTokenError, "b": type(None)}
 
 
+def test_nothing_more_is_handed_out_of_a_batch_whose_token_is_dead() -> None:
+    machine = receiving()
+    deliver(machine, batch(1, 3))
+    message = machine.take(NOW_MS)
+    assert message is not None
+    machine.acknowledge(message.token, "ack")
+    (request,) = sent(machine, "acknowledge")
+    settle(machine, request.acknowledge.request_id, pb.OUTCOME_STALE)
+    assert machine.take(NOW_MS) is None
+    assert (machine.buffered, machine.unacked) == (0, 0)
+
+
 def test_a_request_has_a_bound_and_so_has_their_number() -> None:
     machine = receiving(1_000_000)
     deliver(machine, *(plain(number, str(number)) for number in range(ITEMS_MAX + 1)))
@@ -272,7 +284,7 @@ def test_what_follows_a_refused_message_is_withheld_until_the_service_has_answer
     deliver(machine, plain(1, "a"), plain(2, "a"), plain(3, "b"))
     message = machine.take(NOW_MS)
     assert message is not None
-    machine.refuse(message.token, 0, "nack")
+    machine.refuse(message.token, 0, NOW_MS, "nack")
     (request,) = sent(machine, "refuse")
     deliver(machine, plain(4, "a"))
     assert [each.id.entry_id for each in taken(machine)] == [3]
@@ -287,7 +299,7 @@ def test_a_refused_message_of_a_batch_ends_the_delivery() -> None:
     deliver(machine, batch(1, 3))
     message = machine.take(NOW_MS)
     assert message is not None
-    machine.refuse(message.token, None, "nack")
+    machine.refuse(message.token, None, NOW_MS, "nack")
     assert machine.take(NOW_MS) is None
     assert machine.buffered == 0
     (request,) = sent(machine, "refuse")
@@ -300,7 +312,7 @@ def test_an_acknowledged_message_cannot_be_refused() -> None:
     deliver(machine, plain(1))
     (message,) = taken(machine)
     machine.acknowledge(message.token, "ack")
-    machine.refuse(message.token, 0, "nack")
+    machine.refuse(message.token, 0, NOW_MS, "nack")
     ((waiter, error),) = machine.take_resolved()
     assert waiter == "nack"
     assert isinstance(error, StaleTokenError)
@@ -378,6 +390,139 @@ def test_a_batch_is_renewed_when_its_next_message_is_taken() -> None:
         machine.take(NOW_MS + later_ms)
     (request,) = sent(machine, "renew")
     assert [*request.renew.deliveries] == [1]
+
+
+# ---- the breaker
+
+
+ONE_FAILURE = Breaker(outcomes=1, pause_min_s=1, pause_max_s=60)
+
+
+def braked(machine: Receiving, delivery: pb.Delivery) -> None:
+    """A message fails, and so nothing more is handed out."""
+    deliver(machine, delivery)
+    message = machine.take(NOW_MS)
+    assert message is not None
+    machine.refuse(message.token, 0, NOW_MS, "nack")
+    assert machine.breaker_state is BreakerState.OPEN
+    assert machine.due_ms == NOW_MS + 1_000
+
+
+def test_a_failure_that_hits_everything_stops_all_keys() -> None:
+    machine = receiving(breaker=ONE_FAILURE)
+    braked(machine, plain(1, "a"))
+    deliver(machine, plain(2, "b"), plain(3, "c"))
+    assert machine.take(NOW_MS + 999) is None
+    probe = machine.take(NOW_MS + 1_000)
+    assert probe is not None
+    assert machine.take(NOW_MS + 1_000) is None
+    machine.acknowledge(probe.token, "ack")
+    assert len(taken(machine)) == 1
+
+
+def test_what_was_handed_out_is_settled_while_the_breaker_is_open() -> None:
+    machine = receiving(breaker=ONE_FAILURE)
+    deliver(machine, plain(2, "b"))
+    (message,) = taken(machine)
+    braked(machine, plain(1, "a"))
+    machine.acknowledge(message.token, "ack")
+    (request,) = sent(machine, "acknowledge")
+    settle(machine, request.acknowledge.request_id)
+    assert machine.take_resolved() == [("ack", None)]
+    assert machine.breaker_state is BreakerState.OPEN
+
+
+def test_nothing_more_is_permitted_while_the_breaker_is_open() -> None:
+    machine = receiving(2, breaker=ONE_FAILURE)
+    braked(machine, plain(1, "a"))
+    deliver(machine, plain(2, "a"))
+    revoke(machine, 2)
+    assert machine.outstanding == 0
+    assert permits(machine) == 0
+    machine.advance(NOW_MS + 1_000)
+    assert permits(machine) == 2
+
+
+@pytest.mark.parametrize("how", ["revoked", "the stream ends", "the subscription moves"])
+def test_a_probe_that_counts_no_more_makes_room_for_another_one(how: str) -> None:
+    machine = receiving(breaker=ONE_FAILURE)
+    braked(machine, plain(1, "a"))
+    later_ms = NOW_MS + 1_000
+    deliver(machine, plain(2, "b"), plain(3, "c"))
+    probe = machine.take(later_ms)
+    assert probe is not None
+    match how:
+        case "revoked":
+            revoke(machine, probe.token.delivery)
+        case "the stream ends":
+            machine.disconnected()
+            machine.subscribed(EPOCH + 1)
+            deliver(machine, plain(2, "b"), plain(3, "c"))
+        case "the subscription moves":
+            machine.receive(pb.ConsumeResponse(sought=pb.Sought()), later_ms)
+            deliver(machine, plain(4, "b"), plain(5, "c"))
+    machine.acknowledge(probe.token, "late")
+    assert machine.breaker_state is BreakerState.HALF_OPEN
+    assert machine.take(later_ms) is not None
+    assert machine.take(later_ms) is None
+
+
+@pytest.mark.parametrize("how", ["by its id", "with all before"])
+def test_a_probe_is_acknowledged_in_any_way(how: str) -> None:
+    machine = receiving(breaker=ONE_FAILURE)
+    braked(machine, plain(1, "a"))
+    deliver(machine, plain(2, "b"))
+    probe = machine.take(NOW_MS + 1_000)
+    assert probe is not None
+    if how == "by its id":
+        machine.acknowledge_id(probe.id, "ack")
+    else:
+        machine.acknowledge_through(probe.token, "ack")
+    assert machine.breaker_state is BreakerState.CLOSED
+
+
+def test_an_acknowledgement_that_is_asked_for_twice_is_one_outcome() -> None:
+    machine = receiving(breaker=Breaker(outcomes=3, ratio=0.6))
+    deliver(machine, *(plain(number, str(number)) for number in range(3)))
+    first, second, third = taken(machine)
+    machine.refuse(first.token, 0, NOW_MS, "nack")
+    machine.acknowledge(second.token, "ack")
+    machine.acknowledge(second.token, "again")
+    machine.refuse(third.token, 0, NOW_MS, "nack")
+    assert machine.breaker_state is BreakerState.OPEN
+
+
+def test_what_the_service_takes_back_and_what_is_damaged_is_no_outcome() -> None:
+    machine = receiving(breaker=ONE_FAILURE)
+    deliver(machine, plain(1, "a"), plain(2, "b"))
+    first, second = taken(machine)
+    revoke(machine, first.token.delivery)
+    machine.refuse(first.token, 0, NOW_MS, "late")
+    machine.acknowledge(second.token, "ack")
+    machine.refuse(second.token, 0, NOW_MS, "nack")
+    broken = plain(3, "c")
+    broken.payload = b"?"
+    deliver(machine, broken)
+    with pytest.raises(CorruptMessageError):
+        machine.take(NOW_MS)
+    assert machine.breaker_state is BreakerState.CLOSED
+
+
+def test_a_batch_that_waits_for_the_breaker_does_not_time_out() -> None:
+    machine = receiving(ack_timeout_ms=300, breaker=ONE_FAILURE)
+    deliver(machine, plain(3, "z"), batch(1, 3), batch(2, 3))
+    failing, of_first = machine.take(NOW_MS), machine.take(NOW_MS)
+    assert failing is not None
+    assert of_first is not None
+    machine.refuse(failing.token, 0, NOW_MS, "nack")
+    assert machine.take(NOW_MS) is None
+    machine.renew_waiting(NOW_MS)
+    (request,) = sent(machine, "renew")
+    assert [*request.renew.deliveries] == [2]  # somebody works on the other one
+    machine.acknowledge(of_first.token, "ack")
+    machine.renew_waiting(NOW_MS)
+    (request,) = sent(machine, "renew")
+    assert sorted(request.renew.deliveries) == [1, 2]
 
 
 # ---- what is asked of the subscription
