@@ -34,12 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nursery() -> Iterator[None]:
-    """Services of stacks start at once."""
+def nursery() -> Iterator[Nursery]:
+    """Services of stacks, and commands, start at once."""
     made = Nursery()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stack, "start_process", staticmethod(made.start))
-        yield
+        yield made
     made.close()
 
 

@@ -1,18 +1,18 @@
-"""The installed `seqgate`, as a process."""
+"""The installed `seqgate`, as a process of its own."""
 
 import asyncio
 import json
 import re
 import signal
-import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
-SEQGATE = Path(sys.executable).with_name("seqgate")
+from tests.support.nursery import SEQGATE, Nursery
+from tools.stack.child import tell
 
 PATIENCE_S = 20.0
 """How long a command may take to do what a test waits for."""
@@ -97,21 +97,31 @@ class Running:
 class CommandLine:
     """`seqgate` in an environment."""
 
+    nursery: Nursery
     environment: Mapping[str, str]
 
     def with_(self, **variables: str) -> "CommandLine":
         """The same with more variables."""
-        return CommandLine({**self.environment, **variables})
+        return CommandLine(self.nursery, {**self.environment, **variables})
 
     async def __call__(
         self, *arguments: str, stdin: bytes = b"", patience_s: float = PATIENCE_S
     ) -> Ended:
         """Run a command to its end."""
-        async with self._process(*arguments, stdin=PIPE) as process:
-            async with asyncio.timeout(patience_s):
-                out, err = await process.communicate(stdin)
-            assert process.returncode is not None
-            return Ended(process.returncode, out.decode(), err.decode())
+        with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
+            given.write(stdin)
+            given.seek(0)
+            streams = [each.fileno() for each in (given, out, err)]
+            process = await self.nursery.seqgate(arguments, self.environment, streams)
+            try:
+                async with asyncio.timeout(patience_s):
+                    code = await process.wait()
+            finally:
+                tell(process, signal.SIGKILL)
+                await process.wait()
+            for each in (out, err):
+                each.seek(0)
+            return Ended(code, out.read().decode(), err.read().decode())
 
     @asynccontextmanager
     async def running(self, *arguments: str, stdout: int = PIPE) -> AsyncIterator[Running]:

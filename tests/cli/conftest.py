@@ -12,6 +12,7 @@ import pytest_asyncio
 from seqgate.cli import main
 from seqgate.client import Client, connect
 from tests.cli.command_line import CommandLine, Ended
+from tests.support.nursery import Nursery
 from tools.stack.stack import Stack
 
 _NUMBERS = count()
@@ -47,14 +48,14 @@ def inside(
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> CommandLine:
+def bare(tmp_path: Path, nursery: Nursery) -> CommandLine:
     """The command line with an empty home, and without settings."""
     inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("SEQGATE_", "XDG_"))
     }
-    return CommandLine({**inherited, "HOME": str(tmp_path), "COLUMNS": "40"})
+    return CommandLine(nursery, {**inherited, "HOME": str(tmp_path), "COLUMNS": "40"})
 
 
 @pytest.fixture

@@ -380,7 +380,9 @@ async def test_answers_of_the_cursor_service_are_lost(quick: World, seed: int) -
 async def test_64_a_full_cursor_store_acknowledges_nothing_and_loses_nothing(
     tmp_path: Path,
 ) -> None:
-    world = World(tmp_path / "full", SEQGATE_CURSOR_STORE_BYTES_MAX="1000000", **QUICK)
+    """For as long as the lease is held that was renewed before the store was full."""
+    lease = {"SEQGATE_DISPATCHER_LEASE_S": "60"}
+    world = World(tmp_path / "full", SEQGATE_CURSOR_STORE_BYTES_MAX="1000000", **lease)
     topic = "public/default/full"
     filler = {"topic": topic, "name": "filler"}
     async with (

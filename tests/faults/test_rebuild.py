@@ -33,7 +33,7 @@ from tests.support.application import Application
 from tests.support.jobs import JAVA, WORKERS, Rebuild, rebuilding
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.timeout(600)  # each test starts Spark more than once
+pytestmark = pytest.mark.timeout(900)  # each test starts Spark more than once
 
 MESSAGES = 60
 

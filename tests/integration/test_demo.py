@@ -53,7 +53,7 @@ async def test_the_demo_fails_when_a_promise_is_broken(
         return 1
 
     flights = [Flight("UA", each, None, "EWR", "IAH", b"{}") for each in range(200)]
-    monkeypatch.setattr(demo, "load_flights", lambda: flights)
+    monkeypatch.setattr(demo, "load_flights", lambda _: flights)
 
     async def recovered(_: object) -> tuple[Rebuilt, Audited]:
         return Rebuilt(1, 1, 1, 0.0, 0, 0), Audited(1, 1, 1, 1, 0, 0.0)

@@ -22,7 +22,7 @@ from tests.integration.services import Services, channel_to, is_bad, log_lines, 
 from tests.support.publisher import publishing, single
 from tests.support.raw_consumer import EARLIEST, RawConsumer, connect, consuming, subscribe
 from tests.support.waiting import eventually
-from tools.stack.child import Child
+from tools.stack.child import Child, tell
 from tools.stack.ports import free_ports
 
 IN_USE, ABORTED = StatusCode.FAILED_PRECONDITION, StatusCode.ABORTED
@@ -79,8 +79,7 @@ async def instance(services: Services, **environment: str) -> AsyncIterator[Inst
         async with channel_to(address) as channel:
             yield Instance(DispatcherServiceStub(channel), address, process, name)
     finally:
-        if process.returncode is None:
-            os.kill(process.pid, signal.SIGKILL)
+        tell(process, signal.SIGKILL)
         await process.wait()
     assert [each for each in log_lines(stack, name) if is_bad(each)] == []
 

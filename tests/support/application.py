@@ -42,7 +42,7 @@ COPY_SHARE = 0.1
 OVERLAP = 30
 """How many messages of the round before are sent again."""
 
-OPEN_TIMEOUT_S = 120.0
+OPEN_TIMEOUT_S = 300.0
 """How long a producer waits for its topic: for a rebuild, too, on a busy machine."""
 
 

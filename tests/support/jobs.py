@@ -17,8 +17,10 @@ from tests.support.waiting import eventually
 from tools.stack.child import bound_to_us
 from tools.stack.stack import Stack
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 """How long a job may take to do what a test waits for: Spark starts slowly on a busy machine."""
+
+WAVE = "1"
 
 JAVA = b"org.apache.spark"
 """In the command line of the JVM."""
@@ -131,7 +133,7 @@ async def rebuilding(stack: Stack, folder: Path, *arguments: str) -> AsyncIterat
         for name in ("ledger", "dedup", "cursor")
         for part in (f"--{name}", stack.address(name))
     ]
-    command = [sys.executable, "-m", "tools.rebuild", "--json", "--entries-per-wave", "1"]
+    command = [sys.executable, "-m", "tools.rebuild", "--json", "--entries-per-wave", WAVE]
     command += [*addresses, *arguments]
     errors = folder / "rebuild.err"
     with errors.open("wb") as stderr:

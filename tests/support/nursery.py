@@ -1,4 +1,4 @@
-"""Services that start at once.
+"""Services, and commands, that start at once.
 
 Starting Python and importing a service takes most of a second of processor time, and tests start
 hundreds. The nursery is a process that has imported all of them, and nothing else: it opens no
@@ -38,7 +38,11 @@ MODULES = (
 )
 """What it runs: `python -m` one of these."""
 
+SEQGATE = str(Path(sys.executable).with_name("seqgate"))
+"""It runs this script, too."""
+
 IMPORTED = (
+    "seqgate.cli",
     "services.cursor.app",
     "services.dedup.app",
     "services.dispatcher.app",
@@ -86,11 +90,30 @@ class Nursery:
         arguments, variables = _without_env(command)
         if arguments[:2] != [sys.executable, "-m"] or arguments[2] not in MODULES:
             return await start_process(command, log, environment)
+        with Path(os.devnull).open("rb") as nothing:
+            streams = (nothing.fileno(), log, log)
+            return await self._ask(arguments[2:], {**environment, **variables}, streams)
+
+    async def seqgate(
+        self, arguments: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]
+    ) -> Forked:
+        """Run the command `seqgate`.
+
+        Args:
+            arguments: what comes after its name.
+            environment: all of its variables.
+            streams: descriptors of its input, its output and its errors.
+        """
+        return await self._ask([SEQGATE, *arguments], environment, streams)
+
+    async def _ask(
+        self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]
+    ) -> Forked:
         channel = self._begun()
-        request = {"module": arguments[2:], "environment": {**environment, **variables}}
+        request = {"command": command, "environment": dict(environment)}
         answered: asyncio.Future[Forked] = asyncio.get_running_loop().create_future()
         self._asked.append(answered)
-        socket.send_fds(channel, [json.dumps(request).encode()], [log])
+        socket.send_fds(channel, [json.dumps(request).encode()], streams)
         return await answered
 
     def close(self) -> None:
@@ -161,7 +184,7 @@ def main() -> None:
                     os.read(wakes, 4096)
                     _reap(channel)
                     continue
-                said, fds, _, _ = socket.recv_fds(channel, REQUEST_BYTES_MAX, 1)
+                said, fds, _, _ = socket.recv_fds(channel, REQUEST_BYTES_MAX, 3)
                 if not said:
                     return
                 pid = os.fork()
@@ -171,8 +194,9 @@ def main() -> None:
                     channel.close()
                     os.close(wakes)
                     os.close(wake)
-                    _run(json.loads(said), fds[0])
-                os.close(fds[0])
+                    _run(json.loads(said), fds)
+                for each in fds:
+                    os.close(each)
                 channel.send(json.dumps({"started": pid}).encode())
 
 
@@ -188,22 +212,25 @@ def _reap(channel: socket.socket) -> None:
         channel.send(json.dumps(ended).encode())
 
 
-def _run(request: dict[str, Any], log: int) -> NoReturn:
+def _run(request: dict[str, Any], streams: Sequence[int]) -> NoReturn:
     """Be the process that was asked for."""
     status = 1
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for ours, theirs in ((nothing, 0), (log, 1), (log, 2)):
-            os.dup2(ours, theirs)
-        os.close(log)
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
         os.environ.clear()
         os.environ.update(request["environment"])
         random.seed()
-        module, *sys.argv[1:] = request["module"]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        command, *sys.argv[1:] = request["command"]
+        if command == SEQGATE:
+            sys.argv[0] = command
+            runpy.run_path(command, run_name="__main__")
+        else:
+            runpy.run_module(command, run_name="__main__", alter_sys=True)
         status = 0
     except SystemExit as exit_:
         status = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)

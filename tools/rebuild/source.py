@@ -2,21 +2,17 @@
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
 
 from seqgate.errors import SeqgateError
 from seqgate.spark._columns import Range, connected, read_blocks, runs_of
 from seqgate.types import Position
 from tools.rebuild.folding import PARTIALS, ProducerFold, tally
-
-PLAN: Final = "plan"
 
 
 class Part(NamedTuple):
@@ -37,9 +33,18 @@ class Reading(NamedTuple):
 
 
 def frame(spark: SparkSession, reading: Reading) -> DataFrame:
-    """The partials of a wave, one row a (topic, part, producer)."""
-    spark.dataSource.register(PartialSource)
-    return spark.read.format(PartialSource.name()).option(PLAN, json.dumps(reading)).load()
+    """The partials of a wave, one row a (topic, part, producer). (A DataSource does the same, and
+    starts a Python process to plan each wave.)"""
+
+    def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with connected(reading.ledger) as stub:
+            for batch in numbers:
+                for number in batch.column("id").to_pylist():
+                    for part in reading.tasks[number]:
+                        yield from folded(stub, part, reading)
+
+    count = len(reading.tasks)
+    return spark.range(0, count, 1, count).mapInArrow(read, from_arrow_schema(PARTIALS))
 
 
 def reduced(
@@ -73,53 +78,6 @@ def by_topic(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
             start = end
     if gathered:
         yield pa.Table.from_batches(gathered)
-
-
-class PartialSource(DataSource):
-    """Folds what it reads."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "seqgate-partials"
-
-    def schema(self) -> StructType:
-        return from_arrow_schema(PARTIALS)
-
-    def reader(self, schema: StructType) -> "PartialReader":  # noqa: ARG002 - Spark calls it
-        return PartialReader(self.options[PLAN])
-
-
-class Task(InputPartition):
-    """What one task reads."""
-
-    def __init__(self, parts: list[Part]) -> None:
-        super().__init__(parts)
-        self.parts = parts
-
-
-class PartialReader(DataSourceReader):
-    """Connects in the tasks, not before."""
-
-    def __init__(self, plan: str) -> None:
-        ledger, timeout_s, skip_corrupt, tasks = json.loads(plan)
-        parts = [[_part(*each) for each in task] for task in tasks]
-        self._reading = Reading(ledger, timeout_s, skip_corrupt, parts)
-
-    def partitions(self) -> list[Task]:
-        return [Task(parts) for parts in self._reading.tasks]
-
-    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        with connected(self._reading.ledger) as stub:
-            for part in partition.parts:
-                yield from folded(stub, part, self._reading)
-
-
-def _part(topic: str, number: int, given: list[Any] | None) -> Part:
-    if given is None:
-        return Part(topic, number, None)
-    name, after, through, entries = given
-    start = None if after is None else Position(*after)
-    return Part(topic, number, Range(name, start, Position(*through), entries))
 
 
 def folded(stub: Any, part: Part, reading: Reading) -> Iterator[pa.RecordBatch]:
