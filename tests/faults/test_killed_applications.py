@@ -3,7 +3,6 @@ other batches, and every message is stored once."""
 
 import os
 import sys
-from asyncio.subprocess import DEVNULL, Process, create_subprocess_exec
 from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
@@ -16,7 +15,7 @@ from tests.faults.world import World
 from tests.support.checkers import Stored
 from tests.support.crash_points import ORDER, Order
 from tests.support.workload import POINTS, Journal, judge, message, read_log
-from tools.stack.child import bound_to_us
+from tools.stack.child import Child, tell
 
 MESSAGES = 200
 NAME = "application"
@@ -31,7 +30,7 @@ class Runs:
         self.journal = Journal(folder)
         self._world = world
         self._order = folder / "order"
-        self._process: Process | None = None
+        self._process: Child | None = None
 
     async def start(self, *, chunk: int, batch: int, order: Order | None = None) -> None:
         if order is not None:
@@ -40,12 +39,10 @@ class Runs:
         folder = self.journal.folder
         what = map(str, (ledger, self.topic, NAME, folder, MESSAGES, chunk, batch))
         with (folder / "log").open("ab") as log:
-            self._process = await create_subprocess_exec(
-                *bound_to_us([sys.executable, "-m", "tests.support.workload", *what]),
-                stdin=DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, ORDER: str(self._order)},
+            self._process = await self._world.stack.start_process(
+                [sys.executable, "-m", "tests.support.workload", *what],
+                log.fileno(),
+                {**os.environ, ORDER: str(self._order)},
             )
 
     async def ended(self) -> int:
@@ -53,8 +50,8 @@ class Runs:
         return await self._process.wait()
 
     async def kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+        if self._process is not None:
+            tell(self._process, SIGKILL)
             await self._process.wait()
 
     def output(self) -> str:

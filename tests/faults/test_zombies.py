@@ -9,7 +9,6 @@ its socket.
 import os
 import signal
 import sys
-from asyncio.subprocess import DEVNULL, Process, create_subprocess_exec
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +27,7 @@ from tests.support.crash_points import ORDER, Order
 from tests.support.publisher import publishing
 from tests.support.waiting import eventually
 from tests.support.workload import Book
-from tools.stack.child import bound_to_us
+from tools.stack.child import Child, tell
 from tools.stack.ports import free_ports
 
 ROUND = 20
@@ -64,16 +63,15 @@ class Zombie:
             ORDER: str(self._order),
             "SEQGATE_LEDGER_LISTEN": self.address,
         }
-        self._process: Process | None = None
+        self._process: Child | None = None
+        self._start = stack.start_process
 
     async def start(self) -> None:
         with self._log.open("wb") as log:
-            self._process = await create_subprocess_exec(
-                *bound_to_us([sys.executable, "-m", "tests.support.crash_points", "ledger"]),
-                stdin=DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **self._environment},
+            self._process = await self._start(
+                [sys.executable, "-m", "tests.support.crash_points", "ledger"],
+                log.fileno(),
+                {**os.environ, **self._environment},
             )
 
     async def ready(self) -> bool:
@@ -84,8 +82,8 @@ class Zombie:
         return True
 
     async def end(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+        if self._process is not None:
+            tell(self._process, signal.SIGKILL)
             await self._process.wait()
 
     def stop_at(self, point: str) -> None:
@@ -102,7 +100,7 @@ class Zombie:
 
     def go_on(self) -> None:
         assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
+        tell(self._process, signal.SIGCONT)
 
 
 @pytest_asyncio.fixture(scope="module")

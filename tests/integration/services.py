@@ -1,6 +1,5 @@
 """A running stack with a stub for each of its services, and what tests ask of it."""
 
-import asyncio
 import json
 import os
 import signal
@@ -23,6 +22,7 @@ from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from tests.support.waiting import eventually
+from tools.stack.child import tell
 from tools.stack.ports import free_ports
 from tools.stack.stack import SERVICES, Stack
 
@@ -204,11 +204,10 @@ async def _another(
     address = f"127.0.0.1:{port}"
     stack = services.stack
     with (stack.folder / "logs" / f"{service}-{port}.log").open("ab") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", f"services.{service}"),
-            stdout=log,
-            stderr=log,
-            env={
+        process = await stack.start_process(
+            [sys.executable, "-m", f"services.{service}"],
+            log.fileno(),
+            {
                 **os.environ,
                 **stack.settings,
                 f"SEQGATE_{service.upper()}_LISTEN": address,
@@ -219,12 +218,11 @@ async def _another(
         await serving(address)
         async with channel_to(address) as channel:
             yield channel
-        process.terminate()
+        tell(process, signal.SIGTERM)
         assert await process.wait() == 0
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        tell(process, signal.SIGKILL)
+        await process.wait()
     assert [each for each in log_lines(stack, f"{service}-{port}") if is_bad(each)] == []
 
 

@@ -35,6 +35,7 @@ MODULES = (
     "services.dispatcher",
     "services.ledger",
     "tests.support.crash_points",
+    "tests.support.workload",
 )
 """What it runs: `python -m` one of these."""
 
@@ -43,6 +44,7 @@ SEQGATE = str(Path(sys.executable).with_name("seqgate"))
 
 IMPORTED = (
     "seqgate.cli",
+    "seqgate.client",
     "services.cursor.app",
     "services.dedup.app",
     "services.dispatcher.app",
