@@ -68,7 +68,7 @@ def report(live: Live, keys_max: int) -> pb.ReportResponse:
         parked_entries=machine.parked,
         lagging=machine.lagging,
         delayed_entries=machine.delayed,
-        failed_entries=sum(len(lane.unresolved) for lane in lanes),
+        failed_entries=sum(len(lane.unresolved or ()) for lane in lanes),
         keys=[_key(live, lane) for lane in oldest],
         totals=pb.Totals(**machine.totals),
         assignment_version=live.assignment_version,

@@ -14,12 +14,15 @@ import sys
 import textwrap
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from random import Random
+from types import CodeType
 from typing import Any, Final
 
 from seqgate.types import Position
+from services.dispatcher.core.delivering import Delivering
 from services.dispatcher.core.effects import (
     AfterDeadLetter,
     Assigned,
@@ -41,34 +44,90 @@ from services.dispatcher.core.effects import (
     Revoke,
     Scan,
 )
-from services.dispatcher.core.lane import Chunk, Lane, Queue, Reason
-from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.core.flights import Flights
+from services.dispatcher.core.gaps import Gaps
+from services.dispatcher.core.handover import HandOver
+from services.dispatcher.core.lags import Lags
+from services.dispatcher.core.lane import (
+    Chunk,
+    Consumer,
+    Delayed,
+    Lane,
+    Large,
+    Queue,
+    Rare,
+    Reason,
+    Slot,
+)
+from services.dispatcher.core.outgoing import Outgoing
+from services.dispatcher.core.parking import Parking
+from services.dispatcher.core.positions import Acknowledged, Runs
 from services.dispatcher.core.refusals import NoSlotsLeft, RangeConflict
+from services.dispatcher.core.returning import Returning
 from services.dispatcher.core.selectors import AutoSplit, Ring, Selector, SlotRange, Sticky
+from services.dispatcher.core.settling import Settling
 from services.dispatcher.core.subscription import Durable, Item, Refused, Subscription
+from services.dispatcher.core.timers import Timers
 
 SMALL: Final = {"TURN_ENTRIES": 2, "SCAN_ENTRIES": 4, "GAPS_MAX": 2, "TIMERS_SPARE": 3}
 """The limits that the machine has of its own, so small that histories reach them."""
 
-SPAN_STEPS: Final = 40
+OPTIONS: Final = {each.name for each in fields(Options)}
+
+SPAN_STEPS: Final = 60
 """How many steps a history has."""
 
 
-def rebuilt(owner: type, right: str = "", wrong: str = "", **others: Any) -> Any:
-    """A class with small limits, and, for one place of its source, other source.
+PARTS: Final[tuple[type, ...]] = (
+    Runs,
+    Acknowledged,
+    Large,
+    Rare,
+    Slot,
+    Lane,
+    Delayed,
+    Consumer,
+    Timers,
+    Lags,
+    Parking,
+    Outgoing,
+    Flights,
+    Gaps,
+    Settling,
+    HandOver,
+    Returning,
+    Delivering,
+    Subscription,
+)
+"""The classes that the machine is made of, each after those that it uses."""
 
-    Args:
-        others: what its module shall know by these names, instead of its own.
-    """
-    source = textwrap.dedent(inspect.getsource(owner))
-    assert source.count(right) >= 1, f"{owner.__name__} has no {right!r}"
-    source = source.replace(right, wrong) if right else source
-    scope = {**vars(sys.modules[owner.__module__]), **SMALL, **others}
-    exec(compile(source, f"<{owner.__name__}>", "exec"), scope)
-    return scope[owner.__name__]
+
+def rebuilt(owner: type = Subscription, right: str = "", wrong: str = "") -> dict[str, Any]:
+    """The classes of the machine by name, with small limits, and, for one place of the source of
+    one of them, other source."""
+    made: dict[str, Any] = {}
+    for part in PARTS:
+        source = _source(part)
+        if part is owner and right:
+            assert right in source, f"{owner.__name__} has no {right!r}"
+            source = source.replace(right, wrong)
+        scope = {**vars(sys.modules[part.__module__]), **SMALL, **made}
+        exec(_compiled(part.__name__, source), scope)
+        made[part.__name__] = scope[part.__name__]
+    return made
 
 
-SmallSubscription: Final[type[Subscription]] = rebuilt(Subscription)
+@cache
+def _source(part: type) -> str:
+    return textwrap.dedent(inspect.getsource(part))
+
+
+@cache
+def _compiled(name: str, source: str) -> CodeType:
+    return compile(source, f"<{name}>", "exec")
+
+
+SmallSubscription: Final[type[Subscription]] = rebuilt()["Subscription"]
 
 
 @dataclass(slots=True, eq=False)
@@ -126,13 +185,20 @@ class Broken(AssertionError):
 
 
 class World:
-    """See the module."""
+    """See the module.
+
+    Args:
+        forced: options, and what else is drawn (`delays`, `batches`, `chunks`, `faulty`), that are
+            not to be as the seed says; `timeouts`, of consumers; `pace`, the share of steps that
+            are about time.
+    """
 
     def __init__(
         self,
         seed: int,
         machine: type[Subscription] = SmallSubscription,
         acknowledged: type[Acknowledged] = Acknowledged,
+        **forced: Any,
     ) -> None:
         self.random = random = Random(seed)
         self.machine, self.set = machine, acknowledged
@@ -154,6 +220,9 @@ class World:
             retry_first_ms=10,
             retry_max_ms=100,
         )
+        of_options = {each: forced.pop(each) for each in set(forced) & OPTIONS}
+        self.options = replace(self.options, **of_options)
+        kind = self.options.kind
         self.mode = random.choice((Ring, Ring, AutoSplit, Sticky))
         if kind is not Kind.KEY_SHARED:
             self.mode = Ring
@@ -163,6 +232,10 @@ class World:
         self.batches = random.random() < 0.4
         self.chunks = random.random() < 0.25
         self.faulty = random.random() < 0.5
+        self.timeouts = (0, 0, 300)
+        self.pace = 0.0
+        for name, value in forced.items():
+            setattr(self, name, value)
         self.log: list[Entry] = []
         self.positions: list[Position] = []
         self.entries: dict[Position, Entry] = {}
@@ -172,6 +245,7 @@ class World:
         self.attempts_open: dict[str, list[Position]] = {}
         self.chunks_of: dict[str, list[Position]] = {}
         self.aborted: set[str] = set()
+        self.overtaken: set[Position] = set()
         self.ledger_id = random.choice((1, 1, 2))
         self.store = Store()
         self.now_ms = 1_000
@@ -199,6 +273,12 @@ class World:
         self.unsure: set[Position] = set()
         self.shown: set[Position] = set()
         self.promised: list[tuple[int, Position, int]] = []
+        self.blocked = False
+        self.totals = Counter[str]()
+        self.to_drain: set[int] = set()
+        self.lost: set[Position] = set()
+        self.back: dict[bytes, Position] = {}
+        self.draining: dict[bytes, int] = {}
 
     def restart(self) -> None:
         """The machine is lost, with everything that is not durable; its consumers with it."""
@@ -222,16 +302,16 @@ class World:
 
     # ---- effects
 
-    def do(self, effects: Iterable[Effect]) -> None:
+    def do(self, effects: Sequence[Effect]) -> None:
         """Carry out, or keep for later, what the machine wants."""
+        shown: list[tuple[Delivery, int]] = []
         for effect in effects:
             match effect:
                 case Deliver(consumer, deliveries):
-                    for delivery in deliveries:
-                        self._shown(consumer, delivery)
+                    shown += [(delivery, consumer) for delivery in deliveries]
                 case Revoke(consumer, deliveries):
                     for each in deliveries:
-                        self._back(self.peers[consumer], each)
+                        self._revoked(self.peers[consumer], each)
                 case Drain(consumer, deliveries):
                     self._moved(consumer, deliveries)
                 case Assigned(consumer, ranges):
@@ -241,10 +321,34 @@ class World:
                 case DeadLetter():
                     self._dies(effect)
                     self.pending.append(effect)
+                case Persist(_, entries, parts) if any(
+                    each in self.store.done for each in entries
+                ) or {*entries} & {each for each, _, _ in parts}:
+                    raise Broken("something is made durable twice")
                 case _:
                     if any(type(each) is type(effect) for each in self.pending):
                         raise Broken(f"two of {type(effect).__name__} at a time")
                     self.pending.append(effect)
+        for delivery, consumer in sorted(shown):  # as they were decided
+            self._shown(consumer, delivery)
+        self.lost, self.back = set(), {}
+        takes = any(
+            self._has_room(peer) and (not self.blocked or self._unfinished(peer))
+            for peer in self.peers.values()
+        )
+        if any(isinstance(each, Read) for each in effects) and not takes:
+            raise Broken("the log is read though nobody takes more")
+
+    def _revoked(self, peer: Peer, delivery: int) -> None:
+        """A delivery is taken back: it timed out, drained too long, or comes after one that is not
+        in flight any more."""
+        held = self._back(peer, delivery)
+        self.totals["back"] += 1
+        if held.is_settling:
+            raise Broken(f"{held.position} is taken back though it is acknowledged")
+        first = self.back.get(held.key, held.position)
+        if held.position not in self.lost and first >= held.position:
+            raise Broken(f"{held.position} is taken back without need")
 
     def _back(self, peer: Peer, delivery: int) -> Held:
         held = peer.held.pop(delivery)
@@ -254,8 +358,13 @@ class World:
         return held
 
     def _moved(self, consumer: int, deliveries: tuple[int, ...]) -> None:
+        self.to_drain.update(deliveries)
+        if not deliveries:
+            raise Broken("nothing drains")
         for delivery in deliveries:
             held = self.peers[consumer].held[delivery]
+            if held.is_settling:
+                raise Broken(f"{held.position} is to drain though it is acknowledged")
             if self.owner(held.key) == consumer or not self.ordered:
                 raise Broken(f"{held.position} drains, and nobody waits for it")
 
@@ -298,6 +407,8 @@ class World:
         want = self.now_ms + peer.timeout_ms if peer.timeout_ms else None
         if delivery.deadline_ms != want:
             raise Broken(f"{position} is due at {delivery.deadline_ms}")
+        self.totals["delivered_entries"] += 1
+        self.totals["delivered_messages"] += delivery.unacked.bit_count()
         self.shown.add(position)
         peer.permits -= delivery.unacked.bit_count()
         if entry.chunk is not None and not entry.chunk.is_last:
@@ -341,6 +452,8 @@ class World:
         if peer.blocked and not amid:
             raise Broken(f"{entry.position} beyond the consumer's limit")
         if entry.position not in self.shown and not (amid or entry.deliver_at_ms):
+            if self.blocked:
+                raise Broken(f"{entry.position} beyond the subscription's limit")
             returned = self.ordered and any(
                 (p in self.shown or self.entries[p].deliver_at_ms)
                 and p not in self.store.done
@@ -357,13 +470,23 @@ class World:
             raise Broken(f"{entry.position} beyond the limit of its key")
 
     def _block(self, peer: Peer) -> None:
-        """A consumer has as many unacknowledged messages as it may, or at most half of them."""
+        """A consumer, or all, have as many unacknowledged messages as they may, or at most half of
+        them."""
+        self._block_all()
         unacked = sum(held.unacked.bit_count() for held in peer.held.values())
         limit = self.options.consumer_unacked_max
         if limit and unacked >= limit:
             peer.blocked = True
         elif unacked * 2 <= limit:
             peer.blocked = False
+
+    def _block_all(self) -> None:
+        unacked = sum(held.unacked.bit_count() for _, held in self.where.values())
+        limit = self.options.unacked_max
+        if limit and unacked >= limit:
+            self.blocked = True
+        elif unacked * 2 < limit or not limit:
+            self.blocked = False
 
     def _check_order(self, entry: Entry, key: bytes, amid: set[bytes]) -> None:
         """Whatever is before an entry in its key is in flight, or done."""
@@ -394,7 +517,7 @@ class World:
         if self.mode is Sticky:
             start = random.randrange(65_536)
             ranges = [SlotRange(start, min(65_535, start + random.randrange(40_000)))]
-        peer = Peer(random.choice("abc"), timeout_ms=random.choice((0, 0, 300)))
+        peer = Peer(random.choice("abc"), timeout_ms=random.choice(self.timeouts))
         self._join(peer, random.choice((1, 1, 3)), ranges)
 
     def _join(self, peer: Peer, weight: int, ranges: list[SlotRange]) -> None:
@@ -424,6 +547,7 @@ class World:
         """Somebody dies."""
         lanes: dict[bytes, list[Position]] = {}
         for held in self._remove(number):
+            self.totals["lost_consumers"] += 1
             lanes.setdefault(held.key, []).append(held.position)
         for positions in lanes.values():
             for position in sorted(positions)[: 1 if self.ordered else None]:
@@ -432,7 +556,7 @@ class World:
 
     def close(self, number: int) -> None:
         """Somebody says goodbye."""
-        self._remove(number)
+        self.totals["back"] += len(self._remove(number))
         self.do(self.sub.close(number, self.now_ms))
 
     def _remove(self, number: int) -> list[Held]:
@@ -444,6 +568,7 @@ class World:
                 self.ghosts[held.position] = held.key
             else:
                 some.append(held)
+        self._block_all()
         self._all_joined(self.sub.acknowledged.mark_delete)
         return some
 
@@ -499,6 +624,7 @@ class World:
         effects, outcomes, durable_with = self.sub.acknowledge(number, items, self.now_ms)
         if outcomes != expected:
             raise Broken(f"acknowledgements: {outcomes}, not {expected}")
+        self.totals["stale"] += expected.count(Outcome.STALE)
         for held, messages in some:
             self._ask(peer, held, messages, durable_with)
         self.do(effects)
@@ -556,6 +682,7 @@ class World:
                 delay_ms = min(10 << self.failures[held.position], 100)
             self._fails(held, delay_ms)
             self._back(peer, held.delivery)
+            self.totals["refused"] += 1
         for dead in self._strange(number):
             if all(dead != each.delivery for each in items):
                 items.append(Refused(dead))
@@ -563,13 +690,20 @@ class World:
         effects, outcomes = self.sub.refuse(number, items, self.now_ms)
         if outcomes != expected:
             raise Broken(f"refusals: {outcomes}, not {expected}")
+        self.totals["stale"] += expected.count(Outcome.STALE)
         self.do(effects)
 
     def _fails(self, held: Held, delay_ms: int) -> None:
+        self._is_back(held)
         self.failures[held.position] += 1
         self.not_before[held.position] = self.now_ms + delay_ms
         if self.ordered:
             self.failed.setdefault(held.key, set()).add(held.position)
+
+    def _is_back(self, held: Held) -> None:
+        """Where keys come in order, what is in flight of a key after this is taken back."""
+        if self.ordered:
+            self.back[held.key] = min(held.position, self.back.get(held.key, held.position))
 
     def give_back(self, number: int, some: list[Held]) -> None:
         """Somebody returns what it has not begun."""
@@ -579,11 +713,14 @@ class World:
             expected.append(Outcome.STALE if held.is_settling else Outcome.DONE)
             if not held.is_settling:
                 self._back(peer, held.delivery)
+                self._is_back(held)
+                self.totals["back"] += 1
         items = [held.delivery for held in some] + self._strange(number)
         expected += [Outcome.STALE] * (len(items) - len(expected))
         effects, outcomes = self.sub.give_back(number, items, self.now_ms)
         if outcomes != expected:
             raise Broken(f"returns: {outcomes}, not {expected}")
+        self.totals["stale"] += expected.count(Outcome.STALE)
         self.do(effects)
 
     def renew(self, number: int, some: list[Held]) -> None:
@@ -614,6 +751,7 @@ class World:
         renewed = self.sub.renew(nobody, [token], self.now_ms)
         if {*outcomes, *more, *most, *renewed} != {Outcome.STALE}:
             raise Broken("a dead token counts")
+        self.totals["stale"] += 3
         if before != self._counts():
             raise Broken("a dead token changed something")
 
@@ -689,7 +827,9 @@ class World:
                 self.pending.remove(effect)
                 start = 0 if after is None else bisect_right(self.positions, after)
                 start = start if at is None else bisect_left(self.positions, at)
-                self.do(self.sub.scanned(self.log[start : start + limit], self.now_ms))
+                page = self.log[start : start + limit]
+                self.totals["scanned_entries"] += len(page)
+                self.do(self.sub.scanned(page, self.now_ms))
             case Persist():
                 self._store(effect)
                 if not lost:
@@ -706,6 +846,7 @@ class World:
                 self._dead_letter(effect)
                 if not lost:
                     self.pending.remove(effect)
+                    self.totals["dead_lettered"] += 1
                     self.do(self.sub.dead_lettered(effect.position, effect.key, self.now_ms))
         return True
 
@@ -729,9 +870,12 @@ class World:
             raise Broken(f"{position} is dead-lettered too early")
         if state is not None and state.after is AfterDeadLetter.HOLD and position > state.gap[0]:
             raise Broken(f"{position} is dead-lettered though its key is held")
+        waited = self.entries[position].deliver_at_ms and not self.options.delay_holds_key
+        self.overtaken.update(p for p in self.of_key[key] if p in self.where and p < position)
         if (
             self.ordered
             and tail
+            and not (waited or position in self.overtaken)
             and any(p > position and p in store.dead for p in self.of_key[key])
         ):
             raise Broken(f"{position} is dead-lettered after what follows it")
@@ -752,9 +896,10 @@ class World:
                 self._done(position)
         for last, next_ in effect.successions:
             at = bisect_left(self.positions, next_)
-            if self.positions[at] != next_ or (at and self.positions[at - 1] != last):
+            before = self.positions[at - 1] if at else Position(0, 0)
+            if self.positions[at] != next_ or before != last or next_ == Position(1, 0):
                 raise Broken(f"{next_} does not follow {last}")
-            store.successions.add((self.positions[at - 1] if at else Position(0, 0), next_))
+            store.successions.add((before, next_))
         reached = store.mark_delete
         start = 0 if reached is None else bisect_right(self.positions, reached)
         for position in self.positions[start:]:
@@ -778,8 +923,10 @@ class World:
     def _persisted(self, effect: Persist) -> None:
         """The machine is told: what is done is not in flight any more."""
         store = self.store
+        self.totals["acknowledged_entries"] += len(effect.entries)
         for position, messages, bits in effect.parts:
             self.told[position] = self.told.get(position, (1 << messages) - 1) & ~bits
+            self.totals["acknowledged_entries"] += not self.told[position]
         for position in (*effect.entries, *(position for position, _, _ in effect.parts)):
             if position in store.done:
                 self.ghosts.pop(position, None)
@@ -798,6 +945,8 @@ class World:
         self._all_joined(store.mark_delete)
         self._check_durable(effect.number)
         self.do(self.sub.persisted(store.mark_delete, self.now_ms))
+        if not all(each in self.sub.acknowledged for each in effect.entries):
+            raise Broken("what is durable is not known to be")
 
     def _check_durable(self, number: int) -> None:
         for with_, position, bits in self.promised:
@@ -811,6 +960,8 @@ class World:
     def advance(self, ms: int) -> None:
         """Time goes by."""
         end = self.now_ms + ms
+        if self.random.random() < 0.3:
+            self.now_ms = end  # nobody looked at the clock meanwhile
         while (when := self.sub.next_timer_ms) is not None and when <= end:
             self.now_ms = max(self.now_ms, when)
             self._expire()
@@ -822,6 +973,27 @@ class World:
         for _, held in self.where.values():
             if held.deadline_ms and held.deadline_ms < end and not held.is_settling:
                 raise Broken(f"{held.position} never times out")
+        self._check_drained()
+
+    def _check_drained(self) -> None:
+        """A key that drains is taken from who has not acknowledged it in time."""
+        deadline_ms = self.options.drain_deadline_ms
+        for key, since_ms in self.draining.items():
+            open_ = [
+                n for n, held in self.where.values() if held.key == key and not held.is_settling
+            ]
+            late = deadline_ms and since_ms + deadline_ms <= self.now_ms and not self.chunks
+            if late and any(number != self.owner(key) for number in open_):
+                raise Broken(f"{key!r} drains too long")
+
+    def _note_draining(self) -> None:
+        held = {each.key for n, each in self.where.values() if n != self.owner(each.key)}
+        moved = held if self.ordered and self.options.kind is Kind.KEY_SHARED else ()
+        for number, each in self.where.values():
+            new = each.key in moved and each.key not in self.draining and not each.is_settling
+            if new and number != self.owner(each.key) and each.delivery not in self.to_drain:
+                raise Broken(f"{number} is not told that {each.position} drains")
+        self.draining = {key: self.draining.get(key, self.now_ms) for key in moved}
 
     def _expire(self) -> None:
         """What the consumers lose at this time, by time-out or because a key drained too long."""
@@ -838,6 +1010,7 @@ class World:
             open_ = sorted(p for p, flight in lane.flights.items() if not flight.is_settling)
             if open_:
                 drained.add(lane.key)
+                self.lost.update(open_)
                 self.failures[open_[0]] += 1
         for key, some in late.items():
             if key in drained:  # whichever comes first
@@ -845,6 +1018,7 @@ class World:
                 for each in self.of_key[key]:
                     self.not_before[each] = 0
             some.sort(key=lambda held: held.position)
+            self.lost.update(held.position for held in some)
             for held in some[: 1 if self.ordered else None]:  # which takes back what is later
                 self._fails(held, 0)
 
@@ -857,18 +1031,23 @@ class World:
         heads: dict[Lane, Position] = {}
         for lane in sub.lanes.values():
             heads.update(self._check_lane(lane, places))
-        for batch in (sub._batch, sub._persisting):
-            for position in batch.whole if batch else ():
-                places[position] = max(places[position], 1)
+        for position in sub.settling.unsettled:
+            places[position] = max(places[position], 1)
+        self._check_totals()
+        self._note_draining()
         self._check_places(places)
         self._check_queues()
         self._check_consumers()
+        idle = not any(isinstance(each, Persist | Record) for each in self.pending)
+        if idle != sub.is_idle:
+            raise Broken("the machine is idle, or is not")
         if sum(map(len, sub.withheld.values())) != sum(
             lane.reason is not Reason.READY for lane in sub.lanes.values()
         ):
             raise Broken("more keys are said to be withheld than are")
-        if self._counted_timers() > 2 * (sub._timed_max + 1) + SMALL["TIMERS_SPARE"]:
-            raise Broken(f"{len(sub._timers)} timers")
+        timed = len(sub.lanes) + len(sub.consumers) + sub.delayed
+        if len(sub.timers) > 2 * (timed + 1) + SMALL["TIMERS_SPARE"]:
+            raise Broken(f"{len(sub.timers)} timers")
         for kept in (sub.attempts, sub.partial):
             if any(position in sub.acknowledged for position in kept):
                 raise Broken("something is kept of entries that are done")
@@ -876,29 +1055,34 @@ class World:
         if len(sub.keys) > SMALL["GAPS_MAX"] + held:
             raise Broken("too many gaps are remembered")
 
-    def _counted_timers(self) -> int:
-        return len(self.sub._timers)
+    def _check_totals(self) -> None:
+        totals = dict(self.sub.totals)
+        totals["back"] = sum(totals.pop(each) for each in ("returned", "timed_out", "drained"))
+        for name, count in totals.items():
+            if count != self.totals[name]:
+                raise Broken(f"{name}: {count}, not {self.totals[name]}")
 
     def _check_lane(self, lane: Lane, places: Counter[Position]) -> Iterator[tuple[Lane, Position]]:
         sub, options = self.sub, self.options
-        returned = [each.position for each in lane.returned]
+        returned = [each.position for each in lane.returned or ()]
+        later = lane.rare.later if lane.rare is not None else ()
         waiting = [each.position for each in lane.waiting or ()]
         places.update(returned)
         places.update(waiting)
-        places.update(lane.later)
+        places.update(later)
         places.update(list(lane.flights))
         if lane.dead is not None:
             places[lane.dead] += 1
         if waiting and len(waiting) > options.key_parked_max:
             raise Broken("more of a key is parked than may be")
-        if lane.parked != len(returned) + len(waiting) + len(lane.later):
+        if lane.parked != len(returned) + len(waiting) + len(later):
             raise Broken(f"{lane.key!r} is miscounted")
         if lane.is_idle and not lane.is_ready:
             raise Broken(f"{lane.key!r} has no work and is kept")
         if (lane.reason is not Reason.READY) != (lane in sub.withheld[lane.reason]):
             raise Broken(f"{lane.key!r} is not where keys that are withheld are looked for")
         failed = self.failed.get(lane.key, set())
-        if self.ordered and not failed.issubset(lane.unresolved):
+        if self.ordered and not failed.issubset(lane.unresolved or ()):
             raise Broken(f"{lane.key!r} forgot that {failed} failed")
         parked = sorted(each for each in returned + waiting if each not in sub.acknowledged)
         if parked:
@@ -951,7 +1135,7 @@ class World:
             case Reason.RETRY_DELAY:
                 return self.not_before.get(head, 0) > now_ms
             case Reason.SUBSCRIPTION_LIMIT:
-                return self.sub.is_blocked
+                return self.blocked
             case Reason.RETURNED_LIMIT:
                 return self._queue_returned(lane.slot.queue) * 2 > options.returned_max
             case Reason.IN_FLIGHT_LIMIT:
@@ -964,12 +1148,12 @@ class World:
 
     def _queue_returned(self, queue: Queue) -> int:
         return sum(
-            len(lane.returned) for lane in self.sub.lanes.values() if lane.slot.queue is queue
+            len(lane.returned or ()) for lane in self.sub.lanes.values() if lane.slot.queue is queue
         )
 
     def _check_places(self, places: Counter[Position]) -> None:
         end, done = self.sub.read_position, self.sub.acknowledged
-        lagging = [slot for slot in self.sub._slots.values() if slot.lag is not None]
+        lagging = [slot for slot in self.sub.parking.slots.values() if slot.lag is not None]
         for position, times in places.items():
             if times > 1:
                 raise Broken(f"{position} is in {times} places")
@@ -999,12 +1183,18 @@ class World:
         sub = self.sub
         parked: Counter[Queue] = Counter()
         returned: Counter[Queue] = Counter()
-        for number, slot in sub._slots.items():
+        for number, slot in sub.parking.slots.items():
+            line = list(_line(slot))
+            if {*line} != {lane for lane in slot.lanes if lane.is_ready} or slot.last not in (
+                *line[-1:],
+                *(() if line else (None,)),
+            ):
+                raise Broken(f"in slot {number} a key has no turn, or two")
             if slot.parked != sum(lane.parked for lane in slot.lanes):
                 raise Broken(f"slot {number} counts {slot.parked}")
-            if slot.returned != sum(len(lane.returned) for lane in slot.lanes):
+            if slot.returned != sum(len(lane.returned or ()) for lane in slot.lanes):
                 raise Broken(f"slot {number} counts {slot.returned} returned")
-            if slot.queue is not sub._queue_of(number):
+            if slot.queue is not sub.parking.queue_of(number):
                 raise Broken(f"slot {number} is in the queue of somebody else")
             if not (slot.lanes or slot.lag or slot.queued):
                 raise Broken(f"slot {number} is kept and has no work")
@@ -1012,17 +1202,28 @@ class World:
                 raise Broken(f"slot {number} lags, and is not looked for")
             parked[slot.queue] += slot.parked
             returned[slot.queue] += slot.returned
-        for queue in sub._queues():
+        consumers = sub.consumers.values()
+        is_placed = self.options.kind is Kind.KEY_SHARED
+        if len(sub.parking.queues) != 1 + is_placed * len(consumers):
+            raise Broken("somebody who is gone has a queue")
+        if not is_placed and set(sub.parking.slots) - {1}:
+            raise Broken("a pool has one slot")
+        for queue in sub.parking.queues:
+            if {*queue.takers} != {each for each in consumers if each.queue is queue}:
+                raise Broken("a queue is not its owner's")
+            turns = list(queue.slots)
+            if len({*turns}) != len(turns) or not all(each.queued for each in turns):
+                raise Broken("a slot has its turn twice")
             if (queue.parked, queue.returned) != (parked[queue], returned[queue]):
                 raise Broken(f"{queue.parked} parked, {queue.returned} returned of an owner")
             limit = self.options.returned_max
             if limit and queue.returned >= limit and not queue.is_choked:
                 raise Broken("an owner has more than may be returned, and takes more")
         if sub.parked != sum(parked.values()) or sub.delayed != sum(
-            len(lane.later) for lane in sub.lanes.values()
+            len(lane.rare.later) for lane in sub.lanes.values() if lane.rare
         ):
             raise Broken("what waits is miscounted")
-        if {lane for lane in sub.lanes.values() if lane.lag is not None} != sub._lagging:
+        if {lane for lane in sub.lanes.values() if lane.lag is not None} != sub.parking.lags.lanes:
             raise Broken("a key lags, and is not looked for")
 
     def _check_consumers(self) -> None:
@@ -1038,6 +1239,10 @@ class World:
                 raise Broken(f"consumer {number} is blocked, or should be")
             if set(consumer.flights) != set(peer.held):
                 raise Broken(f"consumer {number} holds other deliveries than it is thought to")
+            deadlines = [flight.deadline_ms or 0 for flight in consumer.flights.values()]
+            known = [peer.held[each].deadline_ms or 0 for each in consumer.flights]
+            if deadlines != known or deadlines != sorted(deadlines):
+                raise Broken(f"deliveries of consumer {number} time out at {deadlines}")
             if bool(consumer.unfinished) != bool(self._unfinished(peer)):
                 raise Broken(f"consumer {number} has {consumer.unfinished} messages in part")
             if consumer.joined_at != peer.joined_at:
@@ -1048,8 +1253,8 @@ class World:
         limit = self.options.unacked_max
         if sub.unacked != total or (limit and total >= limit and not sub.is_blocked):
             raise Broken("the subscription's unacked messages are miscounted")
-        if sub.is_blocked and total * 2 < limit:
-            raise Broken("the subscription is blocked without need")
+        if sub.is_blocked != self.blocked:
+            raise Broken("the subscription is blocked, or should be")
 
     def settle(self) -> None:
         """Everything that is under way comes to its end; then whatever may go has gone."""
@@ -1072,7 +1277,8 @@ class World:
                 continue
             lane = self.sub.lanes.get(self.own[position])
             if lane is not None:
-                if lane.flights or lane.later or lane.reason is not Reason.READY:
+                later = lane.rare is not None and lane.rare.later
+                if lane.flights or later or lane.reason is not Reason.READY:
                     continue
                 if self._takes(lane):
                     raise Broken(f"{position} waits though its owner has room")
@@ -1112,7 +1318,7 @@ class World:
         if self.undone:
             raise Broken(f"never done: {list(self.undone)}")
         self.settle()
-        if self.sub.lanes or self.sub._slots:
+        if self.sub.lanes or self.sub.parking.slots:
             raise Broken("something is kept of keys without work")
         if self.sub.attempts or self.sub.partial:
             raise Broken("something is kept of entries that are done")
@@ -1130,7 +1336,11 @@ class World:
         peer = self.peers.get(number)
         held = list(peer.held.values()) if peer else []
         choice = random.random()
-        if choice < 0.15:
+        if self.pace and random.random() < self.pace:
+            self.advance(random.choice((100, 400, 600)))
+        elif self.pace and held and random.random() < self.pace:
+            self.renew(number, random.sample(held, random.randint(1, min(3, len(held)))))
+        elif choice < 0.15:
             self.publish(random.randint(1, 6))
         elif choice < 0.44 and self.pending:
             self.complete(random.choice(self.pending))
@@ -1184,17 +1394,80 @@ class World:
             self.acknowledge(number, list(dict(some).items()))
 
 
+def _line(slot: Slot) -> Iterator[Lane]:
+    """The lanes of a slot whose turn comes, in their order."""
+    lane = slot.ready
+    for _ in range(len(slot.lanes) + 1):
+        if lane is None:
+            return
+        yield lane
+        lane = lane.next_ready
+    raise Broken(f"slot {slot.number} has turns without an end")
+
+
+KINDS: Final[dict[str, dict[str, Any]]] = {
+    "little room": {"kind": Kind.KEY_SHARED, "key_parked_max": 1, "consumer_parked_max": 5},
+    "draining": {"kind": Kind.KEY_SHARED, "drain_deadline_ms": 500, "pace": 0.1},
+    "time-outs": {"kind": Kind.KEY_SHARED, "timeouts": (300,), "pace": 0.1},
+    "exclusive": {
+        "kind": Kind.EXCLUSIVE,
+        "delays": True,
+        "delay_holds_key": False,
+        "chunks": False,
+    },
+    "unordered": {"kind": Kind.KEY_SHARED, "in_order": False, "returned_max": 3},
+    "chunks": {
+        "kind": Kind.KEY_SHARED,
+        "chunks": True,
+        "consumer_unacked_max": 4,
+        "returned_max": 3,
+    },
+    "chunks, little room": {
+        "kind": Kind.KEY_SHARED,
+        "chunks": True,
+        "unacked_max": 8,
+        "key_parked_max": 1,
+    },
+    "held": {
+        "kind": Kind.KEY_SHARED,
+        "redeliveries_max": 0,
+        "after_dead_letter": AfterDeadLetter.HOLD,
+    },
+    "tail": {
+        "kind": Kind.KEY_SHARED,
+        "redeliveries_max": 0,
+        "after_dead_letter": AfterDeadLetter.TAIL,
+    },
+    "gaps": {
+        "kind": Kind.KEY_SHARED,
+        "redeliveries_max": 0,
+        "after_dead_letter": AfterDeadLetter.CONTINUE,
+    },
+    "pool": {"kind": Kind.SHARED, "delays": True, "key_parked_max": 3, "consumer_parked_max": 2},
+    "batches": {"kind": Kind.KEY_SHARED, "batches": True, "unacked_max": 8, "returned_max": 3},
+    "classic": {"kind": Kind.KEY_SHARED, "in_order": True, "classic_join": True},
+    "delays": {
+        "kind": Kind.KEY_SHARED,
+        "delays": True,
+        "delay_holds_key": True,
+        "consumer_parked_max": 2,
+    },
+}
+"""Histories in which much happens that is rare in others, by what that is."""
+
+
 def history(
     seed: int,
     machine: type[Subscription] = SmallSubscription,
     acknowledged: type[Acknowledged] = Acknowledged,
+    **forced: Any,
 ) -> World:
-    """Run one history.
+    """Run one history, of a certain kind if that is forced (see World).
 
     Raises:
         Broken: with the seed, which replays it.
     """
-    world = World(seed, machine, acknowledged)
+    world = World(seed, machine, acknowledged, **forced)
     try:
         for _ in range(SPAN_STEPS):
             world.step()

@@ -9,6 +9,8 @@ def test_the_client_library_exports_these_names() -> None:
         "AfterDeadLetter",
         "AssemblyLimits",
         "Batching",
+        "Breaker",
+        "BreakerState",
         "ChunkMessageId",
         "Chunking",
         "Client",

@@ -27,8 +27,8 @@ def test_runs_are_a_queue_of_positions(steps: list[tuple[int, int]], data: st.Da
         model.append(Parked(position, messages))
         for _ in range(data.draw(st.integers(0, 2))):
             if model:
-                assert runs.first() == model[0]
-                assert runs.take() == model.popleft()
+                assert runs.first() == model.popleft()
+                runs.drop_first()
         assert len(runs) == len(model)
         assert list(runs) == list(model)
 
@@ -50,7 +50,7 @@ def test_a_run_takes_32_bytes_and_one_that_is_taken_is_not_kept() -> None:
     assert len(runs._words) * runs._words.itemsize == 10_000 * RUN_BYTES
 
     for _ in range(9_900):
-        runs.take()
+        runs.drop_first()
 
     assert runs.runs == 100
     assert len(runs._words) * runs._words.itemsize <= 2 * (100 + 64) * RUN_BYTES

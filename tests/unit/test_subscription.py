@@ -418,4 +418,147 @@ def test_timers_of_what_is_settled_are_not_kept() -> None:
     for entry in range(5_000):
         it.publish(A)
         it.acknowledge(1, entry)
-    assert len(it.sub._timers) <= 1
+    assert len(it.sub.timers) <= 1
+
+
+def test_of_what_somebody_had_who_dies_the_first_message_failed_whatever_was_renewed() -> None:
+    it = Stage()
+    it.connect(1, 100, ack_timeout_ms=1_000)
+    it.publish(A, A)
+    it.sub.renew(1, [it.tokens[0].delivery], 1)
+    it.leave(1)
+    it.connect(2, 100)
+    assert [it.tokens[each].attempts for each in (0, 1)] == [1, 0]
+
+
+def test_what_times_out_at_once_fails_in_the_order_of_the_log() -> None:
+    it = Stage()
+    it.connect(1, 100, ack_timeout_ms=1_000)
+    it.publish(A, A)
+    it.sub.renew(1, [it.tokens[0].delivery], 1)
+    it.wait(5_000)
+    assert [it.tokens[each].attempts for each in (0, 1)] == [1, 0]
+
+
+def test_what_drains_too_long_fails_at_its_first_message() -> None:
+    it = Stage(drain_deadline_ms=500)
+    it.connect(1, 100)
+    it.publish(B, deliver_at_ms=100)
+    it.publish(B)
+    it.wait(100)
+    assert it.got(1) == [1, 0]
+    it.connect(2, 100)
+    it.wait(500)
+    assert it.got(2) == [0, 1]
+    assert [it.tokens[each].attempts for each in (0, 1)] == [1, 0]
+
+
+def test_the_last_messages_of_a_batch_may_become_durable_while_it_waits_again() -> None:
+    it = stage()
+    it.publish(A, messages=2)
+    it.holds = (Persist, Record)
+    it.acknowledge(1, 0, messages=0b01)
+    it.give_back(1, 0)
+    it.acknowledge(1, 0, messages=0b10)
+    it.permit(1, -1_000)
+    it.give_back(1, 0)
+    it.do(it.sub.persisted(None, 0))
+    it.do(it.sub.persisted(None, 0))
+    it.got(1)
+    it.permit(1, 2_000)
+    assert it.got(1) == []
+    assert not it.sub.lanes
+    assert it.sub.parked == it.sub.unacked == 0
+
+
+def test_everything_up_to_a_message_is_settled_only_by_a_token_that_counts() -> None:
+    it = stage(kind=Kind.EXCLUSIVE)
+    it.publish(A, A, messages=2)
+    it.holds = (Persist,)
+    for consumer, item, outcome in (
+        (2, Item(it.tokens[1].delivery), Outcome.STALE),
+        (1, Item(99), Outcome.STALE),
+        (1, Item(it.tokens[1].delivery, 0b100), Outcome.INVALID),
+    ):
+        assert it.sub.acknowledge_through(consumer, item, 0) == ([], outcome, 0)
+    effects, outcome, number = it.sub.acknowledge_through(1, Item(it.tokens[1].delivery, 0b01), 0)
+    assert outcome is Outcome.DONE
+    assert effects == [Persist(number, (Position(1, 0),), ((Position(1, 1), 2, 0b01),), ())]
+
+
+def test_it_is_said_when_a_key_that_waits_is_looked_at_again() -> None:
+    it = stage(delay_holds_key=True, drain_deadline_ms=500)
+    it.publish(A)
+    lane = it.sub.lanes[A]
+    assert it.sub.retry_at_ms(lane) is None
+    it.refuse(1, 0, delay_ms=70)
+    assert (lane.reason, it.sub.retry_at_ms(lane)) == (Reason.RETRY_DELAY, 70)
+    it.publish(C, deliver_at_ms=90)
+    lane = it.sub.lanes[C]
+    assert (lane.reason, it.sub.retry_at_ms(lane)) == (Reason.DELAYED, 90)
+    it.publish(B)
+    lane = it.sub.lanes[B]
+    it.connect(2, 100)
+    it.publish(B)
+    assert (lane.reason, it.sub.retry_at_ms(lane)) == (Reason.DRAINING, 500)
+    slot = it.sub.slot_of(B)
+    assert slot is lane.slot
+    assert it.sub.owner_of(slot) == 2
+
+
+def test_a_key_that_may_drain_for_ever_is_not_said_to_be_looked_at() -> None:
+    it = stage()
+    it.publish(B)
+    it.connect(2, 100)
+    it.publish(B)
+    lane = it.sub.lanes[B]
+    assert (lane.reason, it.sub.retry_at_ms(lane)) == (Reason.DRAINING, None)
+
+
+def test_of_a_pool_who_got_nothing_comes_first() -> None:
+    it = stage(kind=Kind.SHARED)
+    it.connect(2, 100)
+    for _ in range(4):
+        it.publish(A)
+    assert (it.got(1), it.got(2)) == ([0, 2], [1, 3])
+    assert it.sub.slot_of(b"whatever") is not None
+    assert [it.sub.owner_of(slot) for slot in it.sub.parking.slots.values()] == [None]
+
+
+def test_many_keys_move_to_whoever_owns_them_now() -> None:
+    it = stage(permits=0)
+    it.publish(*[b"key-%d" % each for each in range(3_000)])
+    it.connect(2)
+    slots = it.sub.parking.slots
+    assert len(slots) > 2_000
+    assert all(each.queue is it.sub.parking.queue_of(number) for number, each in slots.items())
+    parked = [it.sub.consumers[each].queue.parked for each in (1, 2)]
+    assert sum(parked) == 3_000
+    assert min(parked) > 1_000
+    it.permit(1, 3_000)
+    it.permit(2, 3_000)
+    assert (len(it.got(1)), len(it.got(2))) == tuple(parked)
+
+
+def test_a_scan_that_finds_nothing_more_is_over() -> None:
+    it = stage(permits=0, consumer_parked_max=1, key_parked_max=1)
+    it.holds = (Scan,)
+    it.publish(A, A)
+    it.permit(1, 1)
+    assert [type(each) for each in it.effects].count(Scan) == 1
+    it.do(it.sub.scanned([], 0))
+    assert it.sub.lagging == 0
+
+
+def test_a_key_that_is_released_while_its_message_is_on_its_way_is_not_held() -> None:
+    it = stage(redeliveries_max=0, after_dead_letter=AfterDeadLetter.HOLD)
+    it.publish(A, A)
+    it.refuse(1, 0)
+    assert it.reason(A) is Reason.HELD
+    it.holds = (DeadLetter,)
+    it.do(it.sub.release_key(A, 0))
+    it.refuse(1, 1)
+    assert it.reason(A) is Reason.DEAD_LETTERING
+    it.do(it.sub.release_key(A, 0))  # nothing is held yet
+    it.do(it.sub.dead_lettered(Position(1, 1), A, 0))
+    assert it.sub.keys[A].after is AfterDeadLetter.HOLD

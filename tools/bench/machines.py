@@ -27,9 +27,10 @@ from services.dispatcher.core.effects import (
     Record,
     Scan,
 )
+from services.dispatcher.core.lags import SCAN_ENTRIES
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Ring
-from services.dispatcher.core.subscription import SCAN_ENTRIES, Durable, Item, Subscription
+from services.dispatcher.core.subscription import Durable, Item, Subscription
 from tools.bench.measurement import BenchError
 
 PAGE_ENTRIES: Final = 500

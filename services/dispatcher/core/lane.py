@@ -9,13 +9,14 @@ matter of its lane. A key that is in flight at a consumer that does not own its 
 draining; that follows from these two facts and is stored nowhere, so it cannot be forgotten.
 """
 
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
 from seqgate.types import Position
-from services.dispatcher.core.positions import Runs
+from services.dispatcher.core.positions import Parked, Runs
 
 
 class Reason(Enum):
@@ -79,6 +80,7 @@ class Queue:
     """The slots of one owner, or of nobody.
 
     Attributes:
+        takers: who gets what is in it: its owner, or all who share a pool.
         slots: those that have something to deliver, in their turn.
         lagging: those that have a lag.
         parked: how many entries wait in all its slots.
@@ -88,6 +90,7 @@ class Queue:
     """
 
     parked_max: int
+    takers: "list[Consumer]" = field(default_factory=list)
     slots: "deque[Slot]" = field(default_factory=deque)
     lagging: "set[Slot]" = field(default_factory=set)
     parked: int = 0
@@ -104,21 +107,57 @@ class Queue:
         """Whether there is room worth a scan."""
         return self.parked <= self.parked_max // 2
 
+    @property
+    def takes_more(self) -> bool:
+        """Whether what is in it can be delivered now."""
+        return any(consumer.has_room for consumer in self.takers)
+
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A hash slot with work."""
+    """A hash slot with work.
+
+    Attributes:
+        lanes: of its keys.
+        ready: of these, the one whose turn comes first. Each knows the next; `last` is the last.
+        queued: whether it is in its queue.
+        parked, returned: as a queue's.
+        lag: its entries from here on were read, and not kept: they are read again when there is
+            room.
+    """
 
     number: int
     queue: Queue
-    ready: "deque[Lane]" = field(default_factory=deque)
-    queued: bool = False
-    """Whether it is in its queue."""
     lanes: "dict[Lane, None]" = field(default_factory=dict)
+    ready: "Lane | None" = None
+    last: "Lane | None" = None
+    queued: bool = False
     parked: int = 0
     returned: int = 0
     lag: Position | None = None
-    """Its entries from here on were read, and not kept: they are read again when there is room."""
+
+    def line_up(self, lane: "Lane") -> None:
+        """A lane has its turn after all others."""
+        if self.last is None:
+            self.ready = lane
+        else:
+            self.last.next_ready = lane
+        self.last = lane
+        lane.is_ready = True
+
+    def take_turn(self) -> "Lane | None":
+        """Take the lane whose turn it is; None: there is none."""
+        lane = self.ready
+        if lane is not None:
+            self.ready, lane.next_ready = lane.next_ready, None
+            if self.ready is None:
+                self.last = None
+            lane.is_ready = False
+        return lane
+
+    def is_behind(self, position: Position) -> bool:
+        """Whether an entry was not kept."""
+        return self.lag is not None and position >= self.lag
 
 
 @dataclass(slots=True, eq=False)
@@ -134,10 +173,44 @@ class Returned:
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
-    """A key with work.
+class Rare:
+    """What few keys have: messages that are to be delivered later, and chunks.
 
     Attributes:
+        delays: of what waits, holds its key, and is to be delivered later, when.
+        later: the entries that are to be delivered later, and hold nothing.
+        chunks: of what waits or is in flight and is a chunk, of which message.
+        rests: how many of these wait, by attempt.
+    """
+
+    delays: dict[Position, int] = field(default_factory=dict)
+    later: set[Position] = field(default_factory=set)
+    chunks: dict[Position, Chunk] = field(default_factory=dict)
+    rests: dict[str, int] = field(default_factory=dict)
+
+    def forget(self, position: Position) -> None:
+        """Nothing more need be known of an entry, which does not wait."""
+        self.chunks.pop(position, None)
+        self.delays.pop(position, None)
+
+    def count_rest(self, position: Position, entries: int) -> None:
+        """An entry waits, or does not any more; it may be a chunk."""
+        chunk = self.chunks.get(position)
+        if chunk is None:
+            return
+        rest = self.rests.get(chunk.attempt, 0) + entries
+        if rest:
+            self.rests[chunk.attempt] = rest
+        else:
+            del self.rests[chunk.attempt]
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """A key with work. What many keys do not have is None until they do.
+
+    Attributes:
+        next_ready: of its slot's, the lane whose turn comes after its own.
         holder: at which consumer all its flights are; None: it has none.
         returned: a heap, in the order of the log, of what was delivered before.
         waiting: what was not delivered yet; all of it after what was.
@@ -145,10 +218,6 @@ class Lane:
             message after one of these is withheld.
         recording: how many of its failed deliveries are being recorded.
         lag: as a slot's, for this key alone.
-        delays: of what waits, holds its key, and is to be delivered later, when.
-        later: the entries that are to be delivered later, and hold nothing.
-        chunks: of what waits or is in flight and is a chunk, of which message.
-        rests: how many of these wait, by attempt.
         is_released: whether it was held, and was released while one of its messages was on its
             way to the dead letter topic.
         timer_ms: when it is looked at again; None: there is no need.
@@ -159,19 +228,17 @@ class Lane:
     reason: Reason = Reason.READY
     since_ms: int = 0
     is_ready: bool = False
+    next_ready: "Lane | None" = None
     holder: int | None = None
     draining_since_ms: int | None = None
     flights: "dict[Position, Flight]" = field(default_factory=dict)
-    returned: list[Returned] = field(default_factory=list)
+    returned: list[Returned] | None = None
     waiting: Runs | None = None
-    unresolved: list[Position] = field(default_factory=list)
+    unresolved: list[Position] | None = None
     recording: int = 0
     dead: Position | None = None
     lag: Position | None = None
-    delays: dict[Position, int] = field(default_factory=dict)
-    later: set[Position] = field(default_factory=set)
-    chunks: dict[Position, Chunk] = field(default_factory=dict)
-    rests: dict[str, int] = field(default_factory=dict)
+    rare: Rare | None = None
     is_released: bool = False
     timer_ms: int | None = None
 
@@ -179,16 +246,25 @@ class Lane:
     def parked(self) -> int:
         """How many entries wait."""
         waiting = 0 if self.waiting is None else len(self.waiting)
-        return len(self.returned) + waiting + len(self.later)
+        returned = 0 if self.returned is None else len(self.returned)
+        return waiting + returned + (0 if self.rare is None else len(self.rare.later))
 
     @property
     def next_position(self) -> Position | None:
         """The entry that is delivered next; None: none waits."""
-        waiting = self.waiting.first().position if self.waiting else None
-        returned = self.returned[0].position if self.returned else None
-        if waiting is None or returned is None:
-            return waiting or returned
-        return min(waiting, returned)
+        head = self.head()
+        return None if head is None else head.position
+
+    def head(self, *, hurries: bool = False) -> "Parked | Returned | None":
+        """The entry that is delivered next: the first in the order of the log, or, if it hurries,
+        of what was delivered before, if there is any; None: none waits."""
+        if not self.returned:
+            return None if self.waiting is None else self.waiting.first()
+        returned = self.returned[0]
+        if self.waiting is None or hurries:
+            return returned
+        waiting = self.waiting.first()
+        return returned if returned.position < waiting.position else waiting
 
     @property
     def is_idle(self) -> bool:
@@ -198,23 +274,50 @@ class Lane:
             or self.returned
             or self.waiting
             or self.recording
-            or self.later
+            or (self.rare and self.rare.later)
             or self.dead
             or self.lag
             or self.unresolved
         )
 
+    def is_behind(self, position: Position) -> bool:
+        """Whether an entry was not kept for the key's sake."""
+        return self.lag is not None and position >= self.lag
+
+    def awaits(self, when_ms: int) -> bool:
+        """Whether it is to be looked at again at this time."""
+        return self.timer_ms == when_ms
+
+    def note_unresolved(self, position: Position) -> None:
+        """What follows an entry in this key is withheld until it is acknowledged."""
+        if self.unresolved is None:
+            self.unresolved = []
+        if position not in self.unresolved:
+            insort(self.unresolved, position)
+
     def is_amid_message(self, consumer: "Consumer") -> bool:
         """Whether a consumer has some chunks of a large message whose next waits, as far as is
         known: nobody else can make use of it, and this one acknowledges nothing before it has
         all."""
-        if not (self.chunks and consumer.unfinished):
+        rare = self.rare
+        if rare is None or not consumer.unfinished:
             return False
         may_lag = self.lag is not None or self.slot.lag is not None
         return any(
-            each.lane is self and each.is_unfinished and (may_lag or attempt in self.rests)
+            each.lane is self and each.is_unfinished and (may_lag or attempt in rare.rests)
             for attempt, each in consumer.large.items()
         )
+
+
+class Delayed(NamedTuple):
+    """An entry that is to be delivered later, and does not hold its key."""
+
+    lane: Lane
+    parked: Parked
+
+    def awaits(self, _: int) -> bool:
+        """Whether it still waits."""
+        return self.lane.rare is not None and self.parked.position in self.lane.rare.later
 
 
 @dataclass(slots=True, eq=False)
@@ -227,7 +330,6 @@ class Flight:
         unacked: a bit for each message that is not acknowledged.
         asked: a bit for each message whose acknowledgement is not durable yet.
         deadline_ms: when it counts as failed; None: never.
-        attempt: which delivery of the entry it is: 0 for the first.
     """
 
     delivery: int
@@ -237,7 +339,6 @@ class Flight:
     messages: int
     unacked: int
     delivered_ms: int
-    attempt: int
     deadline_ms: int | None = None
     asked: int = 0
 
@@ -263,7 +364,7 @@ class Consumer:
         large: of which large messages it has chunks, by attempt.
         unfinished: of how many of these it has not the last. While it has
             any, limits on what is unacknowledged do not count: it could never go below them.
-        is_timed: whether a timer is set for the first of its flights.
+        timer_ms: when it is looked at again, whether deliveries timed out; None: there is no need.
     """
 
     id: int
@@ -279,7 +380,7 @@ class Consumer:
     flights: dict[int, Flight] = field(default_factory=dict)
     large: dict[str, Large] = field(default_factory=dict)
     unfinished: int = 0
-    is_timed: bool = False
+    timer_ms: int | None = None
 
     @property
     def has_room(self) -> bool:
@@ -287,3 +388,7 @@ class Consumer:
         if self.permits <= 0 or self.is_leaving:
             return False
         return not self.is_blocked or self.unfinished > 0
+
+    def awaits(self, when_ms: int) -> bool:
+        """Whether its deliveries are to be looked at again at this time."""
+        return self.timer_ms == when_ms

@@ -66,20 +66,18 @@ class Runs:
         words, at = self._words, self._head
         return Parked(Position(words[at], words[at + 1]), words[at + 3])
 
-    def take(self) -> Parked:
-        """Take the entry that has waited longest. There must be one."""
+    def drop_first(self) -> None:
+        """Forget the entry that has waited longest. There must be one."""
         words, at = self._words, self._head
-        taken = Parked(Position(words[at], words[at + 1]), words[at + 3])
         self._entries -= 1
         if words[at + 2] > 1:
             words[at + 1] += 1
             words[at + 2] -= 1
-            return taken
+            return
         self._head += _WORDS
         if self._head >= _COMPACT_RUNS * _WORDS and self._head * 2 >= len(words):
             del words[: self._head]
             self._head = 0
-        return taken
 
     @property
     def runs(self) -> int:
@@ -106,7 +104,12 @@ class Acknowledged:
 
     def add(self, position: Position) -> None:
         """One more entry is."""
-        self.add_range(position, position.entry_id)
+        ledger_id, entry_id = position
+        at = (ledger_id, entry_id // _CHUNK_ENTRIES)
+        bits = self._chunks.get(at, 0) | 1 << entry_id % _CHUNK_ENTRIES
+        self._chunks[at] = _ALL if bits == _WHOLE_CHUNK else bits
+        if self.highest is None or position > self.highest:
+            self.highest = position
 
     def add_range(self, first: Position, last_entry_id: int) -> None:
         """Entries of one ledger are, through `last_entry_id`."""

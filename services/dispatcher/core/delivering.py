@@ -1,0 +1,168 @@
+"""Whose turn it is, what may be delivered, and to whom.
+
+    queue ──▶ slot, in its turn ──▶ lane, in its turn ──▶ an entry ──▶ in flight
+                                      └─ withheld: it says why, and waits to be woken
+
+Whoever owns a slot gets its keys' messages, unless a key is in flight at somebody else, or one of
+its messages is being retried, or another rule withholds it: then the key waits, alone. Each rule
+is a line of `_withheld`. What withholds a key must wake it when it is over.
+"""
+
+from typing import Final
+
+from seqgate.types import Position
+from services.dispatcher.core.effects import AfterDeadLetter, DeadLetter, Delivery, Options
+from services.dispatcher.core.flights import Flights
+from services.dispatcher.core.gaps import Gaps
+from services.dispatcher.core.lane import Consumer, Lane, Reason, Returned
+from services.dispatcher.core.outgoing import Outgoing
+from services.dispatcher.core.parking import Parking
+from services.dispatcher.core.positions import Parked
+from services.dispatcher.core.settling import Settling
+from services.dispatcher.core.timers import Timers
+
+TURN_ENTRIES: Final = 16
+"""How many entries of a key are delivered before another key has its turn."""
+
+
+class Delivering:
+    """See the module."""
+
+    def __init__(
+        self,
+        options: Options,
+        parking: Parking,
+        flights: Flights,
+        settling: Settling,
+        gaps: Gaps,
+        timers: Timers,
+        out: Outgoing,
+    ) -> None:
+        self._options = options
+        self._orders_keys = options.orders_keys
+        self._parking = parking
+        self._flights = flights
+        self._settling = settling
+        self._gaps = gaps
+        self._timers = timers
+        self._out = out
+
+    def serve(self, now_ms: int) -> None:
+        """Deliver what can be."""
+        unserved = list(self._flights.consumers.values())
+        while unserved:  # of a pool, everybody has a turn before anybody has another
+            unserved = [each for each in unserved if self._serve(each, now_ms)]
+
+    def _serve(self, consumer: Consumer, now_ms: int) -> bool:
+        """Deliver to a consumer some of what is ready for it. Returns whether there may be
+        more."""
+        slots = consumer.queue.slots
+        turns = TURN_ENTRIES
+        while slots and consumer.has_room:
+            if not turns:
+                return True
+            turns -= 1
+            slot = slots.popleft()
+            lane = slot.take_turn()
+            if lane is not None:
+                self._offer(lane, consumer, now_ms)
+            if slot.ready:
+                slots.append(slot)
+            else:
+                slot.queued = False
+                self._parking.drop_idle_slot(slot)
+        return False
+
+    def _offer(self, lane: Lane, consumer: Consumer, now_ms: int) -> None:
+        """Deliver some of a key, until it is to be withheld."""
+        parking, settling = self._parking, self._settling
+        for _ in range(TURN_ENTRIES):
+            head = lane.head(hurries=lane.slot.queue.is_choked and not self._orders_keys)
+            if head is None:
+                if not lane.flights:
+                    parking.drop_if_idle(lane)
+                return
+            if head.position in settling.acknowledged:
+                parking.take(lane, head)
+                continue
+            target = consumer
+            if lane.rare is not None and lane.holder is not None:
+                holder = self._flights.consumers.get(lane.holder, consumer)
+                target = holder if lane.is_amid_message(holder) else consumer
+            if target is consumer and not consumer.has_room:
+                break
+            reason = self._withheld(lane, head, target, now_ms)
+            if reason is not None:
+                parking.withhold(lane, reason, now_ms)
+                return
+            if (settling.attempts or self._gaps.keys) and self._is_dead(lane, head.position):
+                parking.take(lane, head)
+                self._dead_letter(lane, head.position, now_ms)
+                return
+            parking.take(lane, head)
+            self._deliver(lane, head, target, now_ms)
+        parking.wake(lane)
+
+    def _withheld(
+        self, lane: Lane, head: Parked | Returned, consumer: Consumer, now_ms: int
+    ) -> Reason | None:
+        """Why the next entry of a key may not be delivered; None: it may."""
+        options, position, rare = self._options, head.position, lane.rare
+        is_amid = rare is not None and lane.is_amid_message(consumer)
+        if lane.recording:
+            return Reason.RECORDING
+        if lane.dead is not None:
+            return Reason.DEAD_LETTERING
+        if self._gaps.keys and self._gaps.is_beyond(lane.key, position, AfterDeadLetter.HOLD):
+            return Reason.HELD
+        if self._orders_keys:
+            if lane.unresolved and lane.unresolved[0] < position and not is_amid:
+                return Reason.RETRY
+            if lane.holder is not None and lane.holder != consumer.id:
+                return Reason.DRAINING
+        if rare is not None and rare.delays.get(position, 0) > now_ms:
+            self._timers.look_at(lane, rare.delays[position])
+            return Reason.DELAYED
+        if isinstance(head, Returned):
+            if head.not_before_ms > now_ms:
+                self._timers.look_at(lane, head.not_before_ms)
+                return Reason.RETRY_DELAY
+        elif self._flights.is_blocked and not consumer.unfinished:
+            return Reason.SUBSCRIPTION_LIMIT
+        elif lane.slot.queue.is_choked and not lane.returned and not is_amid:
+            return Reason.RETURNED_LIMIT
+        limit = options.max_in_flight_per_key
+        if limit and len(lane.flights) >= limit and not is_amid:
+            return Reason.IN_FLIGHT_LIMIT
+        if consumer.joined_at is not None and position > consumer.joined_at and not is_amid:
+            return Reason.JOINING
+        return None
+
+    def _is_dead(self, lane: Lane, position: Position) -> bool:
+        if self._gaps.keys and self._gaps.is_beyond(lane.key, position, AfterDeadLetter.TAIL):
+            return True
+        limit = self._options.redeliveries_max
+        return limit is not None and self._settling.attempts.get(position, 0) > limit
+
+    def _dead_letter(self, lane: Lane, position: Position, now_ms: int) -> None:
+        if lane.rare is not None:
+            lane.rare.forget(position)
+        lane.dead = position
+        attempts, after = self._settling.attempts.get(position, 0), self._gaps.after(lane.key)
+        self._out.add(DeadLetter(position, lane.key, attempts, after))
+        self._parking.withhold(lane, Reason.DEAD_LETTERING, now_ms)
+
+    def _deliver(
+        self, lane: Lane, head: Parked | Returned, consumer: Consumer, now_ms: int
+    ) -> None:
+        settling, position, messages = self._settling, head.position, head.messages
+        unacked = (1 << messages) - 1
+        if settling.partial:
+            unacked = settling.partial.get(position, unacked)
+        attempts = settling.attempts.get(position, 0) if settling.attempts else 0
+        flight = self._flights.launch(
+            lane, position, messages, consumer, unacked=unacked, now_ms=now_ms
+        )
+        gap = self._gaps.gap(lane.key) if self._gaps.keys else None
+        delivery = Delivery(flight.delivery, position, unacked, attempts, flight.deadline_ms, gap)
+        self._out.deliver(consumer.id, delivery)

@@ -1,0 +1,149 @@
+"""What was read and not kept, and the scan that finds it again.
+
+    read ──no room──▶ lag ──room again──▶ scan, page by page ──▶ caught up, or a lag further on
+                    (the first position
+                     that was not kept)
+
+A slot or a key that has a lag keeps nothing from there on, so what is kept is always before what
+is not, and order is safe. One scan is under way at a time, from the lowest lag of those for which
+it scans. It goes on for the others when one of them has no room once more: that one has a new
+lag, and is scanned for another time.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from seqgate.types import Position
+from services.dispatcher.core.effects import Options, Scan
+from services.dispatcher.core.lane import Lane, Queue, Reason, Slot
+
+SCAN_ENTRIES: Final = 1_000
+"""How many entries one page of a scan has."""
+
+
+@dataclass(slots=True)
+class _Scanning:
+    """A scan that is under way: for which slots and lanes it still keeps what it finds."""
+
+    slots: set[Slot]
+    lanes: set[Lane]
+
+
+class Lags:
+    """See the module.
+
+    Attributes:
+        lanes: the keys that lag. The slots that do are in their queues.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.lanes: set[Lane] = set()
+        self._key_parked_max = options.key_parked_max
+        self._scanning: _Scanning | None = None
+        self._candidates: set[Lane] = set()
+        self._idle: dict[Queue, set[Lane]] = {}
+        self._has_room = False
+
+    @property
+    def is_scanning(self) -> bool:
+        """Whether a scan is under way."""
+        return self._scanning is not None
+
+    def fall_behind(self, subject: Slot | Lane, position: Position) -> None:
+        """An entry of a slot, or of a key, is not kept."""
+        subject.lag = position
+        if isinstance(subject, Lane):
+            self.lanes.add(subject)
+        else:
+            subject.queue.lagging.add(subject)
+
+    def note_change(self, lane: Lane) -> None:
+        """Something changed for a key that lags: it may be able to catch up."""
+        self._candidates.add(lane)
+
+    def note_room(self) -> None:
+        """Any key that lags may be able to catch up."""
+        self._has_room = True
+
+    def start(self, queues: Iterable[Queue]) -> Scan | None:
+        """Begin to scan, for all who lag and have room again, or can have it delivered at once."""
+        if not self.lanes and not any(queue.lagging for queue in queues):
+            return None
+        slots = set[Slot]()
+        for queue in queues:
+            if queue.lagging and (queue.is_half_empty or queue.takes_more):
+                slots |= queue.lagging
+        lanes = {lane for lane in self._candidates_for(queues) if self._may_catch_up(lane)}
+        starts = [slot.lag for slot in slots if slot.lag is not None]
+        starts += [lane.lag for lane in lanes if lane.lag is not None]
+        if not starts:
+            return None
+        self._scanning = _Scanning(slots, lanes)
+        return Scan(min(starts), None, SCAN_ENTRIES)
+
+    def scans_for(self, slot: Slot, lane: Lane | None, position: Position) -> bool:
+        """Whether an entry that is behind a lag is to be kept: it is behind none that is not
+        scanned for."""
+        scan = self._scanning
+        assert scan is not None
+        if slot.is_behind(position) and slot not in scan.slots:
+            return False
+        return lane is None or not lane.is_behind(position) or lane in scan.lanes
+
+    def give_up(self, slot: Slot, lane: Lane | None, position: Position) -> None:
+        """There was no room for an entry, again: what lags behind it is scanned for no more."""
+        scan = self._scanning
+        assert scan is not None
+        if slot.lag == position:
+            scan.slots.discard(slot)
+        if lane is not None and lane.lag == position:
+            scan.lanes.discard(lane)
+
+    def end_page(self, last: Position) -> Scan | None:
+        """A page of the scan ends here. Returns the next; None: there is nobody left to scan
+        for."""
+        scan = self._scanning
+        assert scan is not None
+        if scan.slots or scan.lanes:
+            return Scan(None, last, SCAN_ENTRIES)
+        self.end()
+        return None
+
+    def end(self) -> tuple[set[Slot], set[Lane]]:
+        """The scan is over. Returns for whom everything was kept: they lag no more."""
+        scan, self._scanning = self._scanning, None
+        assert scan is not None
+        for slot in scan.slots:
+            slot.lag = None
+            slot.queue.lagging.discard(slot)
+        for lane in scan.lanes:
+            lane.lag = None
+            self.lanes.discard(lane)
+        self._has_room = True
+        return scan.slots, scan.lanes
+
+    def _candidates_for(self, queues: Iterable[Queue]) -> set[Lane]:
+        """The keys with a lag for which something changed. One that has nothing else to do comes
+        back when its owner takes more."""
+        candidates = self._candidates
+        if self._has_room:
+            candidates = set(self.lanes)
+            self._idle = {}
+        for queue in queues if self._idle else ():
+            if queue in self._idle and queue.takes_more:
+                candidates |= self._idle.pop(queue)
+        self._has_room = False
+        self._candidates = set()
+        for lane in candidates:
+            if lane.reason is Reason.READY and not lane.parked:
+                self._idle.setdefault(lane.slot.queue, set()).add(lane)
+        return {lane for lane in candidates if lane.lag is not None}
+
+    def _may_catch_up(self, lane: Lane) -> bool:
+        if lane.parked > self._key_parked_max // 2:
+            return False
+        queue = lane.slot.queue
+        if queue.is_half_empty:
+            return True
+        return lane.reason is Reason.READY and not lane.parked and queue.takes_more

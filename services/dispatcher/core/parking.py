@@ -1,0 +1,350 @@
+"""What waits, and where: the lanes of keys, their slots, and the queues of owners.
+
+    entry ──read, scanned──▶ lane ──its turn──▶ taken
+              │   ▲            ▲
+            no room            └── put back, due
+              ▼   │
+              lag (lags.py)
+
+What is kept is bounded, for each key and for each owner; beyond the bound it is passed over, and
+lags. Slots and queues count what waits in them. A lane that something may be delivered of is in
+its slot's turn, and its slot in its queue's; one that is withheld is neither, and says why.
+"""
+
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+
+from seqgate.types import Position
+from services.dispatcher.core.effects import Entry, Kind, Options, Scan
+from services.dispatcher.core.lags import Lags
+from services.dispatcher.core.lane import (
+    Consumer,
+    Delayed,
+    Lane,
+    Queue,
+    Rare,
+    Reason,
+    Returned,
+    Slot,
+)
+from services.dispatcher.core.positions import Parked, Runs
+from services.dispatcher.core.selectors import Selector
+from services.dispatcher.core.timers import Timers
+
+
+class Parking:
+    """See the module.
+
+    Attributes:
+        lanes: the keys with work.
+        slots: the slots with work.
+        withheld: the lanes that may not be delivered of, by reason.
+        delayed: how many entries are to be delivered later, and hold nothing.
+        lags: what was read and not kept.
+        pool: the queue that all consumers share; None: each has its own.
+    """
+
+    def __init__(self, options: Options, selector: Selector, timers: Timers) -> None:
+        self.lanes: dict[bytes, Lane] = {}
+        self.slots: dict[int, Slot] = {}
+        self.withheld: dict[Reason, dict[Lane, None]] = {reason: {} for reason in Reason}
+        self.delayed = 0
+        self.lags = Lags(options)
+        self._options = options
+        self._selector = selector
+        self._timers = timers
+        self._nobody = Queue(options.consumer_parked_max)
+        self._owned: dict[int, Queue] = {}
+        self.pool = None if options.kind is Kind.KEY_SHARED else self._nobody
+
+    @property
+    def parked(self) -> int:
+        """How many entries are remembered to wait."""
+        return sum(slot.parked for slot in self.slots.values())
+
+    @property
+    def lagging(self) -> int:
+        """How many slots and keys lag."""
+        return len(self.lags.lanes) + sum(len(queue.lagging) for queue in self.queues)
+
+    # ---- owners
+
+    @property
+    def queues(self) -> set[Queue]:
+        """All of them: that of nobody, too."""
+        return {self._nobody, *self._owned.values()}
+
+    def queue_for(self, owner: int) -> Queue:
+        """The queue of somebody who joins."""
+        queue = self._owned[owner] = self.pool or Queue(self._options.consumer_parked_max)
+        return queue
+
+    def owner_gone(self, consumer: Consumer) -> None:
+        """Somebody left. What waits for it moves when slots do."""
+        del self._owned[consumer.id]
+        consumer.queue.takers.remove(consumer)
+
+    def slot_number(self, key: bytes) -> int:
+        """In which slot the key of a lane is; in a pool all are in one."""
+        return 1 if self.pool is not None else self._selector.slot(key)
+
+    def slots_between(self, first: int, last: int) -> list[Slot]:
+        """The slots with work among these; none of a pool, which nobody owns."""
+        slots = self.slots
+        if self.pool is not None:
+            return []
+        if len(slots) < last - first:
+            return [slot for number, slot in slots.items() if first <= number <= last]
+        return [slots[number] for number in range(first, last + 1) if number in slots]
+
+    def hand_over(self, moved: Iterable[Slot]) -> None:
+        """Slots may have other owners now: each goes to the queue of its own."""
+        changed: dict[Queue, None] = {}
+        for slot in moved:
+            old, new = slot.queue, self.queue_of(slot.number)
+            changed.update({old: None, new: None})
+            slot.queue = new
+            for queue, sign in ((old, -1), (new, 1)):
+                queue.parked += sign * slot.parked
+                queue.returned += sign * slot.returned
+            if slot.lag is not None:
+                old.lagging.discard(slot)
+                new.lagging.add(slot)
+            if slot.queued:
+                new.slots.append(slot)
+        for queue in changed:
+            queue.slots = type(queue.slots)(slot for slot in queue.slots if slot.queue is queue)
+            self._check_returned(queue)
+        self.lags.note_room()
+
+    def queue_of(self, slot: int) -> Queue:
+        """Of whoever owns a slot."""
+        owner = self._selector.owner(slot)
+        return self._nobody if owner is None else self._owned[owner]
+
+    # ---- what is read
+
+    def keep_read(self, entry: Entry, key: bytes, now_ms: int) -> None:
+        """An entry was read: it waits, unless it is behind a lag, or there is no room."""
+        lane = self.lanes.get(key)
+        slot = self._slot(key) if lane is None else lane.slot
+        if slot.lag is None and (lane is None or lane.lag is None):
+            self._keep(entry, key, lane, slot, now_ms)
+
+    def keep_scanned(self, entry: Entry, key: bytes, now_ms: int) -> None:
+        """An entry was read again: it waits, if it was passed over, is scanned for, and there is
+        room."""
+        position = entry.position
+        lane = self.lanes.get(key)
+        slot = self._slot(key) if lane is None else lane.slot
+        of_lane = lane is not None and lane.is_behind(position)
+        if not (of_lane or slot.is_behind(position)):
+            self.drop_idle_slot(slot)  # it is kept already
+        elif not self.lags.scans_for(slot, lane, position):
+            pass  # it is behind something that is not scanned for
+        elif not self._keep(entry, key, lane, slot, now_ms):
+            self.lags.give_up(slot, lane, position)
+
+    def end_page(self, last: Position | None) -> Scan | None:
+        """A page of a scan was kept; it ends here. None: it was the last page. Returns the
+        next."""
+        if last is not None:
+            return self.lags.end_page(last)
+        slots, lanes = self.lags.end()
+        for slot in slots:
+            self.drop_idle_slot(slot)
+        for lane in lanes:
+            self.drop_if_idle(lane)
+        return None
+
+    def _slot(self, key: bytes) -> Slot:
+        number = self.slot_number(key)
+        slot = self.slots.get(number)
+        if slot is None:
+            slot = self.slots[number] = Slot(number, self.queue_of(number))
+        return slot
+
+    def _keep(self, entry: Entry, key: bytes, lane: Lane | None, slot: Slot, now_ms: int) -> bool:
+        """Remember that an entry waits, or that its key or its slot has a lag from there on.
+        Returns whether it is the former.
+
+        What can be delivered now needs no room. So where the owner takes more, only keys that are
+        withheld have a lag, and no other key of the slot has to wait for theirs."""
+        if lane is not None and lane.parked >= self._options.key_parked_max:
+            self._lag_behind(lane, entry.position)
+        elif not slot.queue.is_full:
+            self._park(entry, key, lane, slot, now_ms)
+            return True
+        elif slot.queue.takes_more:
+            if lane is None or (lane.reason is Reason.READY and not lane.parked):
+                self._park(entry, key, lane, slot, now_ms)
+                return True
+            self._lag_behind(lane, entry.position)
+        elif lane is not None and lane.lag is not None:
+            self._lag_behind(lane, entry.position)  # others of its slot are kept beyond it
+        else:
+            self.lags.fall_behind(slot, entry.position)
+            for each in slot.lanes:
+                self._wake_amid(each)
+        return False
+
+    def _lag_behind(self, lane: Lane, position: Position) -> None:
+        self.lags.fall_behind(lane, position)
+        self._wake_amid(lane)
+
+    def _wake_amid(self, lane: Lane) -> None:
+        """The next chunk of what a consumer has in part may have been passed over."""
+        if lane.rare and lane.rare.chunks and (lane.returned or lane.waiting):
+            self.wake(lane)
+
+    def _park(self, entry: Entry, key: bytes, lane: Lane | None, slot: Slot, now_ms: int) -> None:
+        if lane is None:
+            lane = self.lanes[key] = Lane(key, slot)
+            slot.lanes[lane] = None
+        self._count_parked(lane, 1)
+        if entry.chunk is not None:
+            rare = lane.rare = lane.rare or Rare()
+            rare.chunks[entry.position] = entry.chunk
+            rare.count_rest(entry.position, 1)
+        if entry.deliver_at_ms > now_ms:
+            rare = lane.rare = lane.rare or Rare()
+            if not (self._options.orders_keys and self._options.delay_holds_key):
+                rare.later.add(entry.position)
+                self.delayed += 1
+                later = Delayed(lane, Parked(entry.position, entry.messages))
+                self._timers.set(later, entry.deliver_at_ms)
+                return
+            rare.delays[entry.position] = entry.deliver_at_ms
+        if lane.waiting is None:
+            lane.waiting = Runs()
+        lane.waiting.append(entry.position, entry.messages)
+        self.wake(lane)
+
+    # ---- what is taken, and put back
+
+    def take(self, lane: Lane, head: Parked | Returned) -> None:
+        """The next entry of a key does not wait any more."""
+        if isinstance(head, Returned):
+            assert lane.returned is not None
+            heappop(lane.returned)
+            self._count_returned(lane, -1)
+        else:
+            assert lane.waiting is not None
+            lane.waiting.drop_first()
+            if not lane.waiting:
+                lane.waiting = None
+        if lane.rare is not None:
+            lane.rare.count_rest(head.position, -1)
+        self._count_parked(lane, -1)
+        queue = lane.slot.queue
+        if queue.parked == queue.parked_max // 2:
+            self.lags.note_room()
+        if lane.lag is not None:
+            self.lags.note_change(lane)
+
+    def take_before(self, lane: Lane, end: Position) -> Sequence[Position]:
+        """What waits in a key before this entry does not any more. It was delivered before, or is
+        to be delivered later: whatever else waits comes after what is in flight."""
+        taken = []
+        while lane.returned and lane.returned[0].position < end:
+            taken.append(lane.returned[0].position)
+            self.take(lane, lane.returned[0])
+        if lane.rare is not None:
+            for position in sorted(each for each in lane.rare.later if each < end):
+                taken.append(position)
+                lane.rare.later.remove(position)
+                self.delayed -= 1
+                lane.rare.count_rest(position, -1)
+                self._count_parked(lane, -1)
+        return taken
+
+    def put_back(self, lane: Lane, returned: Returned) -> None:
+        """An entry that was delivered waits again."""
+        self._push(lane, returned)
+        if lane.rare is not None:
+            lane.rare.count_rest(returned.position, 1)
+        self._count_parked(lane, 1)
+
+    def due(self, delayed: Delayed) -> None:
+        """The time has come for an entry that was to be delivered later."""
+        lane = delayed.lane
+        assert lane.rare is not None
+        lane.rare.later.remove(delayed.parked.position)
+        self.delayed -= 1
+        self._push(lane, Returned(*delayed.parked))
+        self.wake(lane)
+
+    def _push(self, lane: Lane, returned: Returned) -> None:
+        if lane.returned is None:
+            lane.returned = []
+        heappush(lane.returned, returned)
+        self._count_returned(lane, 1)
+
+    def _count_parked(self, lane: Lane, entries: int) -> None:
+        slot = lane.slot
+        slot.parked += entries
+        slot.queue.parked += entries
+
+    def _count_returned(self, lane: Lane, entries: int) -> None:
+        lane.slot.returned += entries
+        lane.slot.queue.returned += entries
+        self._check_returned(lane.slot.queue)
+
+    def _check_returned(self, queue: Queue) -> None:
+        limit = self._options.returned_max
+        if limit and queue.returned >= limit:
+            queue.is_choked = True
+        elif queue.is_choked and queue.returned * 2 <= limit:
+            queue.is_choked = False
+            for lane in list(self.withheld[Reason.RETURNED_LIMIT]):
+                if lane.slot.queue is queue:
+                    self.wake(lane)
+
+    # ---- whose turn it is
+
+    def wake(self, lane: Lane) -> None:
+        """Something changed for a key: look at it again."""
+        if lane.reason is not Reason.READY:
+            self._release(lane)
+        if lane.lag is not None:
+            self.lags.note_change(lane)
+        if lane.is_ready or not (lane.returned or lane.waiting):
+            return
+        slot = lane.slot
+        slot.line_up(lane)
+        if not slot.queued:
+            slot.queued = True
+            slot.queue.slots.append(slot)
+
+    def wake_all(self, reason: Reason) -> None:
+        """What withheld these keys is over."""
+        for lane in list(self.withheld[reason]):
+            self.wake(lane)
+
+    def withhold(self, lane: Lane, reason: Reason, now_ms: int) -> None:
+        """A key is withheld, for this reason, until it is woken."""
+        if lane.reason is not reason:
+            if lane.reason is not Reason.READY:
+                self._release(lane)
+            self.withheld[reason][lane] = None
+            lane.reason = reason
+            lane.since_ms = now_ms
+
+    def _release(self, lane: Lane) -> None:
+        del self.withheld[lane.reason][lane]
+        lane.reason = Reason.READY
+
+    def drop_if_idle(self, lane: Lane) -> None:
+        """Forget a key that has no work left."""
+        if lane.is_idle and not lane.is_ready and self.lanes.get(lane.key) is lane:
+            if lane.reason is not Reason.READY:
+                self._release(lane)
+            lane.timer_ms = None
+            del self.lanes[lane.key]
+            del lane.slot.lanes[lane]
+            self.drop_idle_slot(lane.slot)
+
+    def drop_idle_slot(self, slot: Slot) -> None:
+        """Forget a slot that has no work left."""
+        if not (slot.lanes or slot.lag or slot.queued):
+            self.slots.pop(slot.number, None)

@@ -1,0 +1,68 @@
+"""Of which keys it is remembered that a message was dead-lettered, and what follows from that."""
+
+import pytest
+
+from seqgate.types import Position
+from services.dispatcher.core.effects import (
+    AfterDeadLetter,
+    ForgetKey,
+    Gap,
+    KeyState,
+    Kind,
+    Options,
+)
+from services.dispatcher.core.gaps import GAPS_MAX, Gaps
+
+AFTER = list(AfterDeadLetter)
+
+
+def gap(entry_id: int) -> Gap:
+    return Gap(Position(1, entry_id), 3)
+
+
+@pytest.mark.parametrize("after", AFTER)
+def test_what_follows_a_gap_is_beyond_it_and_nothing_else_is(after: AfterDeadLetter) -> None:
+    gaps = Gaps(Options(after_dead_letter=after), {})
+    assert gaps.add(b"key", gap(5)) is None
+    assert gaps.gap(b"key") == gap(5)
+    assert gaps.gap(b"other") is None
+    for other in AFTER:
+        found = [gaps.is_beyond(b"key", Position(1, each), other) for each in (4, 5, 6)]
+        assert found == [False, False, other is after]
+    assert not gaps.is_beyond(b"other", Position(1, 6), after)
+
+
+def test_what_becomes_of_a_key_stays_as_it_was_when_the_options_change() -> None:
+    kept = {b"key": KeyState(AfterDeadLetter.HOLD, gap(1))}
+    gaps = Gaps(Options(after_dead_letter=AfterDeadLetter.TAIL), kept)
+    assert gaps.after(b"key") is AfterDeadLetter.HOLD
+    assert gaps.after(b"other") is AfterDeadLetter.TAIL
+    gaps.add(b"key", gap(7))
+    assert gaps.keys[b"key"] == KeyState(AfterDeadLetter.HOLD, gap(7))
+    assert gaps.forget(b"key") == ForgetKey(b"key")
+    assert gaps.forget(b"key") is None
+    assert gaps.after(b"key") is AfterDeadLetter.TAIL
+
+
+def test_in_a_pool_nothing_follows_anything() -> None:
+    gaps = Gaps(Options(kind=Kind.SHARED, after_dead_letter=AfterDeadLetter.HOLD), {})
+    assert gaps.after(b"key") is AfterDeadLetter.CONTINUE
+
+
+def test_of_too_many_gaps_the_oldest_is_forgotten_but_none_that_holds_a_key() -> None:
+    held = {b"held": KeyState(AfterDeadLetter.HOLD, gap(0))}
+    gaps = Gaps(Options(), held)
+    for each in range(GAPS_MAX - 1):
+        assert gaps.add(b"%d" % each, gap(each + 1)) is None
+    assert gaps.add(b"0", gap(GAPS_MAX)) is None  # now it is the newest
+    assert gaps.add(b"new", gap(GAPS_MAX + 1)) == ForgetKey(b"1")
+    assert len(gaps.keys) == GAPS_MAX
+    assert b"held" in gaps.keys
+    assert b"0" in gaps.keys
+
+
+def test_gaps_that_hold_keys_are_all_remembered() -> None:
+    gaps = Gaps(Options(after_dead_letter=AfterDeadLetter.TAIL), {})
+    assert [gaps.add(b"%d" % each, gap(each)) for each in range(GAPS_MAX + 1)] == [None] * (
+        GAPS_MAX + 1
+    )

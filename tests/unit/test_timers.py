@@ -1,0 +1,68 @@
+"""The heap of timers: what is due comes in order, and what nobody awaits is not kept."""
+
+from random import Random
+
+from seqgate.types import Position
+from services.dispatcher.core.lane import Delayed, Lane, Queue, Rare, Slot
+from services.dispatcher.core.positions import Parked
+from services.dispatcher.core.timers import TIMERS_SPARE, Timers
+
+
+def made_lane(key: bytes = b"key") -> Lane:
+    return Lane(key, Slot(1, Queue(1)))
+
+
+def test_what_is_due_comes_in_the_order_of_time_and_then_of_setting(seed: int) -> None:
+    random = Random(seed)
+    lanes = [made_lane(b"%d" % each) for each in range(200)]
+    timers = Timers(lambda: len(lanes))
+    for lane in lanes:
+        timers.look_at(lane, random.randrange(50))
+    first_ms = min(lane.timer_ms or 0 for lane in lanes)
+    assert timers.next_ms == first_ms
+    due = list(timers.due(25))
+    assert due == sorted(
+        (lane for lane in lanes if lane.timer_ms is not None and lane.timer_ms <= 25),
+        key=lambda lane: lane.timer_ms or 0,
+    )
+    assert timers.next_ms is None or timers.next_ms > 25
+
+
+def test_a_key_is_looked_at_when_it_is_soonest_and_once() -> None:
+    timers, lane = Timers(lambda: 1), made_lane()
+    timers.look_at(lane, 20)
+    timers.look_at(lane, 10)
+    timers.look_at(lane, 30)
+    found = []
+    for subject in timers.due(100):
+        found.append(subject)
+        lane.timer_ms = None
+    assert found == [lane]
+    assert len(timers) == 0
+
+
+def test_what_is_delayed_is_due_unless_it_was_settled_meanwhile() -> None:
+    timers, lane = Timers(lambda: 1), made_lane()
+    positions = [Position(1, each) for each in range(3)]
+    lane.rare = Rare(later=set(positions))
+    for position in positions:
+        timers.set(Delayed(lane, Parked(position, 1)), 10)
+    lane.rare.later.remove(positions[1])
+    assert list(timers.due(9)) == []
+    due = [each.parked.position for each in timers.due(10) if isinstance(each, Delayed)]
+    assert due == [positions[0], positions[2]]
+
+
+def test_timers_that_nobody_awaits_are_dropped_and_the_others_keep_their_order() -> None:
+    needed = [made_lane(b"%d" % each) for each in range(10)]
+    timers = Timers(lambda: len(needed))
+    for at, lane in enumerate(needed):
+        timers.look_at(lane, 1_000_000 + at)
+    most = 0
+    for at in range(4 * TIMERS_SPARE):
+        gone = made_lane()
+        timers.look_at(gone, 1_000_500 - at % 1_000)
+        gone.timer_ms = None
+        most = max(most, len(timers))
+    assert TIMERS_SPARE < most <= TIMERS_SPARE + 2 * len(needed) + 1
+    assert list(timers.due(2_000_000)) == needed
