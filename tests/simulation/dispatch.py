@@ -322,13 +322,19 @@ class World:
                     self._dies(effect)
                     self.pending.append(effect)
                 case Persist(_, entries, parts) if any(
-                    each in self.store.done for each in entries
+                    self._is_done_for_good(each) for each in entries
                 ) or {*entries} & {each for each, _, _ in parts}:
                     raise Broken("something is made durable twice")
+                case Persist(_, entries) if not all(map(self._is_settled, entries)):
+                    raise Broken("something is made durable that nobody acknowledged")
                 case _:
                     if any(type(each) is type(effect) for each in self.pending):
                         raise Broken(f"two of {type(effect).__name__} at a time")
                     self.pending.append(effect)
+        for _, held in self.where.values():
+            first = self.back.get(held.key, held.position)
+            if held.position > first and not held.is_settling:
+                raise Broken(f"{held.position} is not taken back")
         for delivery, consumer in sorted(shown):  # as they were decided
             self._shown(consumer, delivery)
         self.lost, self.back = set(), {}
@@ -338,6 +344,19 @@ class World:
         )
         if any(isinstance(each, Read) for each in effects) and not takes:
             raise Broken("the log is read though nobody takes more")
+
+    def _is_done_for_good(self, position: Position) -> bool:
+        """Whether an entry is durably acknowledged, and nobody can have acknowledged it again: of a
+        batch, the last of one delivery's messages may become durable after all of another's."""
+        return position in self.store.done and self.entries[position].messages == 1
+
+    def _is_settled(self, position: Position) -> bool:
+        """Whether somebody acknowledged an entry, or it need not be."""
+        if position in self.where:
+            return self.where[position][1].is_settling
+        if self.entries[position].key is None or position in self.store.done:
+            return True
+        return position in self.ghosts or position in self.store.dead
 
     def _revoked(self, peer: Peer, delivery: int) -> None:
         """A delivery is taken back: it timed out, drained too long, or comes after one that is not
@@ -1202,15 +1221,16 @@ class World:
                 raise Broken(f"slot {number} lags, and is not looked for")
             parked[slot.queue] += slot.parked
             returned[slot.queue] += slot.returned
-        consumers = sub.consumers.values()
+        consumers, queues = sub.consumers.values(), sub.parking.queues
         is_placed = self.options.kind is Kind.KEY_SHARED
-        if len(sub.parking.queues) != 1 + is_placed * len(consumers):
+        if len(queues) != 1 + is_placed * len(consumers):
             raise Broken("somebody who is gone has a queue")
         if not is_placed and set(sub.parking.slots) - {1}:
             raise Broken("a pool has one slot")
-        for queue in sub.parking.queues:
-            if {*queue.takers} != {each for each in consumers if each.queue is queue}:
-                raise Broken("a queue is not its owner's")
+        takers = sum(len(queue.takers) for queue in queues)
+        if takers != len(consumers) or any(each not in each.queue.takers for each in consumers):
+            raise Broken("a queue is not its owner's")
+        for queue in queues:
             turns = list(queue.slots)
             if len({*turns}) != len(turns) or not all(each.queued for each in turns):
                 raise Broken("a slot has its turn twice")
@@ -1407,13 +1427,21 @@ def _line(slot: Slot) -> Iterator[Lane]:
 
 KINDS: Final[dict[str, dict[str, Any]]] = {
     "little room": {"kind": Kind.KEY_SHARED, "key_parked_max": 1, "consumer_parked_max": 5},
-    "draining": {"kind": Kind.KEY_SHARED, "drain_deadline_ms": 500, "pace": 0.1},
+    "draining": {
+        "kind": Kind.KEY_SHARED,
+        "in_order": True,
+        "drain_deadline_ms": 500,
+        "max_in_flight_per_key": 0,
+        "pace": 0.1,
+    },
+    "anything": {},
     "time-outs": {"kind": Kind.KEY_SHARED, "timeouts": (300,), "pace": 0.1},
     "exclusive": {
         "kind": Kind.EXCLUSIVE,
         "delays": True,
         "delay_holds_key": False,
         "chunks": False,
+        "batches": True,
     },
     "unordered": {"kind": Kind.KEY_SHARED, "in_order": False, "returned_max": 3},
     "chunks": {
@@ -1445,7 +1473,7 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
     },
     "pool": {"kind": Kind.SHARED, "delays": True, "key_parked_max": 3, "consumer_parked_max": 2},
     "batches": {"kind": Kind.KEY_SHARED, "batches": True, "unacked_max": 8, "returned_max": 3},
-    "classic": {"kind": Kind.KEY_SHARED, "in_order": True, "classic_join": True},
+    "classic": {"kind": Kind.KEY_SHARED, "in_order": True, "classic_join": True, "chunks": True},
     "delays": {
         "kind": Kind.KEY_SHARED,
         "delays": True,

@@ -10,6 +10,7 @@ from seqgate.types import Position
 from services.dispatcher.core.delivering import Delivering
 from services.dispatcher.core.effects import Deliver, Entry, Kind, Options
 from services.dispatcher.core.flights import Flights
+from services.dispatcher.core.gaps import Gaps
 from services.dispatcher.core.handover import HandOver
 from services.dispatcher.core.lags import Lags
 from services.dispatcher.core.lane import Consumer, Lane, Large, Slot
@@ -19,7 +20,8 @@ from services.dispatcher.core.returning import Returning
 from services.dispatcher.core.selectors import Ring
 from services.dispatcher.core.settling import Settling
 from services.dispatcher.core.subscription import Durable, Item, Subscription
-from tests.simulation.dispatch import SMALL, SmallSubscription, history, rebuilt
+from services.dispatcher.core.timers import Timers
+from tests.simulation.dispatch import KINDS, SMALL, SmallSubscription, history, rebuilt
 
 HISTORIES = 5_000
 MUTANT_HISTORIES = 600
@@ -32,9 +34,9 @@ PARTS = 10
 def test_a_key_is_at_one_consumer_in_order_and_nothing_is_lost_whatever_happens(
     seed: int, part: int
 ) -> None:
-    size = HISTORIES // PARTS
+    size, kinds = HISTORIES // PARTS, list(KINDS.values())
     for each in range(seed + part * size, seed + (part + 1) * size):
-        history(each)
+        history(each, **(kinds[each // 2 % len(kinds)] if each % 2 else {}))
 
 
 def test_a_history_is_replayed_by_its_seed() -> None:
@@ -98,237 +100,473 @@ def test_keys_that_wait_at_one_consumer_have_their_turns(seed: int) -> None:
         run_fairly(each)
 
 
-# Each rule of the machine, taken out: the simulation must not be blind to any.
-MUTANTS: list[tuple[type, str, str]] = [
-    (Subscription, "lane.unresolved.remove(position)", "pass"),
+# Each rule of the machine, taken out: the simulation must not be blind to any. With it, the kind of
+# history that tells it soonest, where others seldom do.
+MUTANTS: list[tuple[type, str, str, str]] = [
+    (Subscription, "lane.unresolved.remove(position)", "pass", ""),
     (
         Subscription,
         "if flight is None or flight.is_settling:\n                outcomes",
         "if flight is None:\n                outcomes",
+        "chunks",
     ),
-    (Subscription, "elif item.messages >> flight.messages:", "elif False:"),
-    (Subscription, "self.settling.note_succession(before, entry.position)", "pass"),
-    (Subscription, "self.acknowledged.advance(mark_delete)", "pass"),
-    (Subscription, "self.settling.settle_whole(entry.position, None)", "pass"),
+    (Subscription, "elif item.messages >> flight.messages:", "elif False:", ""),
+    (Subscription, "self.settling.note_succession(before, entry.position)", "pass", ""),
+    (Subscription, "self.acknowledged.advance(mark_delete)", "pass", "classic"),
+    (Subscription, "self.settling.settle_whole(entry.position, None)", "pass", ""),
     (
         Subscription,
         "is_last = len(entries) < SCAN_ENTRIES or entries[-1].position >= end",
         "is_last = True",
+        "",
     ),
     (
         Subscription,
         "is_last = len(entries) < SCAN_ENTRIES or entries[-1].position >= end",
         "is_last = len(entries) < SCAN_ENTRIES",
+        "",
     ),
-    (Subscription, "known = entry.position > end or", "known ="),
-    (Subscription, "if not self.parking.lags.is_scanning:", "if False:"),
+    (Subscription, "known = entry.position > end or", "known =", ""),
+    (Subscription, "if not self.parking.lags.is_scanning:", "if False:", ""),
     (
         Subscription,
-        "for lane in self.settling.recorded():\n            self.parking.wake(lane)",
-        "self.settling.recorded()",
+        "self.parking.wake(lane)\n            self.parking.drop_if_idle(lane)  #",
+        "self.parking.drop_if_idle(lane)  #",
+        "",
     ),
     (
         Subscription,
         "self.parking.wake(lane)\n        self.parking.drop_if_idle(lane)\n        return",
         "self.parking.drop_if_idle(lane)\n        return",
+        "",
     ),
     (
         Subscription,
         "and lane.dead is not None\n            self.parking.wake(lane)",
         "and lane.dead is not None",
+        "",
     ),
     (
         Subscription,
         "self.out.add(self.gaps.forget(lane.key))\n        self.parking.wake(lane)",
         "self.out.add(self.gaps.forget(lane.key))",
+        "",
     ),
-    (
-        Subscription,
-        "now_ms)\n                    self.parking.wake(subject)",
-        "now_ms)",
-    ),
+    (Subscription, "now_ms)\n                    self.parking.wake(subject)", "now_ms)", ""),
     (
         Subscription,
         "self.returning.take_back_after(lane, first)\n            self.parking.wake(lane)",
         "self.returning.take_back_after(lane, first)",
+        "little room",
     ),
-    (Delivering, "if lane.recording:\n", "if False:\n"),
-    (Delivering, "if lane.dead is not None:\n            return", "if False:\n            return"),
+    (
+        Subscription,
+        (
+            "for position in self.parking.take_before(last.lane, last.position):\n    "
+            "        self.settling.settle_whole(position, last.lane)"
+        ),
+        "",
+        "exclusive",
+    ),
+    (
+        Subscription,
+        "if flight.position < last.position:\n                self",
+        "if True:\n                self",
+        "exclusive",
+    ),
+    (
+        Subscription,
+        "item.messages or (1 << last.messages) - 1",
+        "(1 << last.messages) - 1",
+        "exclusive",
+    ),
+    (Subscription, "self.returning.take_back_after(lane, first)", "pass", "anything"),
+    (
+        Subscription,
+        "if self.options.orders_keys:\n            lane.note_unresolved(position)",
+        "pass",
+        "gaps",
+    ),
+    (
+        Subscription,
+        "if len(self.consumers) == 1:\n            self.handover",
+        "if False:\n            self.handover",
+        "classic",
+    ),
+    (Subscription, "self.flights.renew(known, flight, now_ms)", "pass", "time-outs"),
+    (Subscription, "subject.timer_ms = None", "pass", "delays"),
+    (Delivering, "if lane.recording:\n", "if False:\n", ""),
+    (
+        Delivering,
+        "if lane.dead is not None:\n            return",
+        "if False:\n            return",
+        "",
+    ),
     (
         Delivering,
         "if self._gaps.keys and self._gaps.is_beyond(lane.key, position, AfterDeadLetter.HOLD):",
         "if False:",
+        "",
     ),
     (
         Delivering,
         "if lane.unresolved and lane.unresolved[0] < position and not is_amid:",
         "if False:",
+        "",
     ),
-    (Delivering, "lane.unresolved[0] < position and", "lane.unresolved[0] != position and"),
-    (Delivering, "if lane.holder is not None and lane.holder != consumer.id:", "if False:"),
-    (Delivering, "if rare is not None and rare.delays.get(position, 0) > now_ms:", "if False:"),
-    (Delivering, "if head.not_before_ms > now_ms:", "if False:"),
+    (
+        Delivering,
+        "lane.unresolved[0] < position and",
+        "lane.unresolved[0] != position and",
+        "exclusive",
+    ),
+    (
+        Delivering,
+        "if lane.holder is not None and lane.holder != consumer.id:",
+        "if False:",
+        "classic",
+    ),
+    (Delivering, "if rare is not None and rare.delays.get(position, 0) > now_ms:", "if False:", ""),
+    (Delivering, "if head.not_before_ms > now_ms:", "if False:", "exclusive"),
     (
         Delivering,
         "elif lane.slot.queue.is_choked and not lane.returned and not is_amid:",
         "elif False:",
+        "chunks",
     ),
-    (Delivering, "if limit and len(lane.flights) >= limit and not is_amid:", "if False:"),
-    (Delivering, "len(lane.flights) >= limit and not is_amid:", "len(lane.flights) >= limit:"),
-    (Delivering, "position > consumer.joined_at and not is_amid:", "False:"),
+    (Delivering, "if limit and len(lane.flights) >= limit and not is_amid:", "if False:", ""),
+    (Delivering, "len(lane.flights) >= limit and not is_amid:", "len(lane.flights) >= limit:", ""),
+    (Delivering, "position > consumer.joined_at and not is_amid:", "False:", "classic"),
     (
         Delivering,
         "position > consumer.joined_at and not is_amid:",
         "position > consumer.joined_at:",
+        "classic",
     ),
-    (Delivering, "self._timers.look_at(lane, rare.delays[position])", "pass"),
-    (Delivering, "self._timers.look_at(lane, head.not_before_ms)", "pass"),
-    (Delivering, "unacked = settling.partial.get(position, unacked)", "pass"),
-    (Delivering, "if target is consumer and not consumer.has_room:\n                break", "pass"),
+    (Delivering, "self._timers.look_at(lane, rare.delays[position])", "pass", ""),
+    (Delivering, "self._timers.look_at(lane, head.not_before_ms)", "pass", ""),
+    (Delivering, "unacked = settling.partial.get(position, unacked)", "pass", "exclusive"),
+    (
+        Delivering,
+        "if target is consumer and not consumer.has_room:\n                break",
+        "pass",
+        "",
+    ),
     (
         Delivering,
         "self._settling.attempts.get(position, 0) > limit",
         "self._settling.attempts.get(position, 0) >= limit",
+        "",
     ),
-    (Delivering, "self._settling.attempts.get(position, 0) > limit", "False"),
+    (Delivering, "self._settling.attempts.get(position, 0) > limit", "False", ""),
     (
         Delivering,
         "if self._gaps.keys and self._gaps.is_beyond(lane.key, position, AfterDeadLetter.TAIL):",
         "if False:",
+        "",
     ),
+    (
+        Delivering,
+        "elif self._flights.is_blocked and not consumer.unfinished:",
+        "elif False:",
+        "batches",
+    ),
+    (
+        Delivering,
+        "lane.unresolved[0] < position and not is_amid:",
+        "lane.unresolved[0] < position:",
+        "chunks",
+    ),
+    (Delivering, "if lane.is_amid_message(holder) else consumer", "if False else consumer", "pool"),
+    (Delivering, "self._gaps.gap(lane.key) if self._gaps.keys else None", "None", "gaps"),
+    (Delivering, "settling.attempts.get(position, 0) if settling.attempts else 0", "0", ""),
     (
         Returning,
         "self.take_back_after(lane, min(flight.position for flight, _ in flights))",
         "pass",
+        "time-outs",
     ),
-    (Returning, "lane.note_unresolved(flight.position)", "pass"),
-    (Returning, "self._settling.note_failure(flight)\n            if", "if"),
-    (Returning, "lost[:1] if self._options.orders_keys else lost", "lost"),
+    (Returning, "lane.note_unresolved(flight.position)", "pass", ""),
+    (Returning, "self._settling.note_failure(flight)\n            if", "if", ""),
+    (Returning, "lost[:1] if self._options.orders_keys else lost", "lost", "chunks"),
     (
         Returning,
         "else lost:\n                self._settling.note_failure(flight)",
         "else lost:\n                pass",
+        "",
     ),
-    (Returning, "if flight.delivery in consumer.flights:  #", "if True:  #"),
-    (Returning, "self._flights.look_again(consumer, now_ms)", "pass"),
-    (HandOver, "self._parking.wake_all(Reason.JOINING)", "pass"),
+    (Returning, "if flight.delivery in consumer.flights:  #", "if True:  #", "draining"),
+    (Returning, "self._flights.look_again(consumer, now_ms)", "pass", "time-outs"),
+    (
+        Returning,
+        "if flight.position > position and not flight.is_settling:",
+        "if not flight.is_settling:",
+        "little room",
+    ),
+    (
+        Returning,
+        "if flight.position > position and not flight.is_settling:",
+        "if flight.position > position:",
+        "time-outs",
+    ),
+    (
+        Returning,
+        "for flight in lane.flights.values() if not flight.is_settling]",
+        "for flight in lane.flights.values()]",
+        "draining",
+    ),
+    (Returning, "for flight in flights[:1]:", "for flight in flights:", "draining"),
+    (HandOver, "self._parking.wake_all(Reason.JOINING)", "pass", "classic"),
     (
         HandOver,
         "consumer.joined_at = None if read_position == mark_delete else read_position",
         "pass",
+        "",
     ),
-    (HandOver, "self._parking.hand_over(moved)\n", "pass\n"),
-    (HandOver, "told[owner].append(run)", "pass"),
-    (Settling, "flight.asked |= newly\n", "flight.asked |= newly\n        self._land(flight)\n"),
-    (Settling, "return self._batch.number\n", "return self._batch.number - 1\n"),
-    (Settling, "0 if self._persisting is None else self._persisting.number", "0"),
-    (Settling, "self.partial[position] = left", "pass"),
-    (Settling, "if self._persisting is not None or not self._batch:", "if not self._batch:"),
-    (Settling, "self.attempts.pop(position, None)", "pass"),
-    (Settling, "self.partial.pop(position, None)", "pass"),
+    (HandOver, "self._parking.hand_over(moved)\n", "pass\n", ""),
+    (HandOver, "told[owner].append(run)", "pass", ""),
+    (
+        HandOver,
+        "self._timers.look_at(lane, now_ms + self._options.drain_deadline_ms)",
+        "pass",
+        "draining",
+    ),
+    (HandOver, "wanted.setdefault(holder.id, []).extend(open_)", "pass", "draining"),
+    (
+        HandOver,
+        "if lane.reason is not Reason.READY:\n                self._parking.wake(lane)",
+        "pass",
+        "classic",
+    ),
+    (HandOver, "or not self._options.orders_keys:", "or False:", "unordered"),
+    (
+        HandOver,
+        "None if read_position == mark_delete else read_position",
+        "read_position",
+        "classic",
+    ),
+    (HandOver, "if classic and self._flights.consumers:", "if classic:", "classic"),
+    (HandOver, "or len(consumers) == 1", "", "classic"),
+    (
+        Settling,
+        "flight.asked |= newly\n",
+        "flight.asked |= newly\n        self._land(flight)\n",
+        "",
+    ),
+    (Settling, "return self._batch.number\n", "return self._batch.number - 1\n", ""),
+    (Settling, "0 if self._persisting is None else self._persisting.number", "0", ""),
+    (Settling, "self.partial[position] = left", "pass", ""),
+    (Settling, "if self._persisting is not None or not self._batch:", "if not self._batch:", ""),
+    (Settling, "self.attempts.pop(position, None)", "pass", ""),
+    (Settling, "self.partial.pop(position, None)", "pass", ""),
+    (Settling, "if not newly:\n            return", "pass", ""),
+    (
+        Settling,
+        "if before is None and position.entry_id == 0 and position.ledger_id == 1:",
+        "if False:",
+        "",
+    ),
+    (Settling, "self.acknowledged.add(position)", "pass", ""),
+    (
+        Settling,
+        "if self._recording is not None or not self._to_record:",
+        "if not self._to_record:",
+        "draining",
+    ),
+    (Gaps, "state.after is after and ", "", "tail"),
+    (
+        Gaps,
+        "return self._options.after_dead_letter if before is None else before.after",
+        "return AfterDeadLetter.CONTINUE",
+        "tail",
+    ),
     (
         Flights,
         "[flight for flight in gone.flights.values() if not flight.is_settling]",
         "list(gone.flights.values())",
+        "",
     ),
-    (Flights, "gone.timer_ms = None", "pass"),
-    (Flights, "self._count(consumer, -(flight.unacked & bits).bit_count())", "pass"),
-    (Flights, "self._parking.wake_all(Reason.SUBSCRIPTION_LIMIT)", "pass"),
+    (Flights, "gone.timer_ms = None", "pass", ""),
+    (Flights, "self._count(consumer, -(flight.unacked & bits).bit_count())", "pass", ""),
+    (Flights, "self._parking.wake_all(Reason.SUBSCRIPTION_LIMIT)", "pass", ""),
     (
         Flights,
         "deadline_ms = now_ms + consumer.ack_timeout_ms if consumer.ack_timeout_ms else None",
         "deadline_ms = None",
+        "",
     ),
-    (Flights, "if flight.deadline_ms > now_ms:\n                break", "pass"),
+    (Flights, "if flight.deadline_ms > now_ms:\n                break", "pass", ""),
     (
         Flights,
         "if not flight.is_settling:\n                late.append(flight)",
         "late.append(flight)",
+        "",
     ),
-    (Flights, "consumer.permits -= cost", "consumer.permits -= 1"),
-    (Flights, "if limit and consumer.unacked >= limit:", "if limit and consumer.unacked > limit:"),
-    (Flights, "elif consumer.unacked * 2 <= limit:", "elif consumer.unacked < limit:"),
-    (Flights, "if limit and self.unacked >= limit:", "if False:"),
-    (Flights, "elif self.is_blocked and self.unacked * 2 < limit:", "elif False:"),
-    (Flights, "self._count_unacked(-gone.unacked)", "pass"),
-    (Parking, "if lane is not None and lane.parked >= self._options.key_parked_max:", "if False:"),
+    (Flights, "consumer.permits -= cost", "consumer.permits -= 1", ""),
+    (
+        Flights,
+        "if limit and consumer.unacked >= limit:",
+        "if limit and consumer.unacked > limit:",
+        "",
+    ),
+    (Flights, "elif consumer.unacked * 2 <= limit:", "elif consumer.unacked < limit:", ""),
+    (Flights, "if limit and self.unacked >= limit:", "if False:", ""),
+    (Flights, "elif self.is_blocked and self.unacked * 2 < limit:", "elif False:", ""),
+    (Flights, "self._count_unacked(-gone.unacked)", "pass", ""),
+    (
+        Flights,
+        "if limit and self.unacked >= limit:",
+        "if limit and self.unacked > limit:",
+        "batches",
+    ),
+    (
+        Flights,
+        "each.has_room and (each.unfinished or not self.is_blocked)",
+        "each.has_room",
+        "batches",
+    ),
+    (
+        Flights,
+        "each.has_room and (each.unfinished or not self.is_blocked)",
+        "each.unfinished or not self.is_blocked",
+        "",
+    ),
+    (Flights, "flight.unacked &= ~bits", "pass", "batches"),
+    (Flights, "flight.deadline_ms = now_ms + consumer.ack_timeout_ms", "pass", "time-outs"),
+    (
+        Flights,
+        "consumer.flights[flight.delivery] = consumer.flights.pop(flight.delivery)",
+        "pass",
+        "time-outs",
+    ),
+    (Flights, "late.sort(key=lambda flight: flight.position)", "pass", "time-outs"),
+    (Flights, "lane.holder = consumer.id", "pass", "draining"),
+    (Flights, "large.has_last = chunks > 0", "large.has_last = True", "chunks"),
+    (Flights, "if not large.in_flight:", "if False:", "chunks"),
+    (
+        Parking,
+        "if lane is not None and lane.parked >= self._options.key_parked_max:",
+        "if False:",
+        "",
+    ),
     (
         Parking,
         "if slot.lag is None and (lane is None or lane.lag is None):",
         "if slot.lag is None:",
+        "",
     ),
     (
         Parking,
         "if slot.lag is None and (lane is None or lane.lag is None):",
         "if lane is None or lane.lag is None:",
+        "",
     ),
-    (Parking, "if not (of_lane or slot.is_behind(position)):", "if False:"),
+    (Parking, "if not (of_lane or slot.is_behind(position)):", "if False:", ""),
     (
         Parking,
         "self._push(lane, Returned(*delayed.parked))\n        self.wake(lane)",
         "self._push(lane, Returned(*delayed.parked))",
+        "",
     ),
-    (Parking, "if lane.slot.queue is queue:\n                    self.wake(lane)", "pass"),
+    (Parking, "if lane.slot.queue is queue:\n                    self.wake(lane)", "pass", ""),
     (
         Parking,
         "lane.waiting.append(entry.position, entry.messages)\n        self.wake(lane)",
         "lane.waiting.append(entry.position, entry.messages)",
+        "",
     ),
-    (Parking, "slot.queue = new\n", "pass\n"),
-    (Parking, "if slot.queued:\n                new.slots.append(slot)", "pass"),
-    (
-        Parking,
-        "old.lagging.discard(slot)\n                new.lagging.add(slot)",
-        "pass",
-    ),
-    (Parking, "queue.parked += sign * slot.parked", "pass"),
-    (Parking, "queue.returned += sign * slot.returned", "pass"),
+    (Parking, "slot.queue = new\n", "pass\n", ""),
+    (Parking, "if slot.queued:\n                new.slots.append(slot)", "pass", ""),
+    (Parking, "old.lagging.discard(slot)\n                new.lagging.add(slot)", "pass", ""),
+    (Parking, "queue.parked += sign * slot.parked", "pass", ""),
+    (Parking, "queue.returned += sign * slot.returned", "pass", ""),
     (
         Parking,
         "queue.slots = type(queue.slots)(slot for slot in queue.slots if slot.queue is queue)",
         "pass",
+        "",
     ),
-    (Parking, "if limit and queue.returned >= limit:", "if False:"),
-    (Parking, "elif queue.is_choked and queue.returned * 2 <= limit:", "elif False:"),
-    (Parking, "del self.lanes[lane.key]", "pass"),
-    (Parking, "self.slots.pop(slot.number, None)", "pass"),
+    (Parking, "if limit and queue.returned >= limit:", "if False:", ""),
+    (Parking, "elif queue.is_choked and queue.returned * 2 <= limit:", "elif False:", ""),
+    (Parking, "del self.lanes[lane.key]", "pass", ""),
+    (Parking, "self.slots.pop(slot.number, None)", "pass", ""),
+    (Parking, "queue.slots if slot.queue is queue)", "queue.slots)", ""),
+    (
+        Parking,
+        "            self._check_returned(queue)\n        self",
+        "            pass\n        self",
+        "unordered",
+    ),
+    (
+        Parking,
+        "if not (self._options.orders_keys and self._options.delay_holds_key):",
+        "if not self._options.orders_keys:",
+        "exclusive",
+    ),
+    (Parking, "(each for each in lane.rare.later if each < end)", "(lane.rare.later)", "exclusive"),
+    (
+        Parking,
+        "lane.rare.later.remove(position)\n                self.delayed -= 1",
+        "lane.rare.later.remove(position)",
+        "exclusive",
+    ),
+    (Parking, "and self.lanes.get(lane.key) is lane", "", ""),
+    (
+        Parking,
+        "if lane.is_ready or not (lane.returned or lane.waiting):",
+        "if not (lane.returned or lane.waiting):",
+        "",
+    ),
     (
         Lags,
         "if slot.is_behind(position) and slot not in scan.slots:\n            return False",
         "pass",
+        "",
     ),
-    (Lags, "lane is None or not lane.is_behind(position) or lane in scan.lanes", "True"),
-    (Lags, "scan.slots.discard(slot)", "pass"),
-    (Lags, "scan.lanes.discard(lane)", "pass"),
+    (Lags, "lane is None or not lane.is_behind(position) or lane in scan.lanes", "True", ""),
+    (Lags, "scan.slots.discard(slot)", "pass", ""),
+    (Lags, "scan.lanes.discard(lane)", "pass", ""),
     (
         Lags,
         "if queue.lagging and (queue.is_half_empty or queue.takes_more):",
         "if queue.lagging and queue.is_half_empty:",
+        "",
     ),
-    (Lags, "lane.reason is Reason.READY and not lane.parked and queue.takes_more", "False"),
-    (Consumer, "self.permits <= 0 or", ""),
-    (Consumer, "not self.is_blocked or self.unfinished > 0", "not self.is_blocked"),
-    (Consumer, "not self.is_blocked or self.unfinished > 0", "True"),
-    (Lane, "or (self.rare and self.rare.later)\n", "\n"),
-    (Lane, "or self.dead\n", "\n"),
-    (Lane, "or self.lag\n", "\n"),
-    (Lane, "(may_lag or attempt in rare.rests)", "attempt in rare.rests"),
-    (Lane, "each.lane is self and ", ""),
-    (Large, "not self.has_last", "False"),
-    (Large, "not self.has_last", "True"),
-    (Acknowledged, "position > self.highest", "position >= self.highest"),
-    (Runs, "words[at + 1] += 1\n", "pass\n"),
-    (Runs, "same and words[-3] + words[-2] == entry_id", "same"),
-    (Runs, "and words[-1] == messages", ""),
+    (Lags, "lane.reason is Reason.READY and not lane.parked and queue.takes_more", "False", ""),
+    (Lags, "self._candidates.add(lane)", "pass", "chunks, little room"),
+    (Timers, "or when_ms < subject.timer_ms", "", "draining"),
+    (Consumer, "self.permits <= 0 or", "", ""),
+    (Consumer, "not self.is_blocked or self.unfinished > 0", "not self.is_blocked", ""),
+    (Consumer, "not self.is_blocked or self.unfinished > 0", "True", ""),
+    (Lane, "or (self.rare and self.rare.later)\n", "\n", ""),
+    (Lane, "or self.dead\n", "\n", ""),
+    (Lane, "or self.lag\n", "\n", ""),
+    (Lane, "(may_lag or attempt in rare.rests)", "attempt in rare.rests", ""),
+    (Lane, "each.lane is self and ", "", ""),
+    (
+        Slot,
+        "self.ready, lane.next_ready = lane.next_ready, None",
+        "self.ready = lane.next_ready",
+        "",
+    ),
+    (Slot, "if self.ready is None:\n                self.last = None", "pass", ""),
+    (Large, "not self.has_last", "False", ""),
+    (Large, "not self.has_last", "True", ""),
+    (Acknowledged, "position > self.highest", "position >= self.highest", ""),
+    (Runs, "words[at + 1] += 1\n", "pass\n", ""),
+    (Runs, "same and words[-3] + words[-2] == entry_id", "same", ""),
+    (Runs, "and words[-1] == messages", "", ""),
 ]
 
 
-@pytest.mark.parametrize(("owner", "right", "wrong"), MUTANTS)
-def test_a_missing_rule_is_found(seed: int, owner: type, right: str, wrong: str) -> None:
+@pytest.mark.parametrize(("owner", "right", "wrong", "kind"), MUTANTS)
+def test_a_missing_rule_is_found(seed: int, owner: type, right: str, wrong: str, kind: str) -> None:
     made = rebuilt(owner, right, wrong)
+    kinds = [KINDS[kind]] if kind else list(KINDS.values())
     for each in range(seed, seed + MUTANT_HISTORIES):
+        forced = kinds[each % len(kinds)]
         try:
-            history(each, made["Subscription"], made["Acknowledged"])
+            history(each, made["Subscription"], made["Acknowledged"], **forced)
         except Exception:
             return
     pytest.fail(f"no history misses {right!r}")

@@ -562,3 +562,91 @@ def test_a_key_that_is_released_while_its_message_is_on_its_way_is_not_held() ->
     it.do(it.sub.release_key(A, 0))  # nothing is held yet
     it.do(it.sub.dead_lettered(Position(1, 1), A, 0))
     assert it.sub.keys[A].after is AfterDeadLetter.HOLD
+
+
+def test_a_key_drains_for_as_long_as_it_may_whatever_else_it_waits_for() -> None:
+    for deadline_ms, taken in ((500, [0, 1]), (0, [])):
+        it = stage(delay_holds_key=True, drain_deadline_ms=deadline_ms)
+        it.publish(B)
+        it.publish(B, deliver_at_ms=100)  # its key is looked at then
+        it.connect(2, 100)
+        it.wait(100)
+        it.wait(399)
+        assert it.got(2) == []
+        it.wait(1)
+        assert it.got(2) == taken
+
+
+def test_a_key_that_comes_back_to_its_owner_drains_no_more() -> None:
+    it = stage(drain_deadline_ms=500)
+    it.publish(B)
+    it.connect(2, 100)
+    it.wait(300)
+    it.leave(2)
+    it.wait(500)
+    assert it.got(1) == [0]
+    assert it.acknowledge(1, 0) == [Outcome.DONE]
+
+
+def test_a_key_that_moves_on_has_no_more_time_to_drain() -> None:
+    first, second = Ring(), Ring()
+    for selector, consumers in ((first, (1, 2)), (second, (1, 2, 3))):
+        for each in consumers:
+            selector.add(each, name=f"c{each}", weight=1, ranges=())
+    keys = [b"key-%d" % each for each in range(1_000)]
+    moving = [
+        key
+        for key in keys
+        if first.owner(first.slot(key)) == 2 and second.owner(second.slot(key)) == 3
+    ]
+    it = stage(drain_deadline_ms=500)
+    it.publish(moving[0])
+    it.connect(2, 100)
+    it.wait(300)
+    it.connect(3, 100)
+    it.wait(200)
+    assert it.got(3) == [0]
+
+
+def test_what_is_acknowledged_in_parts_is_made_durable_whole_if_nothing_is_left() -> None:
+    it = stage()
+    it.publish(A, A, messages=2)
+    it.holds = (Persist,)
+    it.acknowledge(1, 0)
+    it.acknowledge(1, 1, messages=0b01)
+    it.acknowledge(1, 1, messages=0b10)
+    it.do(it.sub.persisted(None, 0))
+    assert it.effects[-1] == Persist(2, (Position(1, 1),), (), ())
+
+
+def test_who_has_acknowledged_a_key_that_moves_is_not_asked_to_give_it_back() -> None:
+    it = stage()
+    it.publish(B, C, B)
+    it.holds = (Persist,)
+    it.acknowledge(1, 1, 2)
+    it.connect(2, 100)
+    assert [each for each in it.effects if isinstance(each, Drain)] == [Drain(1, (1,))]
+    it = stage()
+    it.publish(B)
+    it.holds = (Persist,)
+    it.acknowledge(1, 0)
+    it.connect(2, 100)
+    assert not [each for each in it.effects if isinstance(each, Drain)]
+
+
+def test_what_failed_before_a_message_is_settled_with_everything_up_to_it() -> None:
+    it = stage(kind=Kind.EXCLUSIVE)
+    it.publish(A, A)
+    it.holds = (Persist, Record)
+    it.acknowledge(1, 1)
+    it.refuse(1, 0, delay_ms=1_000)
+    effects, outcome, number = it.sub.acknowledge_through(1, Item(it.tokens[1].delivery), 0)
+    assert (effects, outcome, number) == ([], Outcome.DONE, 2)
+    it.do(it.sub.persisted(None, 0))
+    assert it.effects[-1] == Persist(2, (Position(1, 0),), (), ())
+    it.do(it.sub.persisted(Position(1, 1), 0))
+    it.do(it.sub.recorded(0))
+    it.wait(1_000)
+    assert it.got(1) == [0, 1]
+    assert it.sub.parked == 0
+    assert not it.sub.lanes

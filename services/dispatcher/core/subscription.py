@@ -436,6 +436,7 @@ class Subscription:
         """What Record said is durable."""
         for lane in self.settling.recorded():
             self.parking.wake(lane)
+            self.parking.drop_if_idle(lane)  # what failed may be settled meanwhile
         return self._effects(now_ms)
 
     def dead_lettered(self, position: Position, key: bytes, now_ms: int) -> list[Effect]:
