@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from itertools import chain
 from random import Random
 from types import CodeType
 from typing import Any, Final
@@ -1086,10 +1087,8 @@ class World:
         returned = [each.position for each in lane.returned or ()]
         later = lane.rare.later if lane.rare is not None else ()
         waiting = [each.position for each in lane.waiting or ()]
-        places.update(returned)
-        places.update(waiting)
-        places.update(later)
-        places.update(list(lane.flights))
+        for position in chain(returned, waiting, later, lane.flights):
+            places[position] += 1
         if lane.dead is not None:
             places[lane.dead] += 1
         if waiting and len(waiting) > options.key_parked_max:

@@ -180,7 +180,7 @@ MUTANTS: list[tuple[type, str, str, str]] = [
         "(1 << last.messages) - 1",
         "exclusive",
     ),
-    (Subscription, "self.returning.take_back_after(lane, first)", "pass", "anything"),
+    (Subscription, "self.returning.take_back_after(lane, first)", "pass", "exclusive"),
     (
         Subscription,
         "if self.options.orders_keys:\n            lane.note_unresolved(position)",
@@ -301,7 +301,7 @@ MUTANTS: list[tuple[type, str, str, str]] = [
         Returning,
         "if flight.position > position and not flight.is_settling:",
         "if not flight.is_settling:",
-        "little room",
+        "exclusive",
     ),
     (
         Returning,
