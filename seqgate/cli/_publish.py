@@ -147,6 +147,15 @@ def publish(
             "--batch", help="Collect messages into batches. None is cut: large ones are refused."
         ),
     ] = False,
+    filter_properties: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter-property",
+            metavar="NAME",
+            help="A property that filters see of a batch, which ends before a message with another "
+            "value for it; may be given several times.",
+        ),
+    ] = None,
     chunk_bytes: Annotated[
         int | None,
         typer.Option(
@@ -193,13 +202,25 @@ def publish(
     options = _Options(
         producer,
         takeover,
-        Batching() if batch else None,
+        _batching(filter_properties or [], batch=batch),
         _chunking(chunk_bytes, batch=batch),
         compression,
         initial_sequence_id,
         as_whole,
     )
     return _publish(run, name, options, _open(file))
+
+
+def _batching(filter_properties: list[str], *, batch: bool) -> Batching | None:
+    """How messages are batched; None: they are not."""
+    if not batch:
+        if filter_properties:
+            raise WrongUsage("--filter-property needs --batch: without, filters see all properties")
+        return None
+    try:
+        return Batching(filter_properties=filter_properties)
+    except ValueError as error:
+        raise WrongUsage(f"--filter-property: {error}") from error
 
 
 def _chunking(chunk_bytes: int | None, *, batch: bool) -> Chunking | None:

@@ -50,6 +50,7 @@ class OutgoingMessage:
     properties: Mapping[str, str] = field(default_factory=dict)
     event_time_ms: int | None = None
     deliver_at_ms: int | None = None
+    shown: Mapping[str, str] | None = None  # what its batch says for filters; None: as it comes
     done: Any = None  # whoever waits for it; this module and the outbox never look
     sealed: "Sealed | None" = None
     chunks: int = 1
@@ -59,6 +60,11 @@ class OutgoingMessage:
         """What it adds to a batch, about."""
         properties = sum(len(name) + len(value) for name, value in self.properties.items())
         return len(self.payload) + len(self.key or "") + properties + 16
+
+    @property
+    def shown_bytes(self) -> int:
+        """What an entry that shows it adds to a batch, about."""
+        return sum(len(name) + len(value) for name, value in (self.shown or {}).items())
 
     @property
     def group(self) -> object:
@@ -190,8 +196,10 @@ def encode_batch(
     publish_time_ms: int,
     keyed: bool = False,
 ) -> ledger_pb2.Entry:
-    """An entry that is a batch: messages with increasing sequence ids. With `keyed` they are of one
-    group, and the entry has its keys."""
+    """An entry that is a batch: messages with increasing sequence ids, which show the same. With
+    `keyed` they are of one group, and the entry has its keys, as it has when it is of one message;
+    a message with a delivery time is the only one."""
+    first = messages[0]
     ids = [message.sequence_id for message in messages]
     steps = [later - earlier for earlier, later in pairwise(ids)]
     metadata = entry_pb2.EntryMetadata(
@@ -202,8 +210,12 @@ def encode_batch(
         num_messages_in_batch=len(messages),
         publish_time=publish_time_ms,
     )
-    if keyed:
-        _describe_keys(metadata, messages[0])
+    if first.shown:
+        metadata.properties.update(first.shown)
+    if keyed or len(messages) == 1:
+        _describe_keys(metadata, first)
+    if first.deliver_at_ms is not None:
+        metadata.deliver_at_time = first.deliver_at_ms
     payload = entry_pb2.BatchPayload()
     for message in messages:
         _describe(payload.messages.add(payload=message.payload).metadata, message)
@@ -237,8 +249,9 @@ def decode_fields(topic: str, stored: ledger_pb2.StoredEntry) -> list[Fields]:
         raise corrupt(stored, "a batch does not hold as many messages as it says")
     steps = metadata.sequence_id_steps or [1] * (len(batch.messages) - 1)
     ids = accumulate(steps, initial=metadata.sequence_id)
+    shared = dict(metadata.properties) if metadata.properties else None
     return [
-        _fields(topic, stored, single.metadata, single.payload, sequence_id, index)
+        _fields(topic, stored, single.metadata, single.payload, sequence_id, index, shared)
         for index, (single, sequence_id) in enumerate(zip(batch.messages, ids, strict=True))
     ]
 
@@ -269,7 +282,9 @@ def _fields(
     payload: bytes,
     sequence_id: int,
     batch_index: int,
+    shared: Mapping[str, str] | None = None,
 ) -> Fields:
+    """What a message says of itself, and what is said of its whole batch: `shared`."""
     position = stored.position
     has_key = own.HasField("partition_key")
     has_bytes_key = has_key and own.partition_key_b64_encoded
@@ -278,8 +293,8 @@ def _fields(
     metadata = stored.metadata
     said = own.properties
     properties = dict(said) if said else {}
-    if batch_index >= 0 and metadata.properties:  # what is said of the whole batch
-        properties = {**metadata.properties, **properties}
+    if shared is not None:
+        properties = {**shared, **properties}
     return Fields(
         topic,
         MessageId(position.ledger_id, position.entry_id, -1, batch_index),

@@ -12,7 +12,7 @@ from grpc import StatusCode, aio
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
-from seqgate.client._batcher import Batcher, Batching
+from seqgate.client._batcher import Batcher, Batching, cut_by_key
 from seqgate.client._channel import Backoff
 from seqgate.client._chunking import Chunking, LargeMessage, chunks_of
 from seqgate.client._codec import (
@@ -109,6 +109,7 @@ class Producer:
         self._instance = uuid.uuid4().bytes
         self._batching = batching
         self._batcher = Batcher(batching)
+        self._projection = batching.projection if batching is not None else None
         self._chunking = chunking
         self._compression = compression
         self._max_pending_messages = max_pending_messages
@@ -241,6 +242,8 @@ class Producer:
         message = OutgoingMessage(
             0, bytes(payload), key, ordering_key, properties, event_time_ms, deliver_at_ms
         )
+        if self._projection is not None:
+            message.shown = self._projection.of(properties)
         if self._chunking is not None:
             message.sealed = seal_message(
                 self._name,
@@ -366,7 +369,7 @@ class Producer:
         publish_time_ms = _now_ms()
 
         def encode(some: Sequence[OutgoingMessage], *, keyed: bool) -> pb.Entry:
-            if len(some) == 1:
+            if len(some) == 1 and some[0].shown is None:
                 return encode_single(
                     self._name,
                     some[0],
@@ -383,11 +386,7 @@ class Producer:
 
         if self._batching is None or not self._batching.by_key:
             return [encode(messages, keyed=False)]
-        groups: dict[object, list[OutgoingMessage]] = {}
-        for message in messages:
-            groups.setdefault(message.group, []).append(message)
-        ordered = sorted(groups.values(), key=lambda group: group[-1].sequence_id)
-        return [encode(group, keyed=True) for group in ordered]
+        return [encode(some, keyed=True) for some in cut_by_key(messages)]
 
     def _flush_batch(self) -> None:
         if self._linger is not None:

@@ -88,6 +88,42 @@ async def test_batches_and_compression_and_numbers(
     assert {message.payload for message in messages} == {b"x" * 100}
 
 
+async def test_batches_are_cut_by_the_properties_that_filters_see(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    pairs = [("eu", "1"), ("eu", "1"), ("us", "1"), ("us", "2")]
+    lines = json_lines(
+        *({"payload": str(n), "properties": {"a": a, "b": b}} for n, (a, b) in enumerate(pairs))
+    )
+    options = ("--batch", "--filter-property", "a", "--filter-property", "b")
+
+    ended = await seqgate("publish", topic, *options, "-o", "json", stdin=lines)
+
+    assert (ended.code, ended.err) == (0, "")
+    messages = await stored(client, topic)
+    assert [(each.properties["a"], each.properties["b"]) for each in messages] == pairs
+    assert all(each.id.batch_index >= 0 for each in messages)
+    assert len({each.id.position for each in messages[1:]}) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--filter-property", "a"], "--filter-property needs --batch"),
+        (["--batch", "--filter-property", ""], "--filter-property: a filter property's name is"),
+        (["--batch", "--filter-property", "x" * 256], "--filter-property: a filter property's"),
+    ],
+)
+def test_filter_properties_that_cannot_be(
+    inside: Callable[..., Ended], options: list[str], message: str
+) -> None:
+    ended = inside("publish", "t", *options, "-o", "json")
+
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.error["reason"] == "WRONG_USAGE"
+    assert ended.error["message"].startswith(message)
+
+
 async def test_a_wrong_line_ends_it_and_what_was_before_is_told(
     seqgate: CommandLine, client: Client, topic: str
 ) -> None:

@@ -547,6 +547,168 @@ async def test_batches_stay_within_what_the_service_takes(frail_client: Client, 
     assert len(await entries(client, topic)) > 10
 
 
+# ---- what filters see of a batch
+
+
+async def shown(services: Services, topic: str) -> list[dict[str, str]]:
+    """The properties in the metadata of each entry."""
+    found = await services.read(topic, metadata_only=True)
+    return [dict(each.metadata.properties) for each in found]
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected", "in_metadata"),
+    [
+        ((), [[0, 1, 2, 3, 4, 5, 6]], [{}]),
+        (
+            ("region", "zone"),
+            [[0, 1], [2], [3], [4], [5, 6]],
+            [{"region": "eu"}, {"region": "us"}, {"region": ""}, {}, {"region": "eu", "zone": "1"}],
+        ),
+        (
+            {"region": ["eu"], "zone": ["2"]},
+            [[0, 1], [2, 3, 4], [5, 6]],
+            [{"region": "eu"}, {}, {"region": "eu"}],
+        ),
+    ],
+    ids=["none", "names", "values"],
+)
+async def test_batches_are_cut_by_what_filters_see(
+    services: Services,
+    client: Client,
+    topic: str,
+    listed: Any,
+    expected: list[list[int]],
+    in_metadata: list[dict[str, str]],
+) -> None:
+    batching = Batching(delay_s=LATER_S, filter_properties=listed)
+    properties = [
+        {"region": "eu"},
+        {"n": "1", "region": "eu"},
+        {"region": "us"},
+        {"region": ""},
+        {"n": "4"},
+        {"zone": "1", "region": "eu"},
+        {"region": "eu", "n": "6", "zone": "1"},
+    ]
+    async with client.producer(topic, name="p", batching=batching) as producer:
+        futures = [producer.send_nowait(b"x", properties=each) for each in properties]
+        await producer.flush()
+        receipts = [each.result() for each in futures]
+    assert await entries(client, topic) == expected
+    assert await shown(services, topic) == in_metadata
+    messages = await read(client, topic)
+    assert [each.properties for each in messages] == properties
+    assert [each.id for each in messages] == [each.message_id for each in receipts]
+
+
+@pytest.mark.parametrize("by_key", [False, True], ids=["batched", "by key"])
+async def test_a_message_that_is_alone_shows_what_it_would_in_company(
+    services: Services, client: Client, topic: str, by_key: bool
+) -> None:
+    """Whether it waits long enough for another one, is sent again, or has a delivery time."""
+    noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
+    batching = Batching(delay_s=LATER_S, by_key=by_key, filter_properties=["region"])
+    fields: list[dict[str, Any]] = [
+        {"sequence_id": 1},
+        {"sequence_id": 1},
+        {"sequence_id": 2, "deliver_at": noon},
+    ]
+    told: list[Receipt] = []
+    async with client.producer(topic, name="p", batching=batching) as producer:
+        for each in fields:
+            future = producer.send_nowait(
+                b"x", key="k", properties={"region": "eu", "n": "1"}, event_time_ms=7, **each
+            )
+            await producer.flush()
+            told.append(future.result())
+    assert [each.duplicate for each in told] == [False, True, False]
+    assert await shown(services, topic) == [{"region": "eu"}] * 2
+    found = [each.metadata for each in await services.read(topic)]
+    assert [each.num_messages_in_batch for each in found] == [1, 1]
+    assert [each.partition_key for each in found] == ["k", "k"]
+    assert not found[0].HasField("deliver_at_time")
+    assert found[1].deliver_at_time == int(noon.timestamp() * 1_000)
+    messages = await read(client, topic)
+    assert [each.id for each in messages] == [told[0].message_id, told[2].message_id]
+    assert told[1].message_id == told[0].message_id
+    for message in messages:
+        assert message.properties == {"region": "eu", "n": "1"}
+        assert (message.payload, message.key, message.event_time_ms) == (b"x", "k", 7)
+
+
+async def test_what_filters_see_of_a_key_is_a_matter_of_the_key(
+    services: Services, client: Client, topic: str
+) -> None:
+    """113: the others' batches go on."""
+    batching = Batching(delay_s=LATER_S, by_key=True, filter_properties=["region"])
+    sent = [("A", "eu"), ("B", "eu"), ("A", "us"), ("B", "eu"), ("A", "us"), ("A", "eu")]
+    async with client.producer(topic, name="p", batching=batching) as producer:
+        futures = [producer.send_nowait(b"x", key=k, properties={"region": r}) for k, r in sent]
+        await producer.flush()
+        receipts = [each.result() for each in futures]
+    assert await entries(client, topic) == [[0], [1, 3], [2, 4], [5]]
+    assert [each["region"] for each in await shown(services, topic)] == ["eu", "eu", "us", "eu"]
+    messages = {message.sequence_id: message for message in await read(client, topic)}
+    for receipt, (key, region) in zip(receipts, sent, strict=True):
+        message = messages[receipt.sequence_id]
+        assert (message.id, message.key) == (receipt.message_id, key)
+        assert message.properties == {"region": region}
+
+
+@pytest.mark.parametrize("by_key", [False, True], ids=["batched", "by key"])
+async def test_what_is_left_of_a_batch_shows_the_same(
+    services: Services, client: Client, topic: str, by_key: bool
+) -> None:
+    batching = Batching(delay_s=LATER_S, by_key=by_key, filter_properties=["region"])
+    async with client.producer(topic, name="p", batching=batching) as producer:
+        for each in (0, 1):
+            producer.send_nowait(b"first", sequence_id=each, properties={"region": "eu"})
+    async with client.producer(topic, name="p", batching=batching) as producer:
+        futures = [
+            producer.send_nowait(
+                b"again", sequence_id=each, properties={"region": "eu" if each < 4 else "us"}
+            )
+            for each in range(6)
+        ]
+        told = await _flushed(producer, futures)
+    assert [getattr(each, "duplicate", each) for each in told] == [True] * 2 + [False] * 4
+    assert await entries(client, topic) == [[0, 1], [2, 3], [4, 5]]
+    assert await shown(services, topic) == [{"region": "eu"}] * 2 + [{"region": "us"}]
+
+
+@pytest.mark.parametrize("listed", [[], ["n"]], ids=["keys", "properties"])
+async def test_more_entries_than_a_publication_may_have_are_published_one_after_the_other(
+    services: Services, client: Client, topic: str, listed: list[str]
+) -> None:
+    batching = Batching(messages_max=5_000, delay_s=LATER_S, by_key=True, filter_properties=listed)
+    async with client.producer(topic, name="p", batching=batching) as producer:
+        futures = [
+            producer.send_nowait(b"", key="k" if listed else str(each), properties={"n": str(each)})
+            for each in range(1_500)
+        ]
+        told = await _flushed(producer, futures)
+    assert {type(each) for each in told} == {Receipt}
+    assert await entries(client, topic) == [[each] for each in range(1_500)]
+
+
+async def test_a_message_that_shows_too_much_is_refused_and_the_others_are_not(
+    services: Services, client: Client, topic: str
+) -> None:
+    room = 32 * 1024 - len("region")
+    batching = Batching(delay_s=LATER_S, filter_properties=["region"])
+    async with client.producer(topic, name="p", batching=batching) as producer:
+        futures = []
+        for region in ("eu", "x" * room):
+            futures.append(producer.send_nowait(b"x", properties={"region": region}))
+            with pytest.raises(InvalidRequestError) as error:
+                producer.send_nowait(b"x", properties={"region": "x" * (room + 1)})
+            assert error.value.reason == "INVALID_ENTRY"
+        told = await _flushed(producer, futures)
+    assert [getattr(each, "sequence_id", each) for each in told] == [0, 1]
+    assert [len(each["region"]) for each in await shown(services, topic)] == [2, room]
+
+
 # ---- what a message carries
 
 

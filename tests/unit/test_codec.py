@@ -162,6 +162,32 @@ def test_what_is_said_of_a_batch_is_said_of_its_messages() -> None:
     ]
 
 
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("shown", [{}, {"origin": "EWR"}])
+def test_a_batch_shows_what_its_messages_show_and_they_keep_their_own(
+    shown: dict[str, str], count: int
+) -> None:
+    some = [
+        OutgoingMessage(i, b"", properties={"n": str(i), "carrier": "AA"} | shown, shown=shown)
+        for i in range(count)
+    ]
+    entry = encode_batch("p", some, compression=Compression.NONE, publish_time_ms=0)
+    assert dict(entry.metadata.properties) == shown
+    back = decode_entry("a/b/c", stored(entry))
+    assert [each.properties for each in back] == [each.properties for each in some]
+
+
+def test_a_batch_of_one_has_the_delivery_time_and_the_keys_of_its_message() -> None:
+    message = OutgoingMessage(0, b"", "k", b"o", deliver_at_ms=0, event_time_ms=7, shown={})
+    batch = encode_batch("p", [message], compression=Compression.NONE, publish_time_ms=0)
+    alone = encoded(message)
+    for name in ("partition_key", "ordering_key", "deliver_at_time"):
+        assert batch.metadata.HasField(name)
+        assert getattr(batch.metadata, name) == getattr(alone, name)
+    (back,) = decode_entry("a/b/c", stored(batch))
+    assert (back.key, back.ordering_key, back.event_time_ms) == ("k", b"o", 7)
+
+
 def test_consecutive_ids_cost_nothing() -> None:
     some = [OutgoingMessage(i, b"") for i in range(5)]
     entry = encode_batch("p", some, compression=Compression.NONE, publish_time_ms=0)
