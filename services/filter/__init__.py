@@ -1,0 +1,1 @@
+"""The filter service: which entries a subscription wants, decided from their metadata."""

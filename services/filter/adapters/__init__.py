@@ -1,0 +1,1 @@
+"""What the filter service's ports are made of."""

@@ -1,0 +1,1 @@
+"""Decisions of the filter service: values in, values out."""

@@ -1,0 +1,61 @@
+"""A batch of entries that is being judged, some steps at a time, so that whoever calls can let
+others have their turn. A step is one of `cost`; an entry whose decision is remembered takes a few.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from services.filter.core.chain import Chain, Decision, ReadKey, weight_of
+from services.filter.core.memo import Memo
+
+REMEMBERED_STEPS: Final = 20
+"""What an entry costs whose decision is remembered."""
+
+
+class Judging:
+    """See the module."""
+
+    def __init__(self, chain: Chain, read: ReadKey, memo: Memo, entries: Sequence[object]) -> None:
+        self._chain = chain
+        self._read = read
+        self._memo = memo
+        self._left: Iterator[object] = iter(entries)
+        self._count = len(entries)
+        self._numbers: dict[int, int] = {}  # of decisions, by their identity: that is quick
+        self._decisions: list[Decision] = []
+        self._which: list[int] = []
+
+    def outcomes(self) -> tuple[list[Decision], list[int]]:
+        """The decisions that there are, each once, and for each entry the place of its own."""
+        places: dict[Decision, int] = {}
+        renumbered = [places.setdefault(each, len(places)) for each in self._decisions]
+        if len(places) == len(renumbered):
+            return self._decisions, self._which
+        return list(places), [renumbered[each] for each in self._which]
+
+    def go_on(self, steps: int) -> bool:
+        """Judge entries until so many steps are spent, or none is left; whether any is left.
+        One is judged in any case."""
+        chain, read, memo = self._chain, self._read, self._memo
+        young = memo.young
+        numbers, decisions, which = self._numbers, self._decisions, self._which
+        for entry in self._left:
+            key = read(entry)
+            decision = young.get(key)
+            steps -= REMEMBERED_STEPS
+            if decision is None:
+                decision = memo.get(key)
+                if decision is None:
+                    weight = weight_of(key)
+                    decision = chain.decide(key, weight)
+                    memo.put(key, decision, weight)
+                    steps -= chain.steps
+                young = memo.young
+            number = numbers.get(id(decision))
+            if number is None:
+                number = numbers[id(decision)] = len(decisions)
+                decisions.append(decision)
+            which.append(number)
+            if steps <= 0:
+                break
+        return len(which) < self._count

@@ -1,0 +1,59 @@
+"""Decisions that are remembered, within bounds.
+
+Two generations: what is asked for is found in, or moved to, the young one; when that has half of
+what is allowed, it becomes the old one, and what nobody asked for since is forgotten. So a look-up
+costs one or two of a dict's, and nothing is kept in order.
+"""
+
+from typing import Final
+
+from services.filter.core.chain import Decision, Key, weight_of
+
+KEY_BYTES: Final = 400
+"""What remembering a decision takes, in bytes, besides the characters of its key."""
+
+
+class Memo:
+    """Decisions by key."""
+
+    def __init__(self, entries_max: int, bytes_max: int) -> None:
+        """
+        Args:
+            entries_max: how many decisions are remembered, at most.
+            bytes_max: how much memory they take, at most; roughly.
+        """
+        self._entries_half = entries_max // 2
+        self._bytes_half = bytes_max // 2
+        self.young: dict[Key, Decision] = {}
+        """The young generation, where whoever asks often may look first; replaced by `put`."""
+        self._old: dict[Key, Decision] = {}
+        self._young_bytes = 0
+        self._old_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self.young) + len(self._old)
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory they take, roughly."""
+        return self._young_bytes + self._old_bytes
+
+    def get(self, key: Key) -> Decision | None:
+        """The decision; None: not remembered."""
+        decision = self.young.get(key)
+        if decision is None:
+            decision = self._old.get(key)
+            if decision is not None:
+                self.put(key, decision, weight_of(key))
+        return decision
+
+    def put(self, key: Key, decision: Decision, weight: int) -> None:
+        """Remember the decision for a key of this weight."""
+        size = KEY_BYTES + weight
+        if size > self._bytes_half or not self._entries_half:
+            return
+        if len(self.young) >= self._entries_half or self._young_bytes + size > self._bytes_half:
+            self._old, self.young = self.young, {}
+            self._old_bytes, self._young_bytes = self._young_bytes, 0
+        self.young[key] = decision
+        self._young_bytes += size

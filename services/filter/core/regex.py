@@ -1,0 +1,101 @@
+"""How large the program of a regular expression may be.
+
+RE2 takes time in proportion to text times program, and counted repetitions make a large program of
+a short pattern. This counts what they stand for; whether the pattern is one at all, RE2 says.
+"""
+
+import re
+from typing import Final
+
+LETTER: Final = 1
+CLASS: Final = 12
+"""Of a class of characters beyond ASCII: their UTF-8 has a few forms."""
+
+UNICODE_CLASS: Final = 600
+"""Of a class such as \\pL, which has hundreds of ranges."""
+
+FOLDED: Final = 4
+"""How many forms a letter has where upper and lower case are the same."""
+
+_COUNTED: Final = re.compile(r"\{(\d+)(?:,(\d*))?\}")
+_RANGE: Final = re.compile(r"[^\\\]\[]-[^\\\]\[]", re.DOTALL)
+_FOLDS: Final = re.compile(r"\(\?[A-Za-z]*i")
+
+
+def program_size(pattern: str) -> int:
+    """How many instructions the pattern may need: no fewer than it does.
+
+    Raises:
+        ValueError: it holds a quotation (\\Q), whose end is not looked for.
+    """
+    sums = [0]  # of the groups that are open
+    last = 0  # what a repetition would repeat
+    at = 0
+    while at < len(pattern):
+        counted = _COUNTED.match(pattern, at)
+        character = pattern[at]
+        if counted:
+            low, high = counted.groups()
+            times = max(1, int(low), int(high or 0))
+            sums[-1] += last * (times - 1)
+            last *= times
+            at = counted.end()
+            continue
+        if character == "(":
+            sums.append(2)
+            last = 0
+        elif character == ")" and len(sums) > 1:
+            last = sums.pop()
+            sums[-1] += last
+        else:
+            size, at = _atom(pattern, at)
+            if character not in "*+?|":  # what they stand for repeats without a count
+                last = size
+            sums[-1] += size
+            continue
+        at += 1
+    return sum(sums) * (FOLDED if _FOLDS.search(pattern) else 1)
+
+
+def _atom(pattern: str, at: int) -> tuple[int, int]:
+    """The size of what stands here, and where it ends."""
+    match pattern[at]:
+        case "\\":
+            escaped = pattern[at + 1 : at + 2]
+            if escaped == "Q":
+                raise ValueError("a quotation (\\Q) has no known size")
+            if escaped in ("p", "P"):
+                return UNICODE_CLASS, at + 2
+            return CLASS if escaped in "wWdDsS" else LETTER, at + 2
+        case "[":
+            return _class(pattern, at)
+        case ".":
+            return CLASS, at + 1
+        case _:
+            return LETTER, at + 1
+
+
+def _class(pattern: str, start: int) -> tuple[int, int]:
+    """A class counts by its ranges; one that is turned round, as if each had many forms."""
+    at = start + 1
+    each = LETTER
+    if pattern[at : at + 1] == "^":
+        each = CLASS
+        at += 1
+    size = each
+    first = True
+    while at < len(pattern) and (first or pattern[at] != "]"):
+        first = False
+        if pattern.startswith("[:", at) and (end := pattern.find(":]", at + 2)) >= 0:
+            size += CLASS
+            at = end + 2
+        elif pattern[at] == "\\":
+            size += UNICODE_CLASS if pattern[at + 1 : at + 2] in ("p", "P") else CLASS
+            at += 2
+        elif range_ := _RANGE.match(pattern, at):
+            size += each if range_.group().isascii() else CLASS
+            at = range_.end()
+        else:
+            size += each if pattern[at].isascii() else CLASS
+            at += 1
+    return size, at + 1

@@ -1,0 +1,117 @@
+"""An expression as a tree: what the engine that runs it understood, not what we would.
+
+Limits, costs and what is read are decided on this tree alone, so nothing of an expression can be
+priced in one way and run in another. Macros (`all`, `exists`, `map`, ...) are loops here, as they
+are for the engine.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One sub-expression.
+
+    Attributes:
+        id: its number in the expression.
+        at: where its own token is in the text, in characters from 0; None: it has none.
+    """
+
+    id: int
+    at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Node):
+    """A literal."""
+
+    value: bool | int | float | str | bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Variable(Node):
+    """A name: of the entry's metadata, or bound by a loop around it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Select(Node):
+    """`operand.field`, or `has(operand.field)`."""
+
+    operand: Node
+    field: str
+    is_test: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Node):
+    """A function, a method (what it is called on comes first), or an operator."""
+
+    function: str
+    arguments: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf(Node):
+    """`[a, b]`"""
+
+    elements: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MapOf(Node):
+    """`{a: b}`"""
+
+    entries: tuple[tuple[Node, Node], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loop(Node):
+    """What a macro stands for: `accumulator` begins as `start` and becomes `step` for each element
+    of `over`, which is called `variable`; `result` is its value in the end."""
+
+    over: Node
+    variable: str
+    accumulator: str
+    start: Node
+    condition: Node
+    step: Node
+    result: Node
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """What a node is made of, in the order of the text where it has one."""
+    match node:
+        case Select():
+            return (node.operand,)
+        case Call():
+            return node.arguments
+        case ListOf():
+            return node.elements
+        case MapOf():
+            return tuple(chain.from_iterable(node.entries))
+        case Loop():
+            return node.over, node.start, node.condition, node.step, node.result
+        case _:
+            return ()
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """A node, and everything below it."""
+    yield node
+    for child in children(node):
+        yield from walk(child)
+
+
+def depth(node: Node) -> int:
+    """How many nodes stand on each other, at most."""
+    return 1 + max(map(depth, children(node)), default=0)
+
+
+def loops(node: Node) -> int:
+    """How many loops are inside each other, at most."""
+    inner = max(map(loops, children(node)), default=0)
+    return inner + isinstance(node, Loop)

@@ -1,0 +1,20 @@
+"""What the filter service needs from outside: an engine that runs expressions.
+
+tests/conformance judges every adapter by the same suite.
+"""
+
+from typing import Protocol
+
+from services.filter.core.program import Compiled
+
+
+class Engine(Protocol):
+    """CEL, the Common Expression Language, with the variables of `core.reads`."""
+
+    def compile(self, text: str) -> Compiled:
+        """Parse and type-check an expression that is no longer than one may be.
+
+        Raises:
+            InvalidExpression: it is none, or comes to neither a bool nor a duration.
+        """
+        ...

@@ -1,0 +1,147 @@
+"""What the filter service does: expressions become programs, and filters chains. Programs are kept
+by their text, decisions by their chain's content; both are caches, and bounded."""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from services.errors import DomainError, Kind
+from services.filter.core.chain import FILTERS_MAX, TOPIC, Chain
+from services.filter.core.cost import SUBSCRIPTION_BYTES_MAX, SUBSCRIPTION_PROPERTIES_MAX
+from services.filter.core.faults import InvalidExpression
+from services.filter.core.memo import Memo
+from services.filter.core.program import Program, check_text, program_of
+from services.filter.core.reads import SUBSCRIPTION
+from services.filter.ports import Engine
+
+CHAIN_COST_MAX: Final = 1_000_000
+"""The most that the filters of a chain may cost together, in steps, at the largest entry."""
+
+_SIZE: Final = 8
+"""Bytes of the length before each text that goes into a digest."""
+
+
+class InvalidChain(DomainError):
+    """A chain has too many filters, or ones that cost too much together; a filter's name cannot be
+    one; a subscription has too many properties; or a number stands for no chain."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_CHAIN"
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """One expression of a chain."""
+
+    name: str
+    version: int
+    expression: str
+
+
+class Filters:
+    """See the module."""
+
+    def __init__(
+        self, engine: Engine, memo: Memo, *, programs_max: int, program_bytes_max: int
+    ) -> None:
+        self.memo = memo
+        self._engine = engine
+        self._programs_max = programs_max
+        self._program_bytes_max = program_bytes_max
+        self._programs: OrderedDict[str, Program] = OrderedDict()
+        self._program_bytes = 0
+
+    def program(self, text: str) -> Program:
+        """An expression that may be a filter.
+
+        Raises:
+            InvalidExpression: it may not.
+        """
+        program = self._programs.get(text)
+        if program is not None:
+            self._programs.move_to_end(text)
+            return program
+        check_text(text)
+        program = program_of(text, self._engine.compile(text))
+        self._keep(program)
+        return program
+
+    async def chain(
+        self, filters: Sequence[Filter], topic: str, subscription: Mapping[str, str]
+    ) -> Chain:
+        """A chain that judges entries. Others have their turn between filters.
+
+        Raises:
+            InvalidChain: there are too many filters, or properties; or together they cost too much.
+            InvalidExpression: one of the filters is wrong.
+        """
+        if len(filters) > FILTERS_MAX:
+            raise InvalidChain(
+                f"a chain has at most {FILTERS_MAX} filters", field="filters", count=len(filters)
+            )
+        check_subscription(subscription)
+        programs = []
+        for index, each in enumerate(filters):
+            try:
+                programs.append(self.program(each.expression))
+            except InvalidExpression as error:
+                raise InvalidExpression.of(
+                    error.faults,
+                    field=f"filters[{index}].expression",
+                    filter=each.name,
+                    version=each.version,
+                ) from error
+            await asyncio.sleep(0)
+        chain = chain_of(programs, topic, subscription)
+        if chain.steps > CHAIN_COST_MAX:
+            raise InvalidChain(
+                f"a chain may cost {CHAIN_COST_MAX:,} steps for an entry, not {chain.steps:,}",
+                field="filters",
+                cost=chain.steps,
+            )
+        return chain
+
+    def _keep(self, program: Program) -> None:
+        self._programs[program.text] = program
+        self._program_bytes += program.compiled.size_bytes
+        while len(self._programs) > self._programs_max or (
+            self._program_bytes > self._program_bytes_max and self._programs
+        ):
+            _, oldest = self._programs.popitem(last=False)
+            self._program_bytes -= oldest.compiled.size_bytes
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """How many programs are kept, and their bytes."""
+        return len(self._programs), self._program_bytes
+
+
+def chain_of(programs: Sequence[Program], topic: str, subscription: Mapping[str, str]) -> Chain:
+    """A chain of programs. Its digest covers all that decides besides the entry."""
+    digest = hashlib.blake2b(digest_size=16)
+    pairs = [part for pair in sorted(subscription.items()) for part in pair]
+    for part in (str(len(programs)), *(each.text for each in programs), topic, *pairs):
+        encoded = part.encode()
+        digest.update(len(encoded).to_bytes(_SIZE, "big") + encoded)
+    constants = {TOPIC: topic, SUBSCRIPTION: dict(subscription)}
+    return Chain(digest.digest(), programs, constants)
+
+
+def check_subscription(properties: Mapping[str, str]) -> None:
+    """Return if expressions may be given these properties of a subscription.
+
+    Raises:
+        InvalidChain: they are too many, or too large.
+    """
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
+    if len(properties) > SUBSCRIPTION_PROPERTIES_MAX or size > SUBSCRIPTION_BYTES_MAX:
+        raise InvalidChain(
+            f"a subscription has at most {SUBSCRIPTION_PROPERTIES_MAX:,} properties for filters, "
+            f"and {SUBSCRIPTION_BYTES_MAX:,} bytes of them",
+            field="subscription",
+            count=len(properties),
+            bytes=size,
+        )

@@ -1,0 +1,250 @@
+"""The wire of the filter service: check, translate, call, translate back."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final
+
+from grpc import aio
+
+from seqgate.api.filter.v1 import filter_pb2 as pb
+from seqgate.api.filter.v1 import filter_pb2_grpc as pb_grpc
+from seqgate.types import InvalidNameError, TopicName, check_cursor_name
+from services.errors import DomainError, InvalidTopicName, Kind
+from services.filter.core.chain import Chain, Decision, ReadKey, Verdict, weight_of
+from services.filter.core.explain import Step, steps_of
+from services.filter.core.faults import Fault, InvalidExpression
+from services.filter.core.judging import Judging
+from services.filter.core.program import Failure, FailureReason, Program, Type
+from services.filter.core.reads import Reads
+from services.filter.metadata import reader_of
+from services.filter.service import Filter, Filters, InvalidChain, chain_of, check_subscription
+from services.runtime.drain import Drain
+from services.runtime.status import status_of
+
+CHAINS_MAX: Final = 1_000
+"""How many chains a stream may have; their numbers are below this."""
+
+CHAIN_BYTES_MAX: Final = 64 * 1024 * 1024
+"""How much memory the chains of a stream may take, in bytes, roughly."""
+
+ENTRIES_MAX: Final = 10_000
+"""How many entries a batch may hold."""
+
+BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
+"""How large a batch may be, in bytes, serialized."""
+
+TURN_STEPS: Final = 500_000
+"""How much of a batch is judged before others have their turn, in steps; and at least one entry."""
+
+Context = aio.ServicerContext[Any, Any]
+Ready = tuple[Chain, ReadKey]
+
+
+class InvalidBatch(DomainError):
+    """A batch has too many entries, is too large, or names metadata that it does not hold; or a
+    request on the stream is empty."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_BATCH"
+
+
+class FilterServicer(pb_grpc.FilterServiceServicer):
+    """See filter.proto."""
+
+    def __init__(self, filters: Filters, drain: Drain) -> None:
+        self._filters = filters
+        self._drain = drain
+
+    # A coroutine that reads and writes on the context; grpc's stubs know only generators.
+    async def Evaluate(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[pb.EvaluateRequest], context: Context
+    ) -> None:
+        chains: dict[int, Ready] = {}
+        async for request in self._drain.requests(context):
+            await context.write(await self._answer(chains, request))
+        if self._drain.begun:
+            await context.write(pb.EvaluateResponse(draining=pb.Draining()))
+
+    async def Compile(self, request: pb.CompileRequest, context: Context) -> pb.CompileResponse:
+        try:
+            program = self._filters.program(request.expression)
+        except InvalidExpression as error:
+            faults = pb.Faults(faults=map(_to_fault, error.faults))
+            return pb.CompileResponse(faults=faults)
+        return pb.CompileResponse(compiled=_to_compiled(program))
+
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
+        topic, subscription = _topic(request.topic), dict(request.subscription)
+        check_subscription(subscription)
+        program = self._filters.program(request.expression)
+        chain = chain_of([program], topic, subscription)
+        key = reader_of(chain)(request.metadata)
+        decision = chain.decide(key, weight_of(key))
+        response = pb.ExplainResponse(outcome=_to_outcome(decision))
+        if chain.can_ask(key):
+            for step in steps_of(program, chain.values(key)):
+                response.steps.append(_to_step(step))
+                await asyncio.sleep(0)
+        return response
+
+    async def _answer(
+        self, chains: dict[int, Ready], request: pb.EvaluateRequest
+    ) -> pb.EvaluateResponse:
+        request_id = request.request_id
+        try:
+            match request.WhichOneof("request"):
+                case "batch":
+                    verdicts = await self._judge(chains, request.batch)
+                    return pb.EvaluateResponse(request_id=request_id, verdicts=verdicts)
+                case "set_chain":
+                    chain = await self._set_chain(chains, request.set_chain)
+                    return pb.EvaluateResponse(request_id=request_id, chain_set=_to_set(chain))
+                case _:
+                    raise InvalidBatch("a request asks for something", field="request")
+        except DomainError as refusal:
+            return pb.EvaluateResponse(request_id=request_id, refused=status_of(refusal))
+
+    async def _set_chain(self, chains: dict[int, Ready], request: pb.SetChain) -> Chain:
+        number = request.chain_id
+        if number >= CHAINS_MAX:
+            raise InvalidChain(f"chains have the numbers 0 to {CHAINS_MAX - 1}", field="chain_id")
+        given = request.chain
+        chain = await self._filters.chain(
+            _filters(given.filters), _topic(given.topic), dict(given.subscription)
+        )
+        others = sum(each.size_bytes for key, (each, _) in chains.items() if key != number)
+        if others + chain.size_bytes > CHAIN_BYTES_MAX:
+            raise InvalidChain(
+                f"the chains of a stream take at most {CHAIN_BYTES_MAX:,} bytes", field="chain"
+            )
+        chains[number] = chain, reader_of(chain)
+        return chain
+
+    async def _judge(self, chains: dict[int, Ready], batch: pb.Batch) -> pb.Verdicts:
+        if batch.chain_id not in chains:
+            raise InvalidChain("no chain has this number", field="chain_id", given=batch.chain_id)
+        _check_batch(batch)
+        chain, read = chains[batch.chain_id]
+        judging = Judging(chain, read, self._filters.memo, batch.metadata)
+        is_left = judging.go_on(TURN_STEPS)
+        while is_left:
+            await asyncio.sleep(0)
+            is_left = judging.go_on(TURN_STEPS)
+        decisions, which = judging.outcomes()
+        if batch.which:
+            try:
+                which = list(map(which.__getitem__, batch.which))
+            except IndexError:
+                raise InvalidBatch("there is no such metadata", field="which") from None
+        return pb.Verdicts(outcomes=map(_to_outcome, decisions), which=which)
+
+
+# ---- checking
+
+
+def _topic(text: str) -> str:
+    if text:
+        try:
+            TopicName.parse(text)
+        except InvalidNameError as error:
+            raise InvalidTopicName(str(error), field="topic") from error
+    return text
+
+
+def _filters(given: Sequence[pb.Filter]) -> list[Filter]:
+    filters = []
+    names: set[str] = set()
+    for index, each in enumerate(given):
+        field = f"filters[{index}].name"
+        try:
+            name = check_cursor_name(each.name)
+        except InvalidNameError as error:
+            raise InvalidChain(
+                "a filter's name is 1 to 255 bytes of UTF-8 without control characters", field=field
+            ) from error
+        if name in names:
+            raise InvalidChain("two filters of a chain have one name", field=field, filter=name)
+        names.add(name)
+        filters.append(Filter(name, each.version, each.expression))
+    return filters
+
+
+def _check_batch(batch: pb.Batch) -> None:
+    count = max(len(batch.metadata), len(batch.which))
+    if count > ENTRIES_MAX:
+        raise InvalidBatch(
+            f"a batch has at most {ENTRIES_MAX:,} entries", field="metadata", count=count
+        )
+    size = batch.ByteSize()
+    if size > BATCH_BYTES_MAX:
+        raise InvalidBatch(
+            f"a batch is at most {BATCH_BYTES_MAX:,} bytes long", field="metadata", bytes=size
+        )
+
+
+# ---- translating back
+
+
+_VERDICTS: Final = {
+    Verdict.ACCEPT: pb.VERDICT_ACCEPT,
+    Verdict.REJECT: pb.VERDICT_REJECT,
+    Verdict.RESCHEDULE: pb.VERDICT_RESCHEDULE,
+}
+_REASONS: Final = {
+    FailureReason.PROPERTY_ABSENT: pb.FAILURE_REASON_PROPERTY_ABSENT,
+    FailureReason.EVALUATION_FAILED: pb.FAILURE_REASON_EVALUATION_FAILED,
+    FailureReason.INVALID_DELAY: pb.FAILURE_REASON_INVALID_DELAY,
+    FailureReason.INVALID_METADATA: pb.FAILURE_REASON_INVALID_METADATA,
+}
+_TYPES: Final = {Type.BOOL: pb.TYPE_BOOL, Type.DURATION: pb.TYPE_DURATION}
+
+
+def _to_outcome(decision: Decision) -> pb.Outcome:
+    outcome = pb.Outcome(filter=decision.filter, delay_ms=decision.delay_ms)
+    if isinstance(decision.result, Failure):
+        failure = decision.result
+        outcome.failure.reason = _REASONS[failure.reason]
+        outcome.failure.message = failure.message
+    else:
+        outcome.verdict = _VERDICTS[decision.result]
+    return outcome
+
+
+def _to_set(chain: Chain) -> pb.ChainSet:
+    return pb.ChainSet(reads=_to_reads(chain.reads), cost=chain.steps)
+
+
+def _to_reads(reads: Reads) -> pb.Reads:
+    return pb.Reads(
+        variables=sorted(reads.variables),
+        properties=sorted(reads.properties or ()),
+        all_properties=reads.properties is None,
+        subscription=sorted(reads.subscription or ()),
+        all_subscription=reads.subscription is None,
+    )
+
+
+def _to_compiled(program: Program) -> pb.Compiled:
+    return pb.Compiled(
+        type=_TYPES[program.type],
+        reads=_to_reads(program.reads),
+        cost=program.cost.steps,
+        iterations=program.cost.iterations,
+    )
+
+
+def _to_fault(fault: Fault) -> pb.Fault:
+    return pb.Fault(
+        offset=fault.offset, line=fault.line, column=fault.column, message=fault.message
+    )
+
+
+def _to_step(step: Step) -> pb.Step:
+    return pb.Step(
+        start=step.span.start,
+        end=step.span.end,
+        depth=step.depth,
+        type=step.value.type_name,
+        value=step.value.text,
+        failed=step.value.is_failure,
+    )
