@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, TypeVar
 
@@ -52,6 +52,10 @@ class Given:
         str | None,
         typer.Option("--dispatcher", metavar="HOST:PORT", help="A dispatcher service."),
     ] = None
+    filter: Annotated[
+        str | None,
+        typer.Option("--filter", metavar="HOST:PORT", help="The filter service."),
+    ] = None
     timeout: Annotated[
         float | None,
         typer.Option("--timeout", metavar="SECONDS", help="How long a service may take to answer."),
@@ -84,6 +88,21 @@ def topic_name(text: str) -> TopicName:
         raise WrongUsage(
             str(error), reason="INVALID_TOPIC_NAME", details={"topic": text}
         ) from error
+
+
+def option_properties(option: str, given: Sequence[str] | None) -> dict[str, str]:
+    """What an option sets that is given as NAME=VALUE, and may be given several times.
+
+    Raises:
+        WrongUsage: it is not.
+    """
+    properties = {}
+    for each in given or ():
+        name, equals, value = each.partition("=")
+        if not equals or not name:
+            raise WrongUsage(f"{option} is NAME=VALUE", details={"given": each})
+        properties[name] = value
+    return properties
 
 
 def group(text: str, *own: inspect.Parameter) -> typer.Typer:
@@ -134,6 +153,7 @@ def _run(options: Given, work: Callable[[Run], Coroutine[Any, Any, int]]) -> int
             dedup=options.dedup,
             cursor=options.cursor,
             dispatcher=options.dispatcher,
+            filter=options.filter,
             timeout_s=options.timeout,
         )
         return asyncio.run(work(Run(settings, output)))

@@ -11,9 +11,9 @@ from seqgate.cli._command import Run, topic_name
 from seqgate.cli._failure import DONE, REFUSED
 from seqgate.cli._left_out import LeftOut, tell_left_out
 from seqgate.cli._message import Listing
+from seqgate.cli._names import subscription_name
 from seqgate.cli._place import PLACE_HELP, place
 from seqgate.cli._service import reaching
-from seqgate.cli._subscription import subscription_name
 from seqgate.client import Consumer, SubscriptionType, connect
 from seqgate.client._subscribing import Place
 from seqgate.errors import CorruptMessageError

@@ -24,11 +24,12 @@ async def ls(run: Run) -> int:
                     "dedup": context.dedup,
                     "cursor": context.cursor,
                     "dispatcher": context.dispatcher,
+                    "filter": context.filter,
                 }
             )
         return DONE
     run.output.table(
-        ("CURRENT", "CONTEXT", "LEDGER", "DEDUP", "CURSOR", "DISPATCHER"),
+        ("CURRENT", "CONTEXT", "LEDGER", "DEDUP", "CURSOR", "DISPATCHER", "FILTER"),
         [
             (
                 "*" if name == current else "",
@@ -37,6 +38,7 @@ async def ls(run: Run) -> int:
                 context.dedup,
                 context.cursor,
                 context.dispatcher,
+                context.filter,
             )
             for name, context in sorted(config.contexts.items())
         ],
@@ -55,6 +57,7 @@ async def show(run: Run) -> int:
         "dedup": settings.dedup,
         "cursor": settings.cursor,
         "dispatcher": settings.dispatcher,
+        "filter": settings.filter,
     }
     if run.output.json:
         run.output.record(

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from io import FileIO
 from typing import Final
 
 from seqgate.cli._failure import InvalidInput
@@ -17,6 +19,22 @@ WHOLE_BYTES_MAX: Final = AssemblyLimits().message_bytes_max
 """The largest input that is one message: more, no reader takes unless it is told otherwise."""
 
 _BLOCK_BYTES: Final = 64 * 1024
+
+
+def open_input(text: str) -> FileIO:
+    """A file, or standard input for "-"; without a buffer: what is there is read at once.
+
+    Raises:
+        InvalidInput: there is none.
+    """
+    if text != "-":
+        try:
+            return FileIO(text)
+        except OSError as error:
+            raise InvalidInput(f"{text}: {error.strerror}") from error
+    if sys.stdin is None:
+        raise InvalidInput("there is no standard input")
+    return FileIO(sys.stdin.fileno(), closefd=False)
 
 
 async def numbered_lines(descriptor: int) -> AsyncGenerator[tuple[int, bytes], None]:

@@ -13,6 +13,7 @@ from seqgate.cli._context import app as context
 from seqgate.cli._cursor import app as cursor
 from seqgate.cli._dedup import app as dedup
 from seqgate.cli._failure import INTERRUPTED, WrongUsage, exit_code
+from seqgate.cli._filter import app as filter_
 from seqgate.cli._jobs import audit, diff, rebuild
 from seqgate.cli._output import Format, Output
 from seqgate.cli._publish import publish
@@ -47,6 +48,7 @@ app.add_typer(topic, name="topic")
 app.add_typer(dedup, name="dedup")
 app.add_typer(cursor, name="cursor")
 app.add_typer(subscription, name="subscription")
+app.add_typer(filter_, name="filter")
 app.add_typer(context, name="context")
 command(app, "publish")(publish)
 command(app, "read")(read)

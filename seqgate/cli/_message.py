@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.cli._failure import InvalidInput
 from seqgate.cli._output import Output, shown, time_shown
 from seqgate.client import Message, Received
@@ -26,6 +27,18 @@ FIELDS: Final = (
     "event_time_ms",
 )
 """What a line may hold."""
+
+ENTRY_FIELDS: Final = ("key", "properties", "producer", "sequence_id", "publish_time_ms")
+"""What of a message that was read says something of its entry; `num_messages` does of a batch."""
+
+BATCH_MESSAGES_MAX: Final = 10_000
+"""How many messages a batch may hold."""
+
+_READ_FIELDS: Final = (
+    *(*FIELDS, *ENTRY_FIELDS),
+    *("message_id", "append_time_ms", "attempts", "missing_before"),
+)
+"""What a message that was read may have."""
 
 _PREVIEW_CHARACTERS: Final = 80
 
@@ -62,6 +75,28 @@ def parse(line: bytes) -> Draft:
         properties=_properties(values),
         sequence_id=_number(values, "sequence_id"),
         event_time_ms=_number(values, "event_time_ms"),
+    )
+
+
+def parse_entry(line: bytes) -> EntryMetadata:
+    """Read a line of `read` as the metadata of an entry that holds the message alone; with
+    `num_messages`, as that of a batch.
+
+    Raises:
+        InvalidInput: it is not an object that describes an entry.
+    """
+    values = _object(line)
+    for name in values:
+        if name not in (*_READ_FIELDS, "num_messages"):
+            known = ", ".join((*ENTRY_FIELDS, "num_messages"))
+            raise InvalidInput(f"unknown field {name!r}; there are {known}")
+    return EntryMetadata(
+        partition_key=_text(values, "key"),
+        properties=_properties(values),
+        producer_name=_text(values, "producer"),
+        sequence_id=_number(values, "sequence_id"),
+        publish_time=_number(values, "publish_time_ms"),
+        num_messages_in_batch=_number(values, "num_messages", BATCH_MESSAGES_MAX),
     )
 
 
@@ -192,12 +227,12 @@ def _unicode(name: str, value: Any) -> str:
     return value
 
 
-def _number(values: Mapping[str, Any], name: str) -> int | None:
+def _number(values: Mapping[str, Any], name: str, most: int = SEQUENCE_ID_MAX) -> int | None:
     value = values.get(name)
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= SEQUENCE_ID_MAX:
-        raise InvalidInput(f"{name} is a number from 0 to {SEQUENCE_ID_MAX}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise InvalidInput(f"{name} is a number from 0 to {most}")
     return value
 
 

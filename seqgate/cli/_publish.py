@@ -14,7 +14,6 @@ stored, and bar its way for ever.
 """
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ import typer
 
 from seqgate.cli._command import Run, topic_name
 from seqgate.cli._failure import DONE, REFUSED, InvalidInput, OutputFailed, WrongUsage
-from seqgate.cli._lines import WHOLE_BYTES_MAX, numbered_lines, whole
+from seqgate.cli._lines import WHOLE_BYTES_MAX, numbered_lines, open_input, whole
 from seqgate.cli._message import Draft, parse
 from seqgate.cli._output import Output, OutputClosed
 from seqgate.cli._service import reaching
@@ -208,7 +207,7 @@ def publish(
         initial_sequence_id,
         as_whole,
     )
-    return _publish(run, name, options, _open(file))
+    return _publish(run, name, options, open_input(file))
 
 
 def _batching(filter_properties: list[str], *, batch: bool) -> Batching | None:
@@ -414,18 +413,6 @@ def _with(error: SeqgateError, message: str, details: Mapping[str, int]) -> Seqg
         details=error.details | more,
         retry_after_s=error.retry_after_s,
     )
-
-
-def _open(text: str) -> FileIO:
-    """The input, without a buffer: what is there is read at once."""
-    if text != "-":
-        try:
-            return FileIO(text)
-        except OSError as error:
-            raise InvalidInput(f"{text}: {error.strerror}") from error
-    if sys.stdin is None:
-        raise InvalidInput("there is no standard input")
-    return FileIO(sys.stdin.fileno(), closefd=False)
 
 
 def _check_producer(name: str) -> None:

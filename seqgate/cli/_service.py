@@ -7,6 +7,7 @@ from typing import Any, Final
 from seqgate.api.cursor.v1 import cursor_pb2_grpc
 from seqgate.api.dedup.v1 import dedup_pb2_grpc
 from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc
+from seqgate.api.filter.v1 import filter_pb2_grpc
 from seqgate.api.ledger.v1 import ledger_pb2_grpc
 from seqgate.cli._settings import Settings
 from seqgate.client._channel import open_channel, translated
@@ -62,14 +63,23 @@ async def cursor_service(settings: Settings) -> AsyncIterator[Service]:
         yield Service("cursor", target, stub, settings.timeout_s)
 
 
+@asynccontextmanager
+async def filter_service(settings: Settings) -> AsyncIterator[Service]:
+    """The filter service."""
+    target = settings.filter.value
+    async with open_channel(target) as channel:
+        stub = filter_pb2_grpc.FilterServiceStub(channel)
+        yield Service("filter", target, stub, settings.timeout_s)
+
+
 class Dispatcher:
     """The dispatcher service: a request goes to the instance that has the subscription."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    async def call(self, method: str, request: Any) -> Any:
-        """The answer to a request.
+    async def call(self, method: str, request: Any, *, timeout_s: float | None = None) -> Any:
+        """The answer to a request, within so long; None: as is set.
 
         Raises:
             SeqgateError: the service refuses, or does not answer in time.
@@ -78,14 +88,14 @@ class Dispatcher:
         target = self._settings.dispatcher.value
         for _ in range(REDIRECTS_MAX):
             try:
-                return await self._ask(target, method, request)
+                return await self._ask(target, method, request, timeout_s)
             except InUseError as error:
                 owner = error.details.get("owner", "")
                 if error.reason != "NOT_OWNER" or not owner:
                     raise
                 target = owner
         try:
-            return await self._ask(target, method, request)
+            return await self._ask(target, method, request, timeout_s)
         except InUseError as error:
             if error.reason != "NOT_OWNER":
                 raise
@@ -97,10 +107,11 @@ class Dispatcher:
                 retry_after_s=error.retry_after_s,
             ) from error
 
-    async def _ask(self, target: str, method: str, request: Any) -> Any:
+    async def _ask(self, target: str, method: str, request: Any, timeout_s: float | None) -> Any:
         async with open_channel(target) as channel:
             stub = dispatcher_pb2_grpc.DispatcherServiceStub(channel)
-            service = Service("dispatcher", target, stub, self._settings.timeout_s)
+            limit_s = self._settings.timeout_s if timeout_s is None else timeout_s
+            service = Service("dispatcher", target, stub, limit_s)
             return await service.call(method, request)
 
 

@@ -13,11 +13,12 @@ A config file names contexts, and the one that is used unless another is asked f
     dedup = "127.0.0.1:7701"
     cursor = "127.0.0.1:7703"
     dispatcher = "127.0.0.1:7704"
+    filter = "127.0.0.1:7705"
 """
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -27,6 +28,7 @@ LEDGER_DEFAULT: Final = "127.0.0.1:7702"
 DEDUP_DEFAULT: Final = "127.0.0.1:7701"
 CURSOR_DEFAULT: Final = "127.0.0.1:7703"
 DISPATCHER_DEFAULT: Final = "127.0.0.1:7704"
+FILTER_DEFAULT: Final = "127.0.0.1:7705"
 
 TIMEOUT_DEFAULT_S: Final = 30.0
 TIMEOUT_MAX_S: Final = 86_400.0
@@ -50,6 +52,7 @@ class Context:
     dedup: str | None = None
     cursor: str | None = None
     dispatcher: str | None = None
+    filter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class Settings:
     dedup: Setting
     cursor: Setting
     dispatcher: Setting
+    filter: Setting
     timeout_s: float
 
 
@@ -82,6 +86,7 @@ def resolve(
     dedup: str | None = None,
     cursor: str | None = None,
     dispatcher: str | None = None,
+    filter: str | None = None,  # noqa: A002 - the option's name
     timeout_s: float | None = None,
 ) -> Settings:
     """The settings, given the options of the command line.
@@ -122,11 +127,24 @@ def resolve(
         Setting(chosen.dispatcher or "", origin),
         Setting(DISPATCHER_DEFAULT, "default"),
     )
+    filter_setting = _target(
+        Setting(filter or "", "--filter"),
+        Setting(environment.get("SEQGATE_FILTER", ""), "SEQGATE_FILTER"),
+        Setting(chosen.filter or "", origin),
+        Setting(FILTER_DEFAULT, "default"),
+    )
     timeout_s = TIMEOUT_DEFAULT_S if timeout_s is None else timeout_s
     if not 0 < timeout_s <= TIMEOUT_MAX_S:
         raise InvalidSettings(f"--timeout is more than 0 and at most {TIMEOUT_MAX_S:.0f} seconds")
     return Settings(
-        config, name, ledger_setting, dedup_setting, cursor_setting, dispatcher_setting, timeout_s
+        config,
+        name,
+        ledger_setting,
+        dedup_setting,
+        cursor_setting,
+        dispatcher_setting,
+        filter_setting,
+        timeout_s,
     )
 
 
@@ -166,7 +184,8 @@ def _config(path: Path, values: Mapping[str, Any]) -> Config:
         raise InvalidSettings(f"{path}: contexts are tables: [contexts.NAME]")
     contexts = {}
     for name, table in tables.items():
-        _known(path, f"contexts.{name}.", table, {"ledger", "dedup", "cursor", "dispatcher"})
+        services = {each.name for each in fields(Context)}
+        _known(path, f"contexts.{name}.", table, services)
         for key, value in table.items():
             if not isinstance(value, str):
                 raise InvalidSettings(f"{path}: contexts.{name}.{key} is a text, HOST:PORT")

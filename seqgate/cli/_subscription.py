@@ -10,14 +10,17 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.entry.v1 import entry_pb2
-from seqgate.cli._command import Run, command, group, topic_name
+from seqgate.cli._command import Run, command, group, option_properties, topic_name
 from seqgate.cli._failure import DONE, WrongUsage
+from seqgate.cli._names import subscription_name
 from seqgate.cli._output import shown, time_shown
 from seqgate.cli._place import PLACE_HELP, start
 from seqgate.cli._policy import enum_name
 from seqgate.cli._service import Dispatcher
+from seqgate.cli._subscription_filter import analyze
+from seqgate.cli._subscription_filter import app as filter_
 from seqgate.client import ChunkMessageId, MessageId
-from seqgate.types import InvalidNameError, Position, check_cursor_name
+from seqgate.types import Position
 
 KEYS_DEFAULT: Final = 20
 KEYS_MAX: Final = 1_000
@@ -26,10 +29,15 @@ KEYS_MAX: Final = 1_000
 RANGES_SHOWN: Final = 3
 """How many ranges of slots a table names; it counts all of them."""
 
+SAID: Final = ("processed", "accepted", "rejected", "rescheduled", "failed")
+"""What filters are counted by."""
+
 LISTED: Final = 1_000
 """How many subscriptions a page has."""
 
 app = group("Who gets a topic's messages, and why somebody does not.")
+app.add_typer(filter_, name="filter")
+command(app, "analyze")(analyze)
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The subscription.", show_default=False)]
@@ -76,7 +84,7 @@ def create(
         topic=str(topic_name(topic)),
         subscription=subscription_name(name),
         start=start("--start", start_at),
-        properties=_properties("--property", properties),
+        properties=option_properties("--property", properties),
     )
     return _create(run, request)
 
@@ -145,7 +153,7 @@ def set_(
     request = pb.UpdateSubscriptionPropertiesRequest(
         topic=str(topic_name(topic)),
         subscription=subscription_name(name),
-        put=_properties("--put", put),
+        put=option_properties("--put", put),
         remove=remove or [],
     )
     return _tell_after(run, "UpdateSubscriptionProperties", request)
@@ -301,6 +309,9 @@ async def _report(run: Run, request: pb.ReportRequest) -> int:
         return DONE
     now_ms = time.time_ns() // 1_000_000
     run.output.fields(_report_fields(record))
+    if record["filtering"] is not None:
+        run.output.line("")
+        _tell_filtering(run, record["filtering"], now_ms)
     run.output.line("")
     run.output.table(
         ("CONSUMER", "SLOTS", "PERMITS", "UNACKED", "DRAINING KEYS", "PARKED", "OLDEST DELIVERY"),
@@ -427,6 +438,9 @@ def _report_record(found: pb.ReportResponse) -> dict[str, Any]:
         "lagging": found.lagging,
         "delayed_entries": found.delayed_entries,
         "failed_entries": found.failed_entries,
+        "unjudged_entries": found.unjudged_entries,
+        "filter_failed_entries": found.filter_failed_entries,
+        "put_off_entries": found.put_off_entries,
         "withheld": [
             {
                 "reason": _reason(each.reason),
@@ -438,7 +452,33 @@ def _report_record(found: pb.ReportResponse) -> dict[str, Any]:
         "consumers": [_consumer_record(each) for each in found.consumers],
         "keys": [_key_report_record(each) for each in found.keys],
         "totals": {field.name: getattr(found.totals, field.name) for field in _fields_of_totals()},
+        "filtering": _filtering_record(found.filtering) if found.HasField("filtering") else None,
     }
+
+
+def _filtering_record(found: pb.FilteringReport) -> dict[str, Any]:
+    return {
+        "answers": found.answers,
+        "answers_ms": found.answers_ms,
+        "answer_max_ms": found.answer_max_ms,
+        "unanswered": found.unanswered,
+        "unanswered_since_ms": _time(found, "unanswered_since"),
+        "unanswered_because": found.unanswered_because or None,
+        "filters": [
+            {
+                "mode": enum_name(pb.FilterMode, each.mode, "FILTER_MODE_"),
+                "filter": each.name or None,
+                "version": each.version if each.name else None,
+                **{said: _count_record(getattr(each, said)) for said in SAID},
+                "failures": {one.reason: _count_record(one.count) for one in each.failures},
+            }
+            for each in found.filters
+        ],
+    }
+
+
+def _count_record(count: pb.FilterCount) -> dict[str, int]:
+    return {"entries": count.entries, "messages": count.messages}
 
 
 def _options_record(options: pb.SubscriptionOptions) -> dict[str, Any]:
@@ -500,6 +540,8 @@ def _reason_record(found: pb.Explanation) -> dict[str, Any]:
         "position": _position(found, "position"),
         "since_ms": _time(found, "since"),
         "until_ms": _time(found, "until"),
+        "filter": found.filter or None,
+        "filter_version": found.filter_version if found.filter else None,
     }
 
 
@@ -535,9 +577,49 @@ def _report_fields(record: dict[str, Any]) -> list[tuple[str, object]]:
         ("Entries that wait", record["parked_entries"]),
         ("  to be delivered later", record["delayed_entries"]),
         ("  failed before", record["failed_entries"]),
+        ("  for a verdict", record["unjudged_entries"]),
+        ("  because a filter failed", record["filter_failed_entries"]),
+        ("  put off by a filter", record["put_off_entries"]),
         ("Keys and slots to be read again", record["lagging"]),
         *[(_title(name), count) for name, count in totals.items()],
     ]
+
+
+def _tell_filtering(run: Run, record: dict[str, Any], now_ms: int) -> None:
+    answers = record["answers"]
+    fields: list[tuple[str, object]] = [
+        ("Answers of the filter service", answers),
+        ("  took, on average", f"{record['answers_ms'] / answers:.1f} ms" if answers else None),
+        ("  at most", f"{record['answer_max_ms']:.1f} ms" if answers else None),
+        ("Questions without an answer", record["unanswered"]),
+    ]
+    if record["unanswered_since_ms"] is not None:
+        fields.append(("  no answer for", _age(record["unanswered_since_ms"], now_ms)))
+        fields.append(("  because", record["unanswered_because"]))
+    run.output.fields(fields)
+    run.output.line("")
+    run.output.table(
+        ("MODE", "FILTER", "VERSION", *(said.upper() for said in SAID), "FAILURES"),
+        [
+            (
+                each["mode"].lower(),
+                each["filter"] or "all",
+                each["version"],
+                *(_count_shown(each[said]) for said in SAID),
+                ", ".join(
+                    f"{_words(reason)}: {_count_shown(count)}"
+                    for reason, count in each["failures"].items()
+                ),
+            )
+            for each in record["filters"]
+        ],
+    )
+
+
+def _count_shown(count: dict[str, int]) -> str:
+    """Entries, and in brackets messages, where these are more."""
+    entries, messages = count["entries"], count["messages"]
+    return str(entries) if entries == messages else f"{entries} ({messages})"
 
 
 def _sentence(reason: dict[str, Any], now_ms: int) -> str:
@@ -587,31 +669,6 @@ def _title(name: str) -> str:
 
 
 # ---- translating
-
-
-def subscription_name(name: str) -> str:
-    """The name itself, if it can be one of a subscription.
-
-    Raises:
-        WrongUsage: it cannot.
-    """
-    try:
-        return check_cursor_name(name)
-    except InvalidNameError as error:
-        raise WrongUsage(
-            str(error).replace("a cursor name", "a subscription's name"),
-            reason="INVALID_SUBSCRIPTION_NAME",
-        ) from error
-
-
-def _properties(option: str, given: Sequence[str] | None) -> dict[str, str]:
-    properties = {}
-    for each in given or ():
-        name, equals, value = each.partition("=")
-        if not equals or not name:
-            raise WrongUsage(f"{option} is NAME=VALUE", details={"given": each})
-        properties[name] = value
-    return properties
 
 
 def _message_position(text: str) -> Position:

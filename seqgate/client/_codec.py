@@ -16,10 +16,8 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.errors import CorruptMessageError
 from seqgate.message_id import ChunkMessageId, MessageId
+from seqgate.payloads import PayloadDamaged, open_batch, unpack
 from seqgate.types import Position
-
-UNCOMPRESSED_BYTES_MAX: Final = 512 * 1024 * 1024
-"""The largest payload, in bytes, that a reader unpacks."""
 
 
 class Compression(Enum):
@@ -237,22 +235,20 @@ def decode_fields(topic: str, stored: ledger_pb2.StoredEntry) -> list[Fields]:
     Raises:
         CorruptMessageError: the payload is not what was published.
     """
-    metadata = stored.metadata
-    payload = _unpack(stored, checked_payload(stored))
-    if not metadata.HasField("num_messages_in_batch"):
-        return [_fields(topic, stored, metadata, payload, metadata.sequence_id, -1)]
+    metadata, payload = stored.metadata, checked_payload(stored)
     try:
-        batch = entry_pb2.BatchPayload.FromString(payload)
-    except Exception as error:
-        raise corrupt(stored, "a batch cannot be read") from error
-    if len(batch.messages) != metadata.num_messages_in_batch:
-        raise corrupt(stored, "a batch does not hold as many messages as it says")
-    steps = metadata.sequence_id_steps or [1] * (len(batch.messages) - 1)
+        if not metadata.HasField("num_messages_in_batch"):
+            whole = unpack(metadata, payload)
+            return [_fields(topic, stored, metadata, whole, metadata.sequence_id, -1)]
+        messages = open_batch(metadata, payload)
+    except PayloadDamaged as error:
+        raise corrupt(stored, str(error)) from error
+    steps = metadata.sequence_id_steps or [1] * (len(messages) - 1)
     ids = accumulate(steps, initial=metadata.sequence_id)
     shared = dict(metadata.properties) if metadata.properties else None
     return [
         _fields(topic, stored, single.metadata, single.payload, sequence_id, index, shared)
-        for index, (single, sequence_id) in enumerate(zip(batch.messages, ids, strict=True))
+        for index, (single, sequence_id) in enumerate(zip(messages, ids, strict=True))
     ]
 
 
@@ -271,7 +267,11 @@ def decode_large_fields(
         CorruptMessageError: they do not make what was published.
     """
     metadata = last.metadata
-    fields = _fields(topic, last, metadata, _unpack(last, body), metadata.sequence_id, -1)
+    try:
+        whole = unpack(metadata, body)
+    except PayloadDamaged as error:
+        raise corrupt(last, str(error)) from error
+    fields = _fields(topic, last, metadata, whole, metadata.sequence_id, -1)
     return fields._replace(id=ChunkMessageId(MessageId(*first), fields.id))
 
 
@@ -357,38 +357,6 @@ def checked_payload(stored: ledger_pb2.StoredEntry) -> bytes:
     ):
         raise corrupt(stored, "a payload does not match its checksum")
     return payload
-
-
-def _unpack(stored: ledger_pb2.StoredEntry, payload: bytes) -> bytes:
-    metadata = stored.metadata
-    if not metadata.compression:
-        return payload
-    size = metadata.uncompressed_size
-    if size > UNCOMPRESSED_BYTES_MAX:
-        raise corrupt(stored, "a payload is larger than a reader unpacks")
-    try:
-        opened = _decompress(metadata.compression, payload, size)
-    except Exception as error:
-        raise corrupt(stored, "a payload cannot be unpacked") from error
-    if len(opened) != size:
-        raise corrupt(stored, "a payload is not as large as it says")
-    return opened
-
-
-def _decompress(compression: int, payload: bytes, size: int) -> bytes:
-    opened: bytes
-    match compression:
-        case entry_pb2.COMPRESSION_TYPE_LZ4:
-            opened = lz4.block.decompress(payload, uncompressed_size=size)
-        case entry_pb2.COMPRESSION_TYPE_ZLIB:
-            # One byte more than it should be, to notice when it is; never a whole bomb.
-            opened = zlib.decompressobj().decompress(payload, size + 1)
-        case entry_pb2.COMPRESSION_TYPE_ZSTD:
-            with zstandard.ZstdDecompressor().stream_reader(payload) as reader:
-                opened = reader.read(size + 1)
-        case _:
-            raise ValueError(f"unknown compression {compression}")
-    return opened
 
 
 def corrupt(stored: ledger_pb2.StoredEntry, message: str) -> CorruptMessageError:

@@ -7,11 +7,11 @@ from grpc import aio
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc
 from services.dispatcher.adapters.cursors import GrpcCursors
+from services.dispatcher.adapters.filters import GrpcFilters
 from services.dispatcher.adapters.ledger import GrpcLog
 from services.dispatcher.adapters.letters import GrpcDeadLetters
 from services.dispatcher.config import DispatcherConfig
-from services.dispatcher.live import Ports
-from services.dispatcher.ports import Cursors, DeadLetters, Log
+from services.dispatcher.ports import Cursors, DeadLetters, Filters, Log, Ports
 from services.dispatcher.service import Dispatcher
 from services.dispatcher.servicer import DispatcherServicer
 from services.runtime.channels import peer_channel
@@ -27,21 +27,27 @@ async def run(config: DispatcherConfig) -> None:
     async with (
         peer_channel(config.ledger_target, keepalive_s=config.keepalive_s) as ledger,
         peer_channel(config.cursor_target, keepalive_s=config.keepalive_s) as cursor,
+        peer_channel(config.filter_target, keepalive_s=config.keepalive_s) as filter_,
     ):
         await serve(
             config,
             GrpcLog(ledger, timeout_s=config.call_timeout_s),
             GrpcCursors(cursor, timeout_s=config.call_timeout_s),
             GrpcDeadLetters(ledger, timeout_s=config.call_timeout_s),
+            GrpcFilters(filter_, timeout_s=config.filter_timeout_s),
         )
 
 
 async def serve(
-    config: DispatcherConfig, log: Log, cursors: Cursors, dead_letters: DeadLetters
+    config: DispatcherConfig,
+    log: Log,
+    cursors: Cursors,
+    dead_letters: DeadLetters,
+    filters: Filters,
 ) -> None:
     """Serve over these ports until told to stop."""
     drain = Drain()
-    ports = Ports(log, cursors, dead_letters, config.owner, SteadyClock())
+    ports = Ports(log, cursors, dead_letters, filters, config.owner, SteadyClock())
     async with asyncio.TaskGroup() as tasks:
         dispatcher = Dispatcher(config, ports, tasks)
 

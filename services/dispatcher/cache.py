@@ -21,6 +21,10 @@ class EntryCache:
     def __contains__(self, position: Position) -> bool:
         return position in self._entries
 
+    def peek(self, position: Position) -> StoredEntry | None:
+        """An entry, which stays; None: it is not kept."""
+        return self._entries.get(position)
+
     def put(self, entry: StoredEntry) -> None:
         """Keep an entry."""
         position = Position(entry.position.ledger_id, entry.position.entry_id)

@@ -32,6 +32,13 @@ class DispatcherConfig(ServiceConfig):
     call_timeout_s: Seconds = 5
     """How long one answer of either may take."""
 
+    filter_target: str = "127.0.0.1:7705"
+    """The filter service, as for ledger_target. Nobody needs it but subscriptions with filters."""
+
+    filter_timeout_s: Seconds = 1
+    """How long one answer of it may take. Reading a subscription's log waits for it as long at
+    most: what there is no verdict of then, the subscription's policy decides."""
+
     lease_s: Annotated[float, Field(ge=0.3, le=3600)] = 10
     """For how long a subscription is leased; it is renewed in time. When an instance dies, its
     subscriptions stand still for as long at most."""

@@ -28,6 +28,7 @@ from seqgate.types import InvalidNameError, Position, TopicName
 from services.dispatcher.core.effects import AfterDeadLetter, DeadLetter, Gap, KeyState, Persist
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.ports import (
+    INTERNAL,
     Cursor,
     Cursors,
     CursorsUnavailable,
@@ -40,9 +41,6 @@ from services.dispatcher.ports import (
 )
 
 log = structlog.get_logger()
-
-INTERNAL: Final = "seqgate."
-"""How the names of the properties begin that are not the application's."""
 
 _NEXT: Final = f"{INTERNAL}dead.next"
 _LETTER: Final = f"{INTERNAL}dead.letter."

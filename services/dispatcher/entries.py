@@ -2,15 +2,20 @@
 
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.types import Position
-from services.dispatcher.core.effects import Entry
+from services.dispatcher.core.effects import ACCEPT, Entry
 from services.dispatcher.core.lane import Chunk
 from services.dispatcher.core.slots import sticky_key
 
 
-def entry_of(stored: StoredEntry) -> Entry:
+def position_of(stored: StoredEntry) -> Position:
+    """Where an entry is."""
+    return Position(stored.position.ledger_id, stored.position.entry_id)
+
+
+def entry_of(stored: StoredEntry, verdict: int = ACCEPT) -> Entry:
     """What the machine must know."""
     metadata = stored.metadata
-    position = Position(stored.position.ledger_id, stored.position.entry_id)
+    position = position_of(stored)
     if metadata.HasField("marker_type"):
         return Entry(position, None)
     key = sticky_key(
@@ -25,5 +30,5 @@ def entry_of(stored: StoredEntry) -> Entry:
         is_last = metadata.chunk_id == metadata.num_chunks_from_msg - 1
         chunk = Chunk(f"{metadata.producer_name}\0{metadata.uuid}", is_last)
     return Entry(
-        position, key, metadata.num_messages_in_batch or 1, metadata.deliver_at_time, chunk
+        position, key, metadata.num_messages_in_batch or 1, metadata.deliver_at_time, chunk, verdict
     )

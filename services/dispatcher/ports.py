@@ -1,14 +1,16 @@
-"""What the dispatcher needs from outside: a log, cursors, and a topic for dead letters.
+"""What the dispatcher needs from outside: a log, cursors, a topic for dead letters, and filters.
 
-tests/conformance judges every adapter of Cursors by the same suite.
+tests/conformance judges every adapter of Cursors, and of Filters, by the same suite.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
+from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.types import Position, TopicName
+from services.dispatcher.chains import Filter
 from services.dispatcher.core.effects import Persist
 from services.errors import DomainError, Kind
 
@@ -33,6 +35,31 @@ class LetterRefused(DomainError):
 
     kind = Kind.UNAVAILABLE
     reason = "DEAD_LETTER_REFUSED"
+
+
+INTERNAL: Final = "seqgate."
+"""How the names of a cursor's properties begin that are not the application's."""
+
+
+class FiltersUnavailable(DomainError):
+    """The filter service does not answer, or not in time."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "FILTERS_UNAVAILABLE"
+
+
+class InvalidExpression(DomainError):
+    """A filter is no expression, or none of a filter's type, or costs too much."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_EXPRESSION"
+
+
+class InvalidChain(DomainError):
+    """Filters cannot be a chain together, or not with the subscription's properties."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_CHAIN"
 
 
 class SubscriptionNotFound(DomainError):
@@ -63,6 +90,13 @@ class InvalidProperty(DomainError):
     reason = "INVALID_PROPERTY"
 
 
+class EntryCorrupt(DomainError):
+    """An entry of the log is damaged."""
+
+    kind = Kind.DATA_LOSS
+    reason = "ENTRY_CORRUPT"
+
+
 class Lease(NamedTuple):
     """Who has a subscription."""
 
@@ -88,9 +122,16 @@ class Cursor:
     created_ms: int
     owner: str
 
+    @property
+    def own(self) -> dict[str, str]:
+        """The properties that are the application's."""
+        return {
+            name: value for name, value in self.properties.items() if not name.startswith(INTERNAL)
+        }
+
 
 class Run(NamedTuple):
-    """Entries of one ledger that are acknowledged."""
+    """Neighbours of one ledger."""
 
     first: Position
     last_entry_id: int
@@ -175,7 +216,7 @@ class Cursors(Protocol):
         *,
         epoch: int | None,
     ) -> Cursor:
-        """Change the cursor's own properties; None: whoever has the lease.
+        """Change the cursor's own properties; None: whoever has the lease. May be repeated.
 
         Raises:
             InvalidProperty: a property is too long, or there are too many.
@@ -236,10 +277,14 @@ class Log(Protocol):
         ...
 
     async def fetch(
-        self, topic: TopicName, positions: Sequence[Position]
+        self, topic: TopicName, positions: Sequence[Position], *, metadata_only: bool = False
     ) -> Sequence[ledger_pb2.StoredEntry]:
         """The entries at these positions, which are in order; those that the log does not have are
         left out."""
+        ...
+
+    async def ledgers(self, topic: TopicName) -> Sequence[Run]:
+        """What the log has of each ledger, in order."""
         ...
 
     async def last_before(self, topic: TopicName, ledger_id: int) -> Position | None:
@@ -287,8 +332,98 @@ class DeadLetters(Protocol):
         ...
 
 
-class EntryCorrupt(DomainError):
-    """An entry of the log is damaged."""
+class Rules(NamedTuple):
+    """All that decides about an entry besides the entry itself.
 
-    kind = Kind.DATA_LOSS
-    reason = "ENTRY_CORRUPT"
+    Attributes:
+        filters: the chain; the first that does not accept decides.
+        topic: what `topic` stands for.
+        properties: names and values, what `subscription` stands for.
+    """
+
+    filters: tuple[Filter, ...]
+    topic: str
+    properties: tuple[tuple[str, str], ...] = ()
+
+
+class Reads(NamedTuple):
+    """What of an entry rules read: entries that do not differ in it have the same verdict.
+
+    Attributes:
+        variables: the names of variables.
+        properties: the properties that are looked up by name; None: any may matter.
+        subscription: the same of the subscription's.
+    """
+
+    variables: frozenset[str] = frozenset()
+    properties: tuple[str, ...] | None = ()
+    subscription: tuple[str, ...] | None = ()
+
+
+class Failure(NamedTuple):
+    """Why there is no verdict: a filter.v1.FailureReason without its prefix, and a sentence."""
+
+    reason: str
+    message: str
+
+
+class Said(NamedTuple):
+    """What rules say of an entry.
+
+    Attributes:
+        verdict: as in core.effects; a failure has none.
+        filter: the place in the chain of the filter that decided, or failed; None: all accept.
+        failure: why there is no verdict; None: there is one.
+    """
+
+    verdict: int
+    filter: int | None = None
+    failure: Failure | None = None
+
+
+class Line(Protocol):
+    """A line of one's own to the filter service: one thing is asked after the other, and what is
+    asked on other lines holds nothing up.
+
+    Every method raises FiltersUnavailable when the service does not answer in time, and what is
+    wrong with the rules: InvalidExpression, InvalidChain.
+    """
+
+    async def reads(self, rules: Rules) -> Reads:
+        """What the rules read. So they are compiled."""
+        ...
+
+    async def judge(
+        self, rules: Rules, metadata: Sequence[entry_pb2.EntryMetadata]
+    ) -> Sequence[Said]:
+        """What the rules say of entries with these metadata, of which only what the rules read
+        counts, and whether they are batches. However many they are."""
+        ...
+
+    async def close(self) -> None:
+        """Nothing more is asked."""
+        ...
+
+
+class Filters(Protocol):
+    """The filter service."""
+
+    def line(self) -> Line:
+        """A new line. It costs nothing until something is asked."""
+        ...
+
+
+class Ports(NamedTuple):
+    """What subscriptions stand on.
+
+    Attributes:
+        owner: where clients reach this instance: the name that leases have.
+        now_ms: what time it is, in ms since 1970, without jumps.
+    """
+
+    log: Log
+    cursors: Cursors
+    dead_letters: DeadLetters
+    filters: Filters
+    owner: str
+    now_ms: Callable[[], int]

@@ -7,16 +7,24 @@ from typing import Final, NamedTuple
 import structlog
 
 from seqgate.types import Position, TopicName
+from services.dispatcher.analysis import Analysis, analyze
+from services.dispatcher.chains import Chain, Chains, from_properties
 from services.dispatcher.config import DispatcherConfig
-from services.dispatcher.dead import INTERNAL
-from services.dispatcher.live import Joining, Live, Ports, Session
-from services.dispatcher.ports import Cursor, InvalidProperty, SubscriptionNotFound
+from services.dispatcher.live import Live, Unread
+from services.dispatcher.ports import (
+    INTERNAL,
+    Cursor,
+    InvalidProperty,
+    Ports,
+    SubscriptionNotFound,
+)
 from services.dispatcher.refusals import (
     InvalidStart,
     KeyNotHeld,
     SubscriptionBusy,
     TooManyConsumers,
 )
+from services.dispatcher.session import Joining, Session
 from services.errors import DomainError
 
 log = structlog.get_logger()
@@ -78,7 +86,7 @@ class Dispatcher:
         joining: Joining,
         create_at: Start | None,
         properties: Mapping[str, str],
-    ) -> Session:
+    ) -> tuple[Live, Session]:
         """Connect a consumer.
 
         Raises:
@@ -87,7 +95,8 @@ class Dispatcher:
         """
         if create_at is not None:
             await self.create(topic, name, create_at, properties)
-        return await (await self.live(topic, name)).subscribe(joining)
+        live = await self.live(topic, name)
+        return live, await live.subscribe(joining)
 
     async def live(self, topic: TopicName, name: str) -> Live:
         """A subscription that this instance has, or now takes.
@@ -163,22 +172,89 @@ class Dispatcher:
         return await self._ports.cursors.get(topic, name)
 
     async def set_properties(
-        self, topic: TopicName, name: str, put: Mapping[str, str], remove: Sequence[str]
+        self,
+        topic: TopicName,
+        name: str,
+        put: Mapping[str, str],
+        remove: Sequence[str],
+        *,
+        caller: str,
     ) -> Cursor:
         """Change a subscription's properties.
 
         Raises:
-            SubscriptionNotFound, NotOwner, InvalidProperty.
+            SubscriptionNotFound, NotOwner, InvalidProperty; of one with filters InvalidChain,
+            InvalidExpression, FiltersUnavailable.
         """
         _check_properties(put)
         if any(each.startswith(INTERNAL) for each in remove):
             raise InvalidProperty(f"names that begin with {INTERNAL} are not yours", field="remove")
-        await self.live(topic, name)
-        cursor = await self._ports.cursors.get(topic, name)
-        left = {each for each in cursor.properties if not each.startswith(INTERNAL)}
-        if len((left | set(put)) - set(remove)) > PROPERTIES_MAX:
-            raise InvalidProperty(f"at most {PROPERTIES_MAX} properties", field="put")
-        return await self._ports.cursors.set_properties(topic, name, put, remove, epoch=None)
+        live = await self.live(topic, name)
+        return await live.set_properties(put, remove, PROPERTIES_MAX, caller=caller)
+
+    # ---- filters
+
+    async def set_filters(
+        self,
+        topic: TopicName,
+        name: str,
+        chain: Chain,
+        start: Start | None,
+        *,
+        is_shadow: bool,
+        caller: str,
+    ) -> Chains:
+        """Filter by a chain from a place on; None: from what was not read yet. `caller` is who
+        asks for it, as far as that is known.
+
+        Raises:
+            SubscriptionNotFound, NotOwner, InvalidStart, InvalidExpression, InvalidChain,
+            TooManyFilters, FiltersUnavailable.
+        """
+        live = await self.live(topic, name)
+        where: Position | Unread | None = Unread()
+        if start is not None:
+            before = await self.resolve(topic, start)
+            where = None if before is None else Position(before.ledger_id, before.entry_id + 1)
+        cursor = await live.set_filters(chain, where, is_shadow=is_shadow, caller=caller)
+        return _chains(cursor)
+
+    async def filters(self, topic: TopicName, name: str) -> Chains:
+        """What a subscription filters by.
+
+        Raises:
+            SubscriptionNotFound.
+        """
+        return _chains(await self._ports.cursors.get(topic, name))
+
+    async def analyze(
+        self,
+        topic: TopicName,
+        name: str,
+        chain: Chain | None,
+        *,
+        entries_max: int,
+        seconds_max: float,
+    ) -> Analysis:
+        """What a chain would make of a subscription's backlog; None: what those do that are
+        applied.
+
+        Raises:
+            SubscriptionNotFound, NotOwner, TopicNotFound, InvalidExpression, InvalidChain,
+            FiltersUnavailable.
+        """
+        live = await self.live(topic, name)
+        async with live.analyzing:
+            trial = live.filtering.trial(chain)
+            try:
+                await trial.check()
+                return await analyze(
+                    live, self._ports.log, trial, entries_max=entries_max, seconds_max=seconds_max
+                )
+            finally:
+                await trial.close()
+
+    # ---- what there is
 
     async def get(self, topic: TopicName, name: str) -> Cursor:
         """A subscription.
@@ -264,6 +340,10 @@ class Dispatcher:
         for result in results:
             if isinstance(result, DomainError):
                 log.warning("a subscription was not given back", why=result.message)
+
+
+def _chains(cursor: Cursor) -> Chains:
+    return from_properties(cursor.properties).needed_after(cursor.mark_delete)
 
 
 def _check_properties(properties: Mapping[str, str]) -> None:

@@ -66,6 +66,7 @@ def seqgate(bare: CommandLine, stack: Stack) -> CommandLine:
         SEQGATE_DEDUP=stack.address("dedup"),
         SEQGATE_CURSOR=stack.address("cursor"),
         SEQGATE_DISPATCHER=stack.address("dispatcher"),
+        SEQGATE_FILTER=stack.address("filter"),
     )
 
 

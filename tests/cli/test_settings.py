@@ -17,6 +17,7 @@ ledger = "dev-ledger:1"
 dedup = "dev-dedup:1"
 cursor = "dev-cursor:1"
 dispatcher = "dev-dispatcher:1"
+filter = "dev-filter:1"
 
 [contexts.half]
 ledger = "half-ledger:1"
@@ -41,6 +42,7 @@ def test_without_anything_the_services_are_on_this_machine(tmp_path: Path) -> No
     assert settings.dedup == Setting("127.0.0.1:7701", "default")
     assert settings.cursor == Setting("127.0.0.1:7703", "default")
     assert settings.dispatcher == Setting("127.0.0.1:7704", "default")
+    assert settings.filter == Setting("127.0.0.1:7705", "default")
     assert settings.context is None
     assert settings.timeout_s == 30
 
@@ -66,6 +68,10 @@ def test_an_option_wins_over_the_environment_over_the_context_over_the_default(
     assert resolve(environment).dispatcher == Setting("dev-dispatcher:1", "context dev")
     by_name = {**environment, "SEQGATE_DISPATCHER": "named:1"}
     assert resolve(by_name).dispatcher == Setting("named:1", "SEQGATE_DISPATCHER")
+    assert resolve(environment, filter="given:1").filter == Setting("given:1", "--filter")
+    assert resolve(environment).filter == Setting("dev-filter:1", "context dev")
+    by_name = {**environment, "SEQGATE_FILTER": "named:1"}
+    assert resolve(by_name).filter == Setting("named:1", "SEQGATE_FILTER")
 
 
 def test_a_context_is_chosen_by_option_then_environment_then_file(
@@ -172,9 +178,12 @@ def test_contexts_are_listed_and_the_one_in_effect_is_marked(
 
     assert table.code == 0
     assert table.rows == [
-        ["CURRENT", "CONTEXT", "LEDGER", "DEDUP", "CURSOR", "DISPATCHER"],
-        ["-", "dev", "dev-ledger:1", "dev-dedup:1", "dev-cursor:1", "dev-dispatcher:1"],
-        ["*", "half", "half-ledger:1", "-", "-", "-"],
+        ["CURRENT", "CONTEXT", "LEDGER", "DEDUP", "CURSOR", "DISPATCHER", "FILTER"],
+        [
+            *("-", "dev", "dev-ledger:1", "dev-dedup:1", "dev-cursor:1", "dev-dispatcher:1"),
+            "dev-filter:1",
+        ],
+        ["*", "half", "half-ledger:1", "-", "-", "-", "-"],
     ]
     assert listed.records == [
         {
@@ -184,6 +193,7 @@ def test_contexts_are_listed_and_the_one_in_effect_is_marked(
             "dedup": "dev-dedup:1",
             "cursor": "dev-cursor:1",
             "dispatcher": "dev-dispatcher:1",
+            "filter": "dev-filter:1",
         },
         {
             "context": "half",
@@ -192,6 +202,7 @@ def test_contexts_are_listed_and_the_one_in_effect_is_marked(
             "dedup": None,
             "cursor": None,
             "dispatcher": None,
+            "filter": None,
         },
     ]
 
@@ -212,6 +223,7 @@ def test_the_settings_in_effect_say_where_they_come_from(
         ["dedup", "named:1", "SEQGATE_DEDUP"],
         ["cursor", "dev-cursor:1", "context dev"],
         ["dispatcher", "dev-dispatcher:1", "context dev"],
+        ["filter", "dev-filter:1", "context dev"],
     ]
     assert shown.record == {
         "config": environment["SEQGATE_CONFIG"],
@@ -221,6 +233,7 @@ def test_the_settings_in_effect_say_where_they_come_from(
         "dedup": {"value": "named:1", "source": "SEQGATE_DEDUP"},
         "cursor": {"value": "127.0.0.1:7703", "source": "default"},
         "dispatcher": {"value": "127.0.0.1:7704", "source": "default"},
+        "filter": {"value": "127.0.0.1:7705", "source": "default"},
     }
 
 

@@ -23,6 +23,7 @@ from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client import connect as connect_client
 from seqgate.types import Position
 from tests.faults.world import World
+from tests.integration.refusals import refused
 from tests.integration.services import channel_to, serving
 from tests.support.crash_points import Order
 from tests.support.delivery_checkers import Deliveries, Token, check
@@ -399,17 +400,13 @@ async def test_64_a_full_cursor_store_acknowledges_nothing_and_loses_nothing(
         async with consuming(dispatchers, topic, permits=9, max_in_flight_per_key=1) as consumer:
             first, second = await consumer.received(2)
             await cursors.CreateCursor(cursor_pb2.CreateCursorRequest(**filler))
-            full = False
-            for i in range(2_000):
-                request = cursor_pb2.UpdateCursorPropertiesRequest(
-                    **filler, put={f"{i}": "x" * 4_000}
-                )
-                try:
-                    await cursors.UpdateCursorProperties(request)
-                except aio.AioRpcError:
-                    full = True
-                    break
-            assert full
+            for size in (4_000, 200, 1):  # until nothing fits in, however small
+                with refused(StatusCode.RESOURCE_EXHAUSTED, "STORE_FULL"):
+                    for i in range(2_000):
+                        put = {f"{size}-{i}": "x" * size}
+                        await cursors.UpdateCursorProperties(
+                            cursor_pb2.UpdateCursorPropertiesRequest(**filler, put=put)
+                        )
             ids = [
                 await consumer.ask_acknowledge(first),
                 await consumer.ask_acknowledge(second),

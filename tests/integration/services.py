@@ -19,6 +19,7 @@ from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
 from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
+from seqgate.api.filter.v1.filter_pb2_grpc import FilterServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from tests.support.waiting import eventually
@@ -39,6 +40,7 @@ class Services:
     dedup: Any
     cursor: Any
     dispatcher: Any
+    filter: Any
 
     async def read(self, topic: str, **request: Any) -> list[ledger_pb2.StoredEntry]:
         """The entries of a topic, all of them unless asked otherwise."""
@@ -170,6 +172,7 @@ async def connected(stack: Stack) -> AsyncIterator[Services]:
         channel_to(stack.address("dedup")) as dedup,
         channel_to(stack.address("cursor")) as cursor,
         channel_to(stack.address("dispatcher")) as dispatcher,
+        channel_to(stack.address("filter")) as filter_,
     ):
         yield Services(
             stack,
@@ -177,6 +180,7 @@ async def connected(stack: Stack) -> AsyncIterator[Services]:
             DedupServiceStub(dedup),
             CursorServiceStub(cursor),
             DispatcherServiceStub(dispatcher),
+            FilterServiceStub(filter_),
         )
     assert surprises(stack) == []
 

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from tests.support.waiting import eventually
 from tools.bench.__main__ import INTERRUPTED, parse
+from tools.stack.child import tell
 
 FIELDS = {"group", "name", "unit", "value", "min", "max", "rounds", "limit", "ratio"}
 
@@ -23,16 +26,25 @@ class Run:
         self._root = root
         self._report = folder / "made" / "report.json"
         self._mark = f"SEQGATE_TEST_BENCH={folder}"
+        self._started: list[Process] = []
 
     async def start(self, *arguments: str) -> Process:
         name, _, value = self._mark.partition("=")
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tools.bench", "--report", str(self._report), *arguments),
             cwd=self._root,
             env={**os.environ, name: value},
             stdout=PIPE,
             stderr=PIPE,
         )
+        self._started.append(process)
+        return process
+
+    async def end(self) -> None:
+        """End what a test that failed left; its children end with it."""
+        for process in self._started:
+            tell(process, signal.SIGKILL)
+            await process.wait()
 
     async def finish(self, *arguments: str) -> str:
         """Run it to its end. Returns what it wrote."""
@@ -66,8 +78,12 @@ class Run:
 
 
 @pytest.fixture
-def bench(root: Path, tmp_path: Path) -> Run:
-    return Run(root, tmp_path)
+async def bench(root: Path, tmp_path: Path) -> AsyncIterator[Run]:
+    run = Run(root, tmp_path)
+    try:
+        yield run
+    finally:
+        await run.end()
 
 
 async def test_figures_are_reported_beside_the_limits_they_need(bench: Run, root: Path) -> None:
@@ -169,6 +185,47 @@ async def test_deliveries_are_measured_beside_less_than_a_dispatcher(bench: Run)
         assert each["ratio"] == pytest.approx(expected, rel=1e-3)
     latency = found["published until it is delivered, p99"]
     assert latency["limit"]["name"] == "published until a plain read has it, p99"
+
+
+async def test_verdicts_are_measured_beside_a_stream_that_only_answers(bench: Run) -> None:
+    wrote = await bench.finish("--json", "--seconds-per-measurement", "0.004", "--only", "filter")
+
+    found = {each["name"]: each for each in json.loads(wrote)["measurements"]}
+    kinds = ("10 property sets", "10 property sets, shared metadata", "all distinct")
+    for kind in kinds:
+        assert found[f"stream, {kind}"]["limit"]["name"] == f"bare stream, {kind}"
+    assert found["engine"]["limit"]["name"] == "Python function"
+    assert found["judging, all distinct"]["limit"]["name"] == "engine"
+    for each in found.values():
+        if each["limit"]:
+            assert each["ratio_min"] <= each["ratio"] <= each["ratio_max"]
+    assert {each["unit"] for each in found.values()} == {"verdicts/s"}
+
+
+async def test_filters_are_measured_beside_none_and_beside_ones_that_open_batches(
+    bench: Run,
+) -> None:
+    wrote = await bench.finish("--json", "--seconds-per-measurement", "0.004", "--only", "filtered")
+
+    found = {each["name"]: each for each in json.loads(wrote)["measurements"]}
+    remembered = "verdict remembered, by metadata"
+    for messages in ("10", "100", "1,000"):
+        opened = found[f"batch of {messages} messages opened, each looked at"]
+        assert opened["limit"]["name"] == remembered
+    beside = {
+        "delivered, all accepted": "delivered, no filter",
+        "delivered, all accepted, batches opened": "delivered, all accepted",
+        "judged, half rejected": "delivered, no filter",
+        "judged, half rejected, batches opened": "judged, half rejected",
+    }
+    for kind in ("10 property sets", "all distinct"):
+        for name, limit in beside.items():
+            each = found[f"{name}, {kind}"]
+            assert each["limit"]["name"] == f"{limit}, {kind}"
+            assert each["ratio_min"] <= each["ratio"] <= each["ratio_max"]
+            assert {"client", "dispatcher", "opening", "filter"} <= set(each["cpu_percent"])
+        computed = found[f"dispatcher computes: delivered, all accepted, {kind}"]
+        assert computed["unit"] == "µs/message"
 
 
 async def test_nothing_is_left_of_benchmarks_that_are_terminated(bench: Run) -> None:

@@ -1,16 +1,21 @@
 """The demo, on a part of its input."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.jobs import quick_spark
 from tools.demo import __main__ as demo
+from tools.demo import filtered as filtering
 from tools.demo import proving
 from tools.demo.delivering import Delivered
+from tools.demo.filtered import Filtered, filter_flights
 from tools.demo.flights import Flight
 from tools.demo.rebuilding import Audited, Rebuilt
+from tools.demo.screen import Screen
+from tools.stack.stack import Stack
 
 FLIGHTS = 20_000
 
@@ -44,6 +49,11 @@ async def test_the_demo_proves_that_every_flight_is_stored_once(
     assert delivered["missing"] == 0 < delivered["refused"]
     assert delivered["key_order_violations"] == delivered["exclusivity_violations"] == 0
     assert delivered["keys_blocked_by_the_stuck_one"] <= 1
+    filtered = report["filter"]
+    assert filtered["filtered_actual"] == filtered["filtered_expected"] > 0
+    assert filtered["wrong"] == filtered["early"] == 0 < filtered["waited"]
+    assert 0 < filtered["rejected"] < filtered["entries"] < delivered["delivered"]
+    assert filtered["payloads_opened"] == 0
 
 
 async def test_the_demo_fails_when_a_promise_is_broken(
@@ -61,9 +71,32 @@ async def test_the_demo_fails_when_a_promise_is_broken(
     async def delivered(*_: object) -> Delivered:
         return Delivered(1, 1, 1, 0, 0, 0, 1, 1.0, 1, 1, 0.0)
 
+    async def filtered(*_: object) -> Filtered:
+        return Filtered(1, 1, 0, 1, 0, 2, 1, 0, 2, 0.0)
+
     monkeypatch.setattr(demo, "deliver", delivered)
+    monkeypatch.setattr(demo, "filter_flights", filtered)
     monkeypatch.setattr(proving, "_persisted", wrong)
     monkeypatch.setattr(demo, "recover", recovered)
     assert await demo.run(tmp_path / "demo", 7, None) == 1
     report = json.loads((tmp_path / "demo" / "report.json").read_text())
     assert report["marks_wrong"] > 0
+
+
+async def test_a_dispatcher_that_opens_batches_breaks_a_promise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filtering, "OUTAGE_S", 0.2)
+    origins = ["EWR", "EWR", "JFK", "EWR", "LGA"]
+    flights = [
+        Flight("UA", each, "N14228", origins[each % len(origins)], "IAH", f"{each}".encode())
+        for each in range(200)
+    ]
+    opening = {"dispatcher": (sys.executable, "-m", "tools.bench.opening")}
+    with Screen() as screen:
+        async with Stack(tmp_path, commands=opening) as stack:
+            filtered = await filter_flights(stack, flights, screen)
+    assert filtered.filtered_actual == filtered.filtered_expected == 120
+    assert (filtered.entries, filtered.rejected) == (160, 80)
+    assert filtered.payloads_opened >= filtered.entries
+    assert filtered.broken

@@ -19,13 +19,16 @@ from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import (
 )
 from seqgate.api.entry.v1.entry_pb2 import Position
 from seqgate.api.ledger.v1 import ledger_pb2
-from services.dispatcher import live as live_limits
+from services.dispatcher import parsing as limits
 from services.dispatcher import service as service_limits
-from services.dispatcher import servicer as limits
+from services.dispatcher import session as session_limits
 from services.dispatcher.adapters.cursors import GrpcCursors
+from services.dispatcher.adapters.filters import GrpcFilters
 from services.dispatcher.adapters.ledger import GrpcLog
 from services.dispatcher.adapters.letters import GrpcDeadLetters
 from services.dispatcher.config import DispatcherConfig
+from services.dispatcher.ports import Ports
+from services.dispatcher.servicer import DispatcherServicer
 from services.runtime.channels import peer_channel
 from services.runtime.drain import Drain
 from services.runtime.server import grpc_server
@@ -180,6 +183,9 @@ METHODS: dict[str, Callable[..., Any]] = {
     ),
     "UpdateSubscriptionProperties": pb.UpdateSubscriptionPropertiesRequest,
     "ReleaseKey": pb.ReleaseKeyRequest,
+    "SetFilters": pb.SetFiltersRequest,
+    "GetFilters": pb.GetFiltersRequest,
+    "AnalyzeBacklog": pb.AnalyzeBacklogRequest,
     "Report": pb.ReportRequest,
     "Explain": lambda **names: pb.ExplainRequest(**({"key": b"k"} | names)),
 }
@@ -574,13 +580,13 @@ async def test_who_asks_more_than_can_be_answered_is_cut_off(
     async with consuming(stoppable.dispatcher, topic, permits=2) as consumer:
         first, second = await consumer.received(2)
         with paused(stoppable.stack, "cursor"):
-            for _ in range(live_limits.UNANSWERED_MAX):
+            for _ in range(session_limits.UNANSWERED_MAX):
                 await consumer.ask_acknowledge(first)
             await consumer.permit(1)  # is not answered
             assert not consumer.has_ended
             await consumer.ask_acknowledge(second)
             details = await ended_with(consumer, EXHAUSTED, "TOO_MANY_UNANSWERED")
-            assert details == {"unanswered_max": str(live_limits.UNANSWERED_MAX)}
+            assert details == {"unanswered_max": str(session_limits.UNANSWERED_MAX)}
 
 
 # ---- administration
@@ -1417,8 +1423,13 @@ async def test_73_a_message_is_shown_so_often_and_then_is_in_the_dead_letter_top
     }
     assert (await sub.report()).totals.dead_lettered == 1
     # Nothing is kept of it beyond what its key needs.
-    cursor = await services.cursor.GetCursor(cursor_pb2.GetCursorRequest(topic=topic, name="s"))
-    assert not [each for each in cursor.cursor.properties if "letter" in each]
+    names = cursor_pb2.GetCursorRequest(topic=topic, name="s")
+
+    async def forgotten() -> bool:
+        cursor = (await services.cursor.GetCursor(names)).cursor
+        return not [each for each in cursor.properties if "letter" in each]
+
+    await eventually(forgotten)
 
 
 async def test_76_the_next_message_tells_what_is_missing(services: Services, sub: Sub) -> None:
@@ -1822,19 +1833,21 @@ async def in_this_process(services: Services) -> AsyncIterator[Any]:
     async with (
         peer_channel(services.stack.address("ledger"), keepalive_s=10) as ledger,
         peer_channel(services.stack.address("cursor"), keepalive_s=10) as cursor,
+        peer_channel(services.stack.address("filter"), keepalive_s=10) as filter_,
         asyncio.TaskGroup() as tasks,
     ):
-        ports = live_limits.Ports(
+        ports = Ports(
             GrpcLog(ledger, timeout_s=5),
             GrpcCursors(cursor, timeout_s=5),
             GrpcDeadLetters(ledger, timeout_s=5),
+            GrpcFilters(filter_, timeout_s=5),
             address,
             lambda: time.time_ns() // 1_000_000,
         )
         dispatcher = service_limits.Dispatcher(config, ports, tasks)
 
         def register(server: aio.Server) -> None:
-            servicer = limits.DispatcherServicer(dispatcher, drain, config)
+            servicer = DispatcherServicer(dispatcher, drain, config)
             add_DispatcherServiceServicer_to_server(servicer, server)
 
         async with (
@@ -1848,7 +1861,7 @@ async def in_this_process(services: Services) -> AsyncIterator[Any]:
 async def test_who_does_not_read_what_it_is_sent_is_cut_off_and_holds_nobody_up(
     services: Services, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_limits, "OUTBOX_ITEMS_MAX", 20)
+    monkeypatch.setattr(session_limits, "OUTBOX_ITEMS_MAX", 20)
     large = [single(i, i, b"x" * 1024 * 1024, partition_key=str(i)) for i in range(5)]
     await store(services, topic, *large)
     async with in_this_process(services) as stub:

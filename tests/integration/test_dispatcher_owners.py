@@ -152,6 +152,8 @@ async def test_who_does_not_have_a_subscription_says_who_has(
                 **names, put={"a": "1"}
             ),
             "ReleaseKey": pb.ReleaseKeyRequest(**names),
+            "SetFilters": pb.SetFiltersRequest(**names),
+            "AnalyzeBacklog": pb.AnalyzeBacklogRequest(**names),
             "Report": pb.ReportRequest(**names),
             "Explain": pb.ExplainRequest(**names, key=b"k"),
         }.items():

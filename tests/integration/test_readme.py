@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -29,9 +30,9 @@ async def test_the_example_and_the_commands_run(stack: Stack, root: Path) -> Non
     printed = await run(sys.executable, "-c", example)
     assert "checkout 1001 b'2 apples'" in printed
     commands = [line for line in blocks(root, "sh")[-1].splitlines() if line]
-    assert len(commands) == 4
+    assert len(commands) == 5
     for command in commands:
-        name, *arguments = command.split()
+        name, *arguments = shlex.split(command)
         printed = await run(
             str(Path(sys.executable).with_name(name)),
             *arguments,
@@ -39,6 +40,7 @@ async def test_the_example_and_the_commands_run(stack: Stack, root: Path) -> Non
             SEQGATE_DEDUP=stack.address("dedup"),
             SEQGATE_CURSOR=stack.address("cursor"),
             SEQGATE_DISPATCHER=dispatcher,
+            SEQGATE_FILTER=stack.address("filter"),
         )
         assert printed.strip()
 

@@ -485,7 +485,8 @@ async def test_every_line_of_the_logs_is_json_whatever_happens(tmp_path: Path, t
             lines = log_lines(stack, service)
             seen = {each["event"] for each in lines}
             assert {"listening", "ready", "stopped"} <= seen
-            assert ("not ready" in seen) == (service != "cursor")  # which needs neither
+            needs_either = service not in ("cursor", "filter")
+            assert ("not ready" in seen) == needs_either
             for line in lines:
                 assert line["service"] == service
                 assert {"event", "level", "timestamp"} <= line.keys()
@@ -819,12 +820,14 @@ async def test_no_process_outlives_a_stack_that_was_killed(tmp_path: Path) -> No
 
 
 async def test_the_stack_listens_where_it_is_told_to(tmp_path: Path) -> None:
-    base = consecutive_ports(4)
+    base = consecutive_ports(6)
     async with stack_command(tmp_path / "stack", "--port-base", str(base)) as (_, endpoints):
         assert endpoints["redis"] == f"redis://127.0.0.1:{base}/0"
         assert endpoints["dedup"] == f"127.0.0.1:{base + 1}"
         assert endpoints["ledger"] == f"127.0.0.1:{base + 2}"
         assert endpoints["cursor"] == f"127.0.0.1:{base + 3}"
+        assert endpoints["dispatcher"] == f"127.0.0.1:{base + 4}"
+        assert endpoints["filter"] == f"127.0.0.1:{base + 5}"
         taken = await end_of(
             *("-m", "tools.stack", "run", "--dir", str(tmp_path / "other")),
             *("--port-base", str(base)),

@@ -377,6 +377,7 @@ async def test_a_damaged_entry_gives_no_verdict_and_a_loaded_state_leads_past_it
             DedupServiceStub(dedup),
             CursorServiceStub(cursor),
             dispatcher=None,
+            filter=None,
         )
         await publish(services, topic, *range(ENTRIES))
         await services.settled(topic)

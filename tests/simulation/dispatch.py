@@ -4,7 +4,8 @@ Whatever happens is drawn from a seed. Each effect of the machine waits until th
 out, in any order that the machine allows; one that ends in a store may be carried out twice,
 because its answer was lost. After every step the world holds what it has seen against the promises:
 one consumer for a key at a time, a key's messages in order, nothing after its acknowledgement is
-durable, nothing lost between two places, counts that add up, a true reason
+durable, nothing that filters rejected, nothing before they accepted it, no part of a large message
+of which they rejected another, nothing lost between two places, counts that add up, a true reason
 for everything that is withheld. When the world comes to rest, whatever may be delivered must have
 been.
 """
@@ -25,6 +26,10 @@ from typing import Any, Final
 from seqgate.types import Position
 from services.dispatcher.core.delivering import Delivering
 from services.dispatcher.core.effects import (
+    ACCEPT,
+    PARK,
+    REJECT,
+    UNJUDGED,
     AfterDeadLetter,
     Assigned,
     DeadLetter,
@@ -35,6 +40,7 @@ from services.dispatcher.core.effects import (
     Entry,
     ForgetKey,
     Gap,
+    Judge,
     KeyState,
     Kind,
     Options,
@@ -48,6 +54,7 @@ from services.dispatcher.core.effects import (
 from services.dispatcher.core.flights import Flights
 from services.dispatcher.core.gaps import Gaps
 from services.dispatcher.core.handover import HandOver
+from services.dispatcher.core.judging import Judging
 from services.dispatcher.core.lags import Lags
 from services.dispatcher.core.lane import (
     Chunk,
@@ -59,6 +66,7 @@ from services.dispatcher.core.lane import (
     Rare,
     Reason,
     Slot,
+    Undecided,
 )
 from services.dispatcher.core.outgoing import Outgoing
 from services.dispatcher.core.parking import Parking
@@ -69,8 +77,16 @@ from services.dispatcher.core.selectors import AutoSplit, Ring, Selector, SlotRa
 from services.dispatcher.core.settling import Settling
 from services.dispatcher.core.subscription import Durable, Item, Refused, Subscription
 from services.dispatcher.core.timers import Timers
+from services.dispatcher.core.verdicts import Verdicts
 
-SMALL: Final = {"TURN_ENTRIES": 2, "SCAN_ENTRIES": 4, "GAPS_MAX": 2, "TIMERS_SPARE": 3}
+SMALL: Final = {
+    "TURN_ENTRIES": 2,
+    "SCAN_ENTRIES": 4,
+    "GAPS_MAX": 2,
+    "TIMERS_SPARE": 3,
+    "JUDGE_ENTRIES": 3,
+    "UNJUDGED_MAX": 6,
+}
 """The limits that the machine has of its own, so small that histories reach them."""
 
 OPTIONS: Final = {each.name for each in fields(Options)}
@@ -85,16 +101,19 @@ PARTS: Final[tuple[type, ...]] = (
     Large,
     Rare,
     Slot,
+    Undecided,
     Lane,
     Delayed,
     Consumer,
     Timers,
     Lags,
+    Verdicts,
     Parking,
     Outgoing,
     Flights,
     Gaps,
     Settling,
+    Judging,
     HandOver,
     Returning,
     Delivering,
@@ -189,9 +208,9 @@ class World:
     """See the module.
 
     Args:
-        forced: options, and what else is drawn (`delays`, `batches`, `chunks`, `faulty`), that are
-            not to be as the seed says; `timeouts`, of consumers; `pace`, the share of steps that
-            are about time.
+        forced: options, and what else is drawn (`delays`, `batches`, `chunks`, `faulty`,
+            `filters`), that are not to be as the seed says; `timeouts`, of consumers; `pace`, the
+            share of steps that are about time.
     """
 
     def __init__(
@@ -220,6 +239,8 @@ class World:
             after_dead_letter=random.choice(list(AfterDeadLetter)),
             retry_first_ms=10,
             retry_max_ms=100,
+            reschedule_max_ms=random.choice((50, 200)),
+            reschedules_max=random.choice((0, 1, 3)),
         )
         of_options = {each: forced.pop(each) for each in set(forced) & OPTIONS}
         self.options = replace(self.options, **of_options)
@@ -233,6 +254,7 @@ class World:
         self.batches = random.random() < 0.4
         self.chunks = random.random() < 0.25
         self.faulty = random.random() < 0.5
+        self.filters = random.random() < 0.4
         self.timeouts = (0, 0, 300)
         self.pace = 0.0
         for name, value in forced.items():
@@ -248,6 +270,9 @@ class World:
         self.aborted: set[str] = set()
         self.overtaken: set[Position] = set()
         self.ledger_id = random.choice((1, 1, 2))
+        self.filtered = self.filters and random.random() < 0.8
+        self.outage = False
+        self.kind_word = False
         self.store = Store()
         self.now_ms = 1_000
         self.next_peer = 1
@@ -262,7 +287,7 @@ class World:
         selector: Selector = self.mode() if self.mode is not Ring else Ring(points=5)
         self.told = dict(store.partial)
         durable = Durable(acknowledged, store.partial, store.attempts, dict(store.keys))
-        self.sub = self.machine(self.options, selector, durable)
+        self.sub = self.machine(self.options, selector, durable, is_filtered=self.filtered)
         self.pending: list[Effect] = []
         self.peers: dict[int, Peer] = {}
         self.where: dict[Position, tuple[int, Held]] = {}
@@ -280,6 +305,12 @@ class World:
         self.lost: set[Position] = set()
         self.back: dict[bytes, Position] = {}
         self.draining: dict[bytes, int] = {}
+        self.said: dict[Position, int] = {}
+        self.put_off: Counter[Position] = Counter()
+        self.rejected: set[Position] = set()
+        self.rejecting: set[str] = set()
+        self.accepting: set[str] = set()
+        self.asks_anew = False
 
     def restart(self) -> None:
         """The machine is lost, with everything that is not durable; its consumers with it."""
@@ -305,6 +336,7 @@ class World:
 
     def do(self, effects: Sequence[Effect]) -> None:
         """Carry out, or keep for later, what the machine wants."""
+        self._note_rejected()
         shown: list[tuple[Delivery, int]] = []
         for effect in effects:
             match effect:
@@ -326,6 +358,9 @@ class World:
                     self._is_done_for_good(each) for each in entries
                 ) or {*entries} & {each for each, _, _ in parts}:
                     raise Broken("something is made durable twice")
+                case Judge(positions):
+                    self._check_asked(positions)
+                    self.pending.append(effect)
                 case Persist(_, entries) if not all(map(self._is_settled, entries)):
                     raise Broken("something is made durable that nobody acknowledged")
                 case _:
@@ -343,8 +378,11 @@ class World:
             self._has_room(peer) and (not self.blocked or self._unfinished(peer))
             for peer in self.peers.values()
         )
-        if any(isinstance(each, Read) for each in effects) and not takes:
-            raise Broken("the log is read though nobody takes more")
+        if any(isinstance(each, Read) for each in effects):
+            if not takes:
+                raise Broken("the log is read though nobody takes more")
+            if self._is_full():
+                raise Broken("the log is read though too much waits for filters")
 
     def _is_done_for_good(self, position: Position) -> bool:
         """Whether an entry is durably acknowledged, and nobody can have acknowledged it again: of a
@@ -357,7 +395,7 @@ class World:
             return self.where[position][1].is_settling
         if self.entries[position].key is None or position in self.store.done:
             return True
-        return position in self.ghosts or position in self.store.dead
+        return position in self.ghosts or position in self.store.dead or position in self.rejected
 
     def _revoked(self, peer: Peer, delivery: int) -> None:
         """A delivery is taken back: it timed out, drained too long, or comes after one that is not
@@ -374,6 +412,7 @@ class World:
         held = peer.held.pop(delivery)
         peer.gone.append(delivery)
         del self.where[held.position]
+        self._unjudge(held.position)
         self._block(peer)
         return held
 
@@ -399,6 +438,7 @@ class World:
             raise Broken(f"{position} after its acknowledgement")
         if position in self.where or position in self.ghosts:
             raise Broken(f"{position} is in flight twice")
+        self._check_accepted(entry)
         whole = (1 << entry.messages) - 1
         if delivery.unacked != self.told.get(position, whole):
             raise Broken(f"{position} shows other messages than are left of it")
@@ -514,7 +554,7 @@ class World:
         for earlier in self.of_key[key]:
             if earlier >= entry.position:
                 break
-            if earlier in self.store.done:
+            if earlier in self.store.done or earlier in self.rejected:
                 continue
             if earlier in self.store.dead and key in amid:
                 continue
@@ -584,6 +624,7 @@ class World:
         some = []
         for held in self.peers.pop(number).held.values():
             del self.where[held.position]
+            self._unjudge(held.position)
             if held.is_settling:
                 self.ghosts[held.position] = held.key
             else:
@@ -779,6 +820,250 @@ class World:
         sub = self.sub
         return sub.unacked, sub.parked, len(sub.lanes), len(self.where), sub.delayed
 
+    # ---- filters
+
+    def change_filters(self) -> None:
+        """The filter service fails, or is there again; or there are other filters, or none."""
+        random = self.random
+        choice = random.random()
+        if choice < 0.5:
+            self.outage = not self.outage
+        elif choice < 0.75:
+            self.refilter(is_filtered=self.filtered)
+        else:
+            start = random.choice(self.positions) if self.log and random.random() < 0.5 else None
+            self.refilter(is_filtered=random.random() < 0.8, start=start)
+
+    def refilter(self, *, is_filtered: bool, start: Position | None = None) -> None:
+        """What waits is judged by other filters from here on."""
+        self.trace.append(f"refilter {is_filtered} {start}")
+        self.filtered = is_filtered
+        self.asks_anew = any(isinstance(each, Judge) for each in self.pending)
+        if not is_filtered:
+            self.accepting.update(self.chunks_of)
+        for position in self._waiting():
+            said = self.said.get(position, ACCEPT)
+            if not is_filtered:
+                self.said.pop(position, None)
+            elif said != ACCEPT or (start is not None and start <= position):
+                self.said[position] = UNJUDGED
+            self.put_off.pop(position, None)
+        self.do(self.sub.refilter(self.now_ms, is_filtered=is_filtered, start=start))
+
+    def _verdict(self) -> int:
+        """What filters say: anything."""
+        choice = self.random.random()
+        if not self.filtered or choice < 0.5:
+            return ACCEPT
+        if choice < 0.75 or self.kind_word:
+            return REJECT
+        return PARK if choice < 0.85 else self.random.choice((1, 40, 300))
+
+    def _judged_page(
+        self, entries: Sequence[Entry], known: set[Position] | None = None
+    ) -> list[Entry]:
+        """Entries with what filters say of them; it counts for those that are not known yet."""
+        late = self.filtered and (self.outage or self.random.random() < 0.2)
+        judged = []
+        for entry in entries:
+            if entry.key is not None:
+                entry = entry._replace(verdict=UNJUDGED if late else self._verdict())
+                if entry.position not in (known or self.store.done):
+                    self.put_off.pop(entry.position, None)
+                    self._say(entry.position, entry.verdict)
+            judged.append(entry)
+        return judged
+
+    def _say(self, position: Position, verdict: int) -> None:
+        """Filters were asked about an entry, and this is what they said."""
+        chunk = self.entries[position].chunk
+        if chunk is not None and verdict == REJECT:
+            self.rejecting.add(chunk.attempt)
+        if verdict == ACCEPT or self._is_beyond(position):
+            verdict = ACCEPT
+        elif verdict > 0:
+            self.put_off[position] += 1
+            parts = [position] if chunk is None else self.chunks_of[chunk.attempt]
+            if sum(self.put_off[each] for each in parts) > self.options.reschedules_max:
+                verdict = ACCEPT
+            else:
+                verdict = self.now_ms + min(verdict, self.options.reschedule_max_ms)
+        if chunk is not None and verdict == ACCEPT:
+            self.accepting.add(chunk.attempt)
+        self.said[position] = verdict
+
+    def _judge(self, positions: Sequence[Position]) -> None:
+        """The filters answer."""
+        verdicts = {}
+        for position in positions:
+            verdicts[position] = UNJUDGED if self.random.random() < 0.1 else self._verdict()
+            if verdicts[position] == UNJUDGED and self.random.random() < 0.5:
+                del verdicts[position]
+        waiting, before = self._waiting(), Counter(self.put_off)
+        for position, verdict in verdicts.items():
+            if verdict == UNJUDGED or self.asks_anew or position not in waiting:
+                continue
+            if self._said(self.sub.lanes[self.own[position]], position) == UNJUDGED:
+                self._say(position, verdict)
+                put_off = self.said[position] > 0
+                self.totals["put_off"] += put_off and self.put_off[position] > before[position]
+        self.asks_anew = False
+        worked = {each: lane for each, lane in self.sub.lanes.items() if not lane.is_idle}
+        self.do(self.sub.judged(verdicts, self.now_ms))
+        if any(worked.get(each) is lane and lane.is_idle for each, lane in self.sub.lanes.items()):
+            raise Broken("a key of which everything was rejected is kept")
+
+    def _unjudge(self, position: Position) -> None:
+        """An entry that was in flight waits again, if it is not done."""
+        self.put_off.pop(position, None)
+        if self.filtered:
+            self.said[position] = UNJUDGED
+        else:
+            self.said.pop(position, None)
+
+    def _is_beyond(self, position: Position) -> bool:
+        limit = self.options.redeliveries_max
+        return limit is not None and self.sub.attempts.get(position, 0) > limit
+
+    def _said(self, lane: Lane, position: Position) -> int:
+        """What holds for an entry that waits. Of the chunks of a large message all have what one
+        of them was given; so it is as the machine says."""
+        if self.entries[position].chunk is not None:
+            return self.sub.verdict_of(lane, position)
+        return ACCEPT if self._is_beyond(position) else self.said.get(position, ACCEPT)
+
+    def _waiting(self) -> set[Position]:
+        parking = self.sub.parking
+        return {each for lane in self.sub.lanes.values() for each in parking.waiting(lane)}
+
+    def _known(self) -> set[Position]:
+        """What the machine remembers, what is done, and what was not read yet."""
+        end = self.sub.read_position
+        known = {each for each in self.positions if end is None or each > end}
+        known |= self._waiting() | {*self.sub.settling.unsettled}
+        for lane in self.sub.lanes.values():
+            known |= {*lane.flights, *([] if lane.dead is None else [lane.dead])}
+        return known | self.store.done
+
+    def _count_put_off(self, entries: Sequence[Entry], known: set[Position]) -> None:
+        """Entries were read: those that were put off, and are kept, are counted."""
+        kept = self._known() - known
+        self.totals["put_off"] += sum(
+            each.verdict > 0 and each.position in kept and self.said.get(each.position, 0) > 0
+            for each in entries
+        )
+
+    def _is_full(self) -> bool:
+        """Whether nothing more is to be read before filters answer."""
+        states = [
+            state
+            for lane in self.sub.lanes.values()
+            for state in (lane.undecided.states.values() if lane.undecided else ())
+        ]
+        if self.options.kind is Kind.SHARED and len(states) >= self.options.consumer_parked_max:
+            return True
+        return states.count(UNJUDGED) >= SMALL["UNJUDGED_MAX"]
+
+    def _note_rejected(self) -> None:
+        """What was acknowledged by nobody was rejected by filters."""
+        for position in self.sub.settling.unsettled:
+            entry = self.entries[position]
+            known = position in self.where or position in self.ghosts or position in self.rejected
+            if known or entry.key is None or position in self.store.dead:
+                continue
+            chunk = entry.chunk
+            told = self.said.get(position) == REJECT
+            if not (told if chunk is None else chunk.attempt in self.rejecting):
+                raise Broken(f"{position} is acknowledged, and nobody did")
+            others = [] if chunk is None else self.chunks_of[chunk.attempt]
+            if any(other in self.where for other in others):
+                raise Broken(f"{position} is rejected, and another part of it is in flight")
+            self.rejected.add(position)
+            self.failed.get(self.own[position], set()).discard(position)
+            self.totals["rejected_entries"] += 1
+
+    def _check_accepted(self, entry: Entry) -> None:
+        """An entry may be delivered, as far as filters say."""
+        position, chunk = entry.position, entry.chunk
+        if position in self.rejected:
+            raise Broken(f"{position} is shown though it was rejected")
+        if chunk is None:
+            if self.said.get(position, ACCEPT) != ACCEPT:
+                raise Broken(f"{position} is shown, and filters say {self.said[position]}")
+        elif self.filtered and chunk.attempt not in self.accepting:
+            raise Broken(f"{position} is shown, and filters never accepted its message")
+        elif any(other in self.rejected for other in self.chunks_of[chunk.attempt]):
+            raise Broken(f"{position} is shown though a part of its message was rejected")
+
+    def _check_asked(self, positions: Sequence[Position]) -> None:
+        """The filters are asked once, about what waits; of each key what comes first."""
+        if any(isinstance(each, Judge) for each in self.pending):
+            raise Broken("two of Judge at a time")
+        if not 0 < len(positions) <= SMALL["JUDGE_ENTRIES"] or len({*positions}) < len(positions):
+            raise Broken(f"{len(positions)} are to be judged")
+        waiting = self._waiting()
+        for position in positions:
+            lane = self.sub.lanes[self.own[position]]
+            if position not in waiting or self._said(lane, position) != UNJUDGED:
+                raise Broken(f"{position} is to be judged, and is not unjudged")
+            assert lane.undecided is not None
+            before = [
+                each
+                for each, state in lane.undecided.states.items()
+                if state == UNJUDGED and each < position
+            ]
+            if not {*before} <= {*positions}:
+                raise Broken(f"{position} is to be judged before {before[0]}")
+
+    def _check_undecided(
+        self, lane: Lane, waiting: set[Position], aside: Sequence[Position]
+    ) -> None:
+        """What waits for filters is what they have not accepted."""
+        undecided = lane.undecided
+        states = {} if undecided is None else undecided.states
+        if undecided is not None and not states:
+            raise Broken(f"{lane.key!r} waits for filters, and nothing of it does")
+        if not {*aside} <= {*states} <= waiting or (aside and self.ordered):
+            raise Broken(f"{lane.key!r} is undecided about what does not wait")
+        if undecided is not None and not {*undecided.times} <= {*states}:
+            raise Broken(f"{lane.key!r} remembers more than waits")
+        for position in waiting:
+            chunk, state = self.entries[position].chunk, states.get(position, ACCEPT)
+            if position in self.sub.acknowledged:
+                continue
+            if chunk is None:
+                if state != self._said(lane, position):
+                    raise Broken(f"{position} is {state}, not {self._said(lane, position)}")
+                continue
+            others = self.chunks_of[chunk.attempt]
+            if state != ACCEPT and any(other in lane.flights for other in others):
+                raise Broken(f"{position} waits for filters, and part of it is in flight")
+            if any(
+                states.get(other, ACCEPT) != state
+                for other in others
+                if other in waiting and not (self._is_beyond(other) or self._is_beyond(position))
+            ):
+                raise Broken(f"{position} is {state}, and other parts of it are not")
+
+    def _check_filters(self) -> None:
+        verdicts = self.sub.verdicts
+        states = [
+            state
+            for lane in self.sub.lanes.values()
+            for state in (lane.undecided.states.values() if lane.undecided else ())
+        ]
+        counts = (states.count(UNJUDGED), states.count(PARK), sum(each > 0 for each in states))
+        if (verdicts.unjudged, verdicts.failed, verdicts.put_off) != counts:
+            raise Broken(f"{counts} wait for filters")
+        if any(0 < each <= self.now_ms for each in states):
+            raise Broken("something is put off for longer than filters said")
+        if verdicts.unjudged and not any(isinstance(each, Judge) for each in self.pending):
+            raise Broken("something is unjudged, and nobody is asked")
+        for position, said in self.said.items():
+            is_whole = said == REJECT and self.entries[position].chunk is None
+            if is_whole and not self.sub.settling.is_settled(position):
+                raise Broken(f"{position} is not rejected")
+
     # ---- the log, the store
 
     def publish(self, count: int) -> None:
@@ -842,14 +1127,19 @@ class World:
                 if not entries:
                     return False
                 self.pending.remove(effect)
+                entries = self._judged_page(entries)
                 self.do(self.sub.read(entries, self.now_ms))
+                self._count_put_off(entries, set())
             case Scan(at, after, limit):
                 self.pending.remove(effect)
                 start = 0 if after is None else bisect_right(self.positions, after)
                 start = start if at is None else bisect_left(self.positions, at)
                 page = self.log[start : start + limit]
                 self.totals["scanned_entries"] += len(page)
+                known = self._known()
+                page = self._judged_page(page, known)
                 self.do(self.sub.scanned(page, self.now_ms))
+                self._count_put_off(page, known)
             case Persist():
                 self._store(effect)
                 if not lost:
@@ -868,6 +1158,11 @@ class World:
                     self.pending.remove(effect)
                     self.totals["dead_lettered"] += 1
                     self.do(self.sub.dead_lettered(effect.position, effect.key, self.now_ms))
+            case Judge(positions):
+                if self.outage:
+                    return False
+                self.pending.remove(effect)
+                self._judge(positions)
         return True
 
     def _dead_letter(self, effect: DeadLetter) -> None:
@@ -879,7 +1174,7 @@ class World:
     def _dies(self, effect: DeadLetter) -> None:
         """An entry is to be dead-lettered: rightly."""
         store, position, key = self.store, effect.position, effect.key
-        if position in store.done:
+        if position in store.done or position in self.rejected:
             raise Broken(f"{position} is dead-lettered after its acknowledgement")
         if effect.attempts != store.attempts.get(position, 0):
             raise Broken(f"{position} is dead-lettered after {effect.attempts} attempts")
@@ -985,6 +1280,9 @@ class World:
         while (when := self.sub.next_timer_ms) is not None and when <= end:
             self.now_ms = max(self.now_ms, when)
             self._expire()
+            for position, said in self.said.items():
+                if 0 < said <= self.now_ms:
+                    self.said[position] = UNJUDGED
             self.do(self.sub.tick(self.now_ms))
             for _, held in self.where.values():
                 if held.deadline_ms and held.deadline_ms <= self.now_ms and not held.is_settling:
@@ -1051,8 +1349,12 @@ class World:
         heads: dict[Lane, Position] = {}
         for lane in sub.lanes.values():
             heads.update(self._check_lane(lane, places))
+        for position in self.rejected:
+            if position in places:
+                raise Broken(f"{position} is rejected, and waits")
         for position in sub.settling.unsettled:
             places[position] = max(places[position], 1)
+        self._check_filters()
         self._check_totals()
         self._note_draining()
         self._check_places(places)
@@ -1078,6 +1380,8 @@ class World:
     def _check_totals(self) -> None:
         totals = dict(self.sub.totals)
         totals["back"] = sum(totals.pop(each) for each in ("returned", "timed_out", "drained"))
+        if self.chunks:
+            del totals["put_off"]
         for name, count in totals.items():
             if count != self.totals[name]:
                 raise Broken(f"{name}: {count}, not {self.totals[name]}")
@@ -1087,13 +1391,15 @@ class World:
         returned = [each.position for each in lane.returned or ()]
         later = lane.rare.later if lane.rare is not None else ()
         waiting = [each.position for each in lane.waiting or ()]
-        for position in chain(returned, waiting, later, lane.flights):
+        aside = () if lane.undecided is None else tuple(lane.undecided.aside)
+        self._check_undecided(lane, {*returned, *waiting, *later, *aside}, aside)
+        for position in chain(returned, waiting, later, aside, lane.flights):
             places[position] += 1
         if lane.dead is not None:
             places[lane.dead] += 1
         if waiting and len(waiting) > options.key_parked_max:
             raise Broken("more of a key is parked than may be")
-        if lane.parked != len(returned) + len(waiting) + len(later):
+        if lane.parked != len(returned) + len(waiting) + len(later) + len(aside):
             raise Broken(f"{lane.key!r} is miscounted")
         if lane.is_idle and not lane.is_ready:
             raise Broken(f"{lane.key!r} has no work and is kept")
@@ -1106,7 +1412,8 @@ class World:
         if parked:
             yield lane, parked[0]
             if lane.reason is not Reason.READY:
-                if not self._is_withheld(lane, parked[0]):
+                heads = parked[:1] if self.ordered else [*returned[:1], *waiting[:1], parked[0]]
+                if not any(self._is_withheld(lane, each) for each in heads):
                     raise Broken(f"{parked[0]} is not withheld by {lane.reason.name}")
             elif not lane.is_ready:
                 raise Broken(f"{parked[0]} waits, and its key does not")
@@ -1159,6 +1466,12 @@ class World:
             case Reason.IN_FLIGHT_LIMIT:
                 flights = sum(held.key == key for _, held in self.where.values())
                 return 0 < options.max_in_flight_per_key <= flights + ghosts
+            case Reason.FILTERING:
+                return self._said(lane, head) == UNJUDGED and self.ordered
+            case Reason.FILTER_FAILED:
+                return self._said(lane, head) == PARK and self.ordered
+            case Reason.RESCHEDULED:
+                return self._said(lane, head) > now_ms and self.ordered
             case Reason.JOINING:
                 joined_at = None if owner is None else self.peers[owner].joined_at
                 return joined_at is not None and head > joined_at
@@ -1297,11 +1610,12 @@ class World:
             lane = self.sub.lanes.get(self.own[position])
             if lane is not None:
                 later = lane.rare is not None and lane.rare.later
-                if lane.flights or later or lane.reason is not Reason.READY:
+                aside = lane.undecided is not None and lane.undecided.aside
+                if lane.flights or later or aside or lane.reason is not Reason.READY:
                     continue
                 if self._takes(lane):
                     raise Broken(f"{position} waits though its owner has room")
-            else:
+            elif not self._is_full():
                 owner = self.owner(self.own[position])
                 if owner is not None and self._has_room(self.peers[owner]):
                     raise Broken(f"{position} is not read though its owner has room")
@@ -1309,6 +1623,7 @@ class World:
     def drain(self) -> None:
         """Everybody takes and acknowledges everything: then nothing is left (no loss, no stall)."""
         self.abort()
+        self.outage = False
         while self.mode is Sticky and self.peers:
             self.close(next(iter(self.peers)))
         if not self.peers:
@@ -1317,6 +1632,9 @@ class World:
             for number in list(self.peers):
                 self.permit(number, 1_000)
             self.settle()
+            self.kind_word = turn > len(self.log)
+            if self.sub.verdicts.failed:
+                self.refilter(is_filtered=self.filtered)
             for key in list(self.sub.keys):
                 if self.sub.keys[key].after is not AfterDeadLetter.CONTINUE:
                     self.do(self.sub.release_key(key, self.now_ms))
@@ -1354,6 +1672,8 @@ class World:
         number = random.choice([*self.peers, 0])
         peer = self.peers.get(number)
         held = list(peer.held.values()) if peer else []
+        if self.filters and random.random() < 0.08:
+            self.change_filters()
         choice = random.random()
         if self.pace and random.random() < self.pace:
             self.advance(random.choice((100, 400, 600)))
@@ -1479,6 +1799,23 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
         "delay_holds_key": True,
         "consumer_parked_max": 2,
     },
+    "filters": {"kind": Kind.KEY_SHARED, "filters": True},
+    "filters, little room": {
+        "kind": Kind.KEY_SHARED,
+        "filters": True,
+        "key_parked_max": 3,
+        "consumer_parked_max": 5,
+    },
+    "filters, chunks": {"kind": Kind.KEY_SHARED, "filters": True, "chunks": True},
+    "filters, unordered": {
+        "kind": Kind.KEY_SHARED,
+        "in_order": False,
+        "filters": True,
+        "returned_max": 3,
+    },
+    "filters, pool": {"kind": Kind.SHARED, "filters": True, "consumer_parked_max": 5},
+    "filters, exclusive": {"kind": Kind.EXCLUSIVE, "filters": True},
+    "filters, dead letters": {"kind": Kind.KEY_SHARED, "filters": True, "redeliveries_max": 0},
 }
 """Histories in which much happens that is rare in others, by what that is."""
 

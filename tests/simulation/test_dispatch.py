@@ -12,6 +12,7 @@ from services.dispatcher.core.effects import Deliver, Entry, Kind, Options
 from services.dispatcher.core.flights import Flights
 from services.dispatcher.core.gaps import Gaps
 from services.dispatcher.core.handover import HandOver
+from services.dispatcher.core.judging import Judging
 from services.dispatcher.core.lags import Lags
 from services.dispatcher.core.lane import Consumer, Lane, Large, Slot
 from services.dispatcher.core.parking import Parking
@@ -21,6 +22,7 @@ from services.dispatcher.core.selectors import Ring
 from services.dispatcher.core.settling import Settling
 from services.dispatcher.core.subscription import Durable, Item, Subscription
 from services.dispatcher.core.timers import Timers
+from services.dispatcher.core.verdicts import Verdicts
 from tests.simulation.dispatch import KINDS, SMALL, SmallSubscription, history, rebuilt
 
 HISTORIES = 5_000
@@ -252,13 +254,6 @@ MUTANTS: list[tuple[type, str, str, str]] = [
         "pass",
         "",
     ),
-    (
-        Delivering,
-        "self._settling.attempts.get(position, 0) > limit",
-        "self._settling.attempts.get(position, 0) >= limit",
-        "",
-    ),
-    (Delivering, "self._settling.attempts.get(position, 0) > limit", "False", ""),
     (
         Delivering,
         "if self._gaps.keys and self._gaps.is_beyond(lane.key, position, AfterDeadLetter.TAIL):",
@@ -547,15 +542,216 @@ MUTANTS: list[tuple[type, str, str, str]] = [
         Slot,
         "self.ready, lane.next_ready = lane.next_ready, None",
         "self.ready = lane.next_ready",
-        "",
+        "filters, pool",
     ),
-    (Slot, "if self.ready is None:\n                self.last = None", "pass", ""),
+    (Slot, "if self.ready is None:\n                self.last = None", "pass", "pool"),
     (Large, "not self.has_last", "False", ""),
     (Large, "not self.has_last", "True", ""),
     (Acknowledged, "position > self.highest", "position >= self.highest", ""),
     (Runs, "words[at + 1] += 1\n", "pass\n", ""),
     (Runs, "same and words[-3] + words[-2] == entry_id", "same", ""),
     (Runs, "and words[-1] == messages", "", ""),
+    (
+        Subscription,
+        "if entry.verdict or entry.chunk is not None:\n                keeps",
+        "if False:\n                keeps",
+        "filters",
+    ),
+    (
+        Subscription,
+        "if entry.verdict or entry.chunk is not None:\n                keeps",
+        "if entry.verdict:\n                keeps",
+        "filters",
+    ),
+    (
+        Subscription,
+        "if entry.verdict or entry.chunk is not None:\n            if not",
+        "if False:\n            if not",
+        "filters",
+    ),
+    (
+        Subscription,
+        "if not self.parking.was_passed_over(key, entry.position):\n                return",
+        "pass",
+        "filters, little room",
+    ),
+    (
+        Subscription,
+        "or self.settling.is_settled(entry.position)",
+        "or entry.position in self.acknowledged",
+        "filters, exclusive",
+    ),
+    (
+        Subscription,
+        "keeps = self.parking.scans_for(key, entry.position)",
+        "keeps = True",
+        "filters, little room",
+    ),
+    (Subscription, "keeps = self.parking.keeps(key)", "keeps = True", "filters, chunks"),
+    (Subscription, "if self.verdicts.back:", "if False:", "filters"),
+    (Subscription, "self.verdicts.note_due(subject, now_ms)", "pass", "filters"),
+    (Subscription, ", self.verdicts.ask())", ")", "filters"),
+    (Subscription, "and not self.verdicts.is_full:", "and True:", "filters"),
+    (Subscription, "self.verdicts.is_filtered = is_filtered", "pass", "filters, pool"),
+    (
+        Delivering,
+        "if lane.undecided is not None and head.position in lane.undecided.states:",
+        "if False:",
+        "filters",
+    ),
+    (
+        Delivering,
+        "if self._orders_keys:\n                    state",
+        "if True:\n                    state",
+        "filters, pool",
+    ),
+    (Lane, "or (self.undecided and self.undecided.aside)\n", "\n", "filters, pool"),
+    (Parking, "if entry.verdict != ACCEPT:", "if False:", "filters"),
+    (Parking, "min(entry.verdict, self._options.reschedule_max_ms)", "entry.verdict", "filters"),
+    (
+        Parking,
+        "self.verdicts.forget(lane, head.position)\n        self._count_parked",
+        "pass\n        self._count_parked",
+        "filters",
+    ),
+    (Parking, "if self.verdicts.is_filtered:", "if False:", "filters"),
+    (Parking, "self._count_parked(lane, -gone)", "pass", "filters"),
+    (
+        Parking,
+        "if isinstance(aside, Returned):\n            self._push(lane, aside)",
+        "if False:\n            pass",
+        "filters, pool",
+    ),
+    (Parking, "elif aside is not None:", "elif False:", "filters, pool"),
+    (Parking, "return (slot is None or slot.lag is None) and", "return", "filters, chunks"),
+    (
+        Parking,
+        "return of_lane or (slot is not None and slot.is_behind(position))",
+        "return of_lane",
+        "filters, chunks",
+    ),
+    (Settling, "position in self._batch.whole:", "False:", "filters"),
+    (Settling, "position in self._persisting.whole", "False", "filters"),
+    (
+        Settling,
+        "self.attempts.get(position, 0) > limit",
+        "self.attempts.get(position, 0) >= limit",
+        "filters",
+    ),
+    (
+        Settling,
+        "return limit is not None and self.attempts.get(position, 0) > limit",
+        "return False",
+        "filters",
+    ),
+    (
+        Verdicts,
+        "if state == UNJUDGED:\n            self._to_ask",
+        "if False:\n            self._to_ask",
+        "filters",
+    ),
+    (Verdicts, "self._timers.look_at(lane, until_ms)", "pass", "filters"),
+    (Verdicts, "self._timers.look_at(lane, min(later_ms))", "pass", "filters"),
+    (Verdicts, "if 0 < state <= now_ms:", "if 0 < state:", "filters, exclusive"),
+    (Verdicts, "lane.undecided.times[position] = times\n", "pass\n", "filters"),
+    (Verdicts, "lane.undecided.times.pop(position, None)", "pass", "filters, unordered"),
+    (Verdicts, "self._asked = {}", "pass", "filters"),
+    (Verdicts, "nsmallest(share, unjudged)", "unjudged[-share:]", "filters"),
+    (Verdicts, "if len(asked) >= JUDGE_ENTRIES:", "if False:", "filters"),
+    (Verdicts, "more.append(lane)", "pass", "filters"),
+    (
+        Verdicts,
+        "if self._asked is not None or not self._to_ask:",
+        "if not self._to_ask:",
+        "filters",
+    ),
+    (Verdicts, "if self._counts[UNJUDGED] >= UNJUDGED_MAX:", "if False:", "filters"),
+    (
+        Verdicts,
+        "return limit is not None and sum(self._counts.values()) >= limit",
+        "return False",
+        "filters, pool",
+    ),
+    (
+        Judging,
+        "if not keeps:\n                return entry",
+        "if False:\n                return entry",
+        "filters, chunks",
+    ),
+    (
+        Judging,
+        "if self._is_beyond(entry.position):\n            return",
+        "if False:\n            return",
+        "filters",
+    ),
+    (
+        Judging,
+        "if entry.verdict > 0 and not self._options.reschedules_max:",
+        "if False:",
+        "filters",
+    ),
+    (
+        Judging,
+        "if chunk.attempt in self._rejected:\n            return REJECT",
+        "pass",
+        "filters, exclusive",
+    ),
+    (
+        Judging,
+        "return state if state < 0 else max(1, state - now_ms)",
+        "return entry.verdict",
+        "filters",
+    ),
+    (
+        Judging,
+        "return ACCEPT if known else entry.verdict",
+        "return entry.verdict",
+        "filters, exclusive",
+    ),
+    (Judging, "if any(each in lane.flights for each in chunks):", "if False:", "filters, pool"),
+    (
+        Judging,
+        "chunks = [position] if chunk is None else self._chunks(lane, chunk)",
+        "chunks = [position]",
+        "filters, pool",
+    ),
+    (
+        Judging,
+        "if not self._is_beyond(each):\n                self._verdicts.note",
+        "if True:\n                self._verdicts.note",
+        "filters",
+    ),
+    (
+        Judging,
+        "if state != UNJUDGED or position in gone:\n                continue",
+        "if False:\n                continue",
+        "filters",
+    ),
+    (Judging, "shared = self._shared(lane, position)", "shared = [position]", "filters"),
+    (Judging, "and times <= self._options.reschedules_max", "and True", "filters"),
+    (Judging, "min(verdict, self._options.reschedule_max_ms)", "verdict", "filters"),
+    (
+        Judging,
+        "if lane.rare is not None:\n            for position in sorted",
+        "if False:\n            for position in sorted",
+        "filters",
+    ),
+    (Judging, "self._parking.discard(lane, positions)", "pass", "filters"),
+    (Judging, "lane.unresolved.remove(position)", "pass", "filters, chunks"),
+    (Judging, "self._settling.settle_whole(position, None)", "pass", "filters"),
+    (
+        Judging,
+        "self._parking.wake(lane)\n        self._parking.drop",
+        "pass\n        self._parking.drop",
+        "filters",
+    ),
+    (Judging, "self._parking.drop_all_idle(rejected)", "pass", "filters"),
+    (Parking, "slot.skip_idle()", "()", "filters, little room"),
+    (Judging, "self._verdicts.is_filtered = is_filtered", "pass", "filters"),
+    (Judging, "self._verdicts.ask_anew()", "pass", "filters, chunks"),
+    (Judging, "self._verdicts.note_anew(lane, position)", "pass", "filters"),
+    (Judging, "if position >= start:", "if position > start:", "filters, pool"),
+    (Judging, "if undecided is not None or lane.undecided is not None:", "if False:", "filters"),
 ]
 
 

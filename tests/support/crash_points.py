@@ -24,6 +24,7 @@ from services.dedup.adapters.redis import RedisStateStore, connect_redis
 from services.dedup.config import DedupConfig
 from services.dispatcher import app as dispatcher_app
 from services.dispatcher.adapters.cursors import GrpcCursors
+from services.dispatcher.adapters.filters import GrpcFilters
 from services.dispatcher.adapters.ledger import GrpcLog
 from services.dispatcher.adapters.letters import GrpcDeadLetters
 from services.dispatcher.config import DispatcherConfig
@@ -185,6 +186,7 @@ async def run_dispatcher(config: DispatcherConfig) -> None:
     async with (
         peer_channel(config.ledger_target, keepalive_s=config.keepalive_s) as ledger,
         peer_channel(config.cursor_target, keepalive_s=config.keepalive_s) as cursor,
+        peer_channel(config.filter_target, keepalive_s=config.keepalive_s) as filter_,
     ):
         cursors = Pointed(GrpcCursors(cursor, timeout_s=timeout_s), points, CURSOR_VERBS)
         letters = Pointed(GrpcDeadLetters(ledger, timeout_s=timeout_s), points, ("put",))
@@ -193,6 +195,7 @@ async def run_dispatcher(config: DispatcherConfig) -> None:
             GrpcLog(ledger, timeout_s=timeout_s),
             cursors,  # type: ignore[arg-type]
             letters,  # type: ignore[arg-type]
+            GrpcFilters(filter_, timeout_s=timeout_s),
         )
 
 

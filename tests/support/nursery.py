@@ -33,6 +33,7 @@ MODULES = (
     "services.cursor",
     "services.dedup",
     "services.dispatcher",
+    "services.filter",
     "services.ledger",
     "tests.support.crash_points",
     "tests.support.workload",
@@ -48,6 +49,7 @@ IMPORTED = (
     "services.cursor.app",
     "services.dedup.app",
     "services.dispatcher.app",
+    "services.filter.app",
     "services.ledger.app",
 )
 

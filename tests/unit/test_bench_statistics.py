@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tools.bench.measurement import Limit, Measured, rate
+from tools.bench.rounds import Round
 from tools.bench.statistics import (
+    Spread,
     in_series,
     median,
     over_rounds,
@@ -93,3 +96,17 @@ def test_what_is_done_one_after_the_other_takes_as_long_as_its_parts() -> None:
     assert in_series(100) == 100
     assert in_series(100, 100) == 50
     assert in_series(1000, 500, 500) == pytest.approx(200)
+
+
+def test_what_was_measured_in_turn_is_compared_turn_by_turn() -> None:
+    slow_machine_now_and_then = [Round(calls, 1.0, []) for calls in (100, 10, 1000)]
+    ours = [Round(calls, 1.0, []) for calls in (90, 8, 500)]
+
+    found = rate(
+        "ours", "calls", ours, each=2, beside=Measured("theirs", slow_machine_now_and_then)
+    )
+
+    assert found.value == 180
+    assert found.limit == Limit("theirs", 200)
+    assert found.pairs == Spread(0.8, 0.5, 0.9)
+    assert found.ratio == 0.8

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from services.cursor.config import CursorConfig
 from services.dedup.config import DedupConfig
 from services.dispatcher.config import DispatcherConfig
+from services.filter.config import FilterConfig
 from services.ledger.config import LedgerConfig
 from services.runtime.config import ServiceConfig
 from services.runtime.process import run_service
@@ -167,6 +168,27 @@ def test_a_number_of_the_dispatcher_has_bounds(
         monkeypatch.setenv(f"SEQGATE_DISPATCHER_{name}".upper(), str(wrong))
         with pytest.raises(ValidationError, match=name):
             DispatcherConfig()
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("programs_max", 1, 1_000_000),
+        ("program_bytes_max", 1024 * 1024, 16 * 1024 * 1024 * 1024),
+        ("decisions_max", 0, 100_000_000),
+        ("decision_bytes_max", 0, 64 * 1024 * 1024 * 1024),
+    ],
+)
+def test_a_number_of_the_filter_service_has_bounds(
+    monkeypatch: pytest.MonkeyPatch, name: str, least: int, most: int
+) -> None:
+    for right in (least, most):
+        monkeypatch.setenv(f"SEQGATE_FILTER_{name}".upper(), str(right))
+        assert getattr(FilterConfig(), name) == right
+    for wrong in (least - 1, most + 1):
+        monkeypatch.setenv(f"SEQGATE_FILTER_{name}".upper(), str(wrong))
+        with pytest.raises(ValidationError, match=name):
+            FilterConfig()
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7704", "[::]:7704", "127.0.0.1:0"])

@@ -65,6 +65,11 @@ class Dispatching(RuleBasedStateMachine):
             case _:
                 self.world.renew(number, [held])
 
+    @precondition(lambda self: self.world.filters)
+    @rule()
+    def filters_fail_or_change(self) -> None:
+        self.world.change_filters()
+
     @rule()
     def dead_tokens_are_used(self) -> None:
         self.world.stale()

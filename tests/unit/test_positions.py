@@ -33,6 +33,29 @@ def test_runs_are_a_queue_of_positions(steps: list[tuple[int, int]], data: st.Da
         assert list(runs) == list(model)
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 2)), max_size=100),
+    st.sets(st.integers(0, 99)),
+    st.integers(0, 30),
+)
+def test_runs_forget_entries_wherever_they_are(
+    steps: list[tuple[int, int]], gone: set[int], taken: int
+) -> None:
+    runs, position, model = Runs(), Position(1, 0), list[Parked]()
+    for gap, messages in steps:
+        position = Position(1, position.entry_id + 1 + gap)
+        runs.append(position, messages)
+        model.append(Parked(position, messages))
+    for _ in range(min(taken, len(model))):
+        runs.drop_first()
+        del model[0]
+    positions = {each.position for at, each in enumerate(model) if at in gone}
+    assert runs.discard(positions) == len(positions)
+    left = [each for each in model if each.position not in positions]
+    assert list(runs) == left
+    assert len(runs) == len(left)
+
+
 def test_neighbours_are_one_run_however_many_they_are() -> None:
     runs = Runs()
     for entry_id in range(100_000):

@@ -5,6 +5,10 @@ from typing import Any
 
 from seqgate.types import Position
 from services.dispatcher.core.effects import (
+    ACCEPT,
+    PARK,
+    REJECT,
+    UNJUDGED,
     AfterDeadLetter,
     DeadLetter,
     Deliver,
@@ -12,10 +16,12 @@ from services.dispatcher.core.effects import (
     Drain,
     Effect,
     Entry,
+    Judge,
     Kind,
     Options,
     Outcome,
     Persist,
+    Read,
     Record,
     Revoke,
     Scan,
@@ -24,6 +30,7 @@ from services.dispatcher.core.lane import Chunk, Reason
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Ring
 from services.dispatcher.core.subscription import Durable, Item, Refused, Subscription
+from services.dispatcher.core.verdicts import JUDGE_ENTRIES, UNJUDGED_MAX
 
 A, B, C = b"key-0", b"key-1", b"key-3"
 """With c1 and c2 on a ring, A is c1's, B and C are c2's (section 2)."""
@@ -31,11 +38,14 @@ A, B, C = b"key-0", b"key-1", b"key-3"
 
 class Stage:
     """A subscription, a log of one ledger, and what each consumer has been sent. Whatever is to be
-    made durable is at once, unless `holds` says otherwise."""
+    made durable is at once, and filters say what `says` does of an entry, or accept it, unless
+    `holds` says otherwise."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, is_filtered: bool = False, **options: Any) -> None:
         self.options = Options(**options)
-        self.sub = Subscription(self.options, Ring(), Durable(Acknowledged(None)))
+        durable = Durable(Acknowledged(None))
+        self.sub = Subscription(self.options, Ring(), durable, is_filtered=is_filtered)
+        self.says: dict[int, int] = {}
         self.now_ms, self.log = 0, list[Entry]()
         self.tokens: dict[int, Delivery] = {}
         self.sent: dict[int, list[int]] = {}
@@ -58,9 +68,32 @@ class Stage:
                     self.do(self.sub.recorded(self.now_ms))
                 case DeadLetter(position, key):
                     self.do(self.sub.dead_lettered(position, key, self.now_ms))
+                case Judge(positions):
+                    self.answer(*positions)
                 case Scan(at, after, limit):
                     start = at.entry_id if at else (after or Position(1, -1)).entry_id + 1
                     self.do(self.sub.scanned(self.log[start : start + limit], self.now_ms))
+
+    def answer(self, *positions: Position) -> None:
+        verdicts = {each: self.says.get(each.entry_id, ACCEPT) for each in positions}
+        self.do(self.sub.judged(verdicts, self.now_ms))
+
+    def refilter(self, *, is_filtered: bool = True, start: int | None = None) -> None:
+        at = None if start is None else Position(1, start)
+        self.do(self.sub.refilter(self.now_ms, is_filtered=is_filtered, start=at))
+
+    def asked(self) -> list[int]:
+        """Of which entries filters are asked now, if nobody answers."""
+        last = [each for each in self.effects if isinstance(each, Judge)][-1]
+        return [each.entry_id for each in last.positions]
+
+    def is_full(self) -> bool:
+        return self.sub.is_waiting_for_filters
+
+    def acknowledged(self) -> list[int]:
+        """What is acknowledged, durably, in whole."""
+        made = [each.entries for each in self.effects if isinstance(each, Persist)]
+        return [each.entry_id for some in made for each in some]
 
     def connect(self, consumer: int, permits: int = 0, **settings: Any) -> None:
         self.do(self.sub.join(consumer, name=f"c{consumer}", now_ms=self.now_ms, **settings))
@@ -650,3 +683,269 @@ def test_what_failed_before_a_message_is_settled_with_everything_up_to_it() -> N
     assert it.got(1) == [0, 1]
     assert it.sub.parked == 0
     assert not it.sub.lanes
+
+
+# ---- filters
+
+
+def filtered(permits: int = 100, **options: Any) -> Stage:
+    """With filters, and c1 connected."""
+    made = Stage(is_filtered=True, **options)
+    made.connect(1, permits)
+    return made
+
+
+def test_92_what_filters_reject_is_acknowledged_and_costs_nobody_a_permit() -> None:
+    it = filtered(permits=2)
+    it.publish(A, A, B, verdict=REJECT)
+    it.publish(A, B)
+    assert it.got(1) == [3, 4]
+    assert it.acknowledged() == [0, 1, 2]
+    assert it.sub.totals["rejected_entries"] == 3
+
+
+def test_93_a_backlog_that_is_rejected_goes_away_though_nobody_takes_anything() -> None:
+    it = filtered(permits=0)
+    it.says = dict.fromkeys(range(5_000), REJECT)
+    it.publish(*[A, B, C] * 300, verdict=UNJUDGED)
+    assert sorted(it.acknowledged()) == list(range(900))
+    assert (it.sub.parked, it.sub.unjudged) == (0, 0)
+    assert not it.sub.lanes
+
+
+def test_95_and_96_a_message_that_is_put_off_holds_its_key_and_nothing_else() -> None:
+    it = filtered(permits=3)
+    it.publish(A, verdict=100)
+    it.publish(A, B)
+    assert it.got(1) == [2]
+    assert it.reason(A) is Reason.RESCHEDULED
+    assert it.sub.retry_at_ms(it.sub.lanes[A]) == 100
+    it.wait(99)
+    assert it.got(1) == []
+    it.says = {0: 50}
+    it.wait(1)
+    assert it.got(1) == []
+    it.says = {}
+    it.wait(50)
+    assert it.got(1) == [0, 1]
+    assert it.tokens[0].attempts == 0
+    assert it.sub.totals["put_off"] == 2
+
+
+def test_96_a_message_is_not_put_off_for_longer_nor_more_often_than_it_may() -> None:
+    it = filtered(reschedule_max_ms=10, reschedules_max=2)
+    it.says = {0: 1_000}
+    it.publish(A, verdict=1_000)
+    for expected in ([], [], [0]):
+        assert it.got(1) == expected
+        it.wait(10)
+    assert it.sub.totals["put_off"] == 2
+    it = filtered(reschedules_max=0)
+    it.publish(A, verdict=1_000)
+    assert it.got(1) == [0]
+
+
+def test_where_keys_have_no_order_what_waits_for_filters_holds_nothing() -> None:
+    for options in ({"in_order": False}, {"kind": Kind.SHARED}):
+        it = filtered(**options)
+        it.holds = (Judge,)
+        for verdict in (100, PARK, UNJUDGED):
+            it.publish(A, verdict=verdict)
+        it.publish(A)
+        assert it.got(1) == [3]
+        assert (it.sub.put_off, it.sub.filter_failed, it.sub.unjudged) == (1, 1, 1)
+        assert it.sub.parked == 3
+        it.holds = ()
+        it.answer(Position(1, 2))
+        assert it.got(1) == [2]
+        it.wait(100)
+        assert it.got(1) == [0]
+        it.refilter()
+        assert it.got(1) == [1]
+
+
+def test_100_where_filters_fail_a_key_waits_alone_and_goes_on_in_order() -> None:
+    it = filtered()
+    it.publish(A, verdict=PARK)
+    it.publish(A, B)
+    assert it.got(1) == [2]
+    assert it.reason(A) is Reason.FILTER_FAILED
+    assert it.sub.verdict_of(it.sub.lanes[A], Position(1, 0)) == PARK
+    it.publish(A, verdict=UNJUDGED)  # judged behind it, which changes nothing for it
+    assert it.got(1) == []
+    assert it.reason(A) is Reason.FILTER_FAILED
+    it.says = {1: REJECT}
+    it.refilter()
+    assert it.got(1) == [0, 1, 3]
+
+
+def test_101_while_nobody_answers_only_what_is_judged_goes_on_and_then_all_in_order() -> None:
+    it = filtered()
+    it.holds = (Judge,)
+    it.publish(A)
+    it.publish(A, A, B, verdict=UNJUDGED)
+    it.publish(C)
+    assert it.got(1) == [0, 4]
+    assert it.reason(A) is it.reason(B) is Reason.FILTERING
+    it.acknowledge(1, 0, 4)
+    it.holds = ()
+    it.says = {2: REJECT}
+    it.answer(Position(1, 1))
+    assert it.got(1) == [1, 3]
+    assert it.acknowledged() == [0, 4, 2]
+
+
+def test_of_each_key_the_first_is_asked_about_before_the_second_of_any() -> None:
+    it = filtered()
+    it.holds = (Judge,)
+    it.publish(A, verdict=UNJUDGED)
+    assert it.asked() == [0]
+    keys = [b"%d" % each for each in range(JUDGE_ENTRIES - 1)]
+    it.publish(*[A] * 10, *keys, *keys, verdict=UNJUDGED)
+    it.answer(Position(1, 0))
+    asked = it.asked()
+    assert len(asked) == JUDGE_ENTRIES
+    assert asked == [1, *range(11, 11 + len(keys))]
+    it.answer(*(Position(1, each) for each in asked))
+    assert it.asked() == [2, *range(11 + len(keys), 11 + 2 * len(keys))]
+    it.answer(*(Position(1, each) for each in it.asked()))
+    assert it.asked() == [*range(3, 11)]
+
+
+def test_nothing_more_is_read_while_too_much_is_unjudged() -> None:
+    it = filtered(permits=100_000)
+    it.holds = (Judge,)
+    it.publish(*[b"%d" % each for each in range(UNJUDGED_MAX)], verdict=UNJUDGED)
+    assert it.is_full()
+    reads = [each for each in it.effects if isinstance(each, Read)]
+    it.answer(*(Position(1, each) for each in it.asked()))
+    assert not it.is_full()
+    assert len([each for each in it.effects if isinstance(each, Read)]) == len(reads) + 1
+
+
+def test_of_a_pool_nothing_more_is_read_while_as_much_waits_for_filters_as_may_wait() -> None:
+    it = filtered(kind=Kind.SHARED, consumer_parked_max=2)
+    it.publish(A, verdict=PARK)
+    assert not it.is_full()
+    it.publish(A, verdict=100)
+    assert it.is_full()
+    it.wait(100)
+    assert it.got(1) == [1]
+    assert not it.is_full()
+
+
+def test_what_comes_back_is_judged_again_and_what_is_in_flight_never() -> None:
+    it = filtered()
+    it.holds = (Judge,)
+    it.publish(A, A, B)
+    it.refilter(start=0)
+    assert not [each for each in it.effects if isinstance(each, Judge)]
+    it.got(1)
+    it.refuse(1, 0)
+    assert it.asked() == [0, 1]
+    assert it.got(1) == []
+    it.holds = ()
+    it.says = {0: REJECT}
+    it.answer(Position(1, 0), Position(1, 1))
+    assert it.got(1) == [1]
+    assert it.acknowledged() == [0]
+
+
+def test_what_failed_too_often_is_dead_lettered_whatever_filters_would_say() -> None:
+    it = filtered(redeliveries_max=0)
+    it.says = {0: REJECT}
+    it.publish(A, A)
+    it.refuse(1, 0)
+    assert [each.position.entry_id for each in it.effects if isinstance(each, DeadLetter)] == [0]
+    assert it.sub.totals["rejected_entries"] == 0
+
+
+def test_what_is_missing_is_still_said_after_what_follows_it_was_rejected() -> None:
+    it = filtered(redeliveries_max=0)
+    it.publish(A, A, A)
+    it.says = {1: REJECT}
+    it.refuse(1, 0)
+    assert it.got(1) == [0, 1, 2, 2]
+    gap = it.tokens[2].gap
+    assert gap is not None
+    assert gap.position == Position(1, 0)
+
+
+def test_what_filters_said_before_they_changed_counts_no_more() -> None:
+    it = filtered()
+    it.holds = (Judge,)
+    it.publish(A, verdict=UNJUDGED)
+    it.refilter()
+    it.says = {0: REJECT}
+    it.answer(Position(1, 0))
+    assert it.acknowledged() == []
+    assert it.asked() == [0]
+    it.says = {}
+    it.answer(Position(1, 0))
+    assert it.got(1) == [0]
+
+
+def test_other_filters_judge_what_waits_from_where_they_apply() -> None:
+    it = filtered(permits=0)
+    it.publish(A, B, A, B)
+    it.says = dict.fromkeys(range(4), REJECT)
+    it.refilter(start=2)
+    assert it.acknowledged() == [2, 3]
+    it.permit(1, 10)
+    assert sorted(it.got(1)) == [0, 1]
+
+
+def test_without_filters_whatever_waited_for_them_is_delivered() -> None:
+    it = filtered()
+    it.holds = (Judge,)
+    it.publish(A, verdict=UNJUDGED)
+    it.publish(B, verdict=PARK)
+    it.publish(C, verdict=1_000)
+    it.refilter(is_filtered=False)
+    assert sorted(it.got(1)) == [0, 1, 2]
+    it.refuse(1, 0)
+    assert it.got(1) == [0]
+
+
+def test_the_chunks_of_a_large_message_share_the_verdict_of_the_first() -> None:
+    first, rest, last = (Chunk("attempt", is_last=each) for each in (False, False, True))
+    it = filtered()
+    it.publish(A, chunk=first, verdict=REJECT)
+    it.publish(A, chunk=rest)
+    it.publish(A, chunk=last)
+    assert it.acknowledged() == [0, 1, 2]
+    it.publish(A, chunk=first)  # another attempt at the same
+    it.publish(A, chunk=rest, verdict=REJECT)
+    it.publish(A, chunk=last, verdict=PARK)
+    assert it.got(1) == [3, 4, 5]
+
+
+def test_the_chunks_of_a_large_message_that_wait_are_judged_as_one() -> None:
+    it = filtered(permits=0)
+    it.publish(A, chunk=Chunk("attempt", is_last=False), verdict=100)
+    it.wait(60)
+    it.publish(A, chunk=Chunk("attempt", is_last=False))
+    it.publish(A, verdict=PARK)
+    it.says = {0: PARK, 1: REJECT}
+    it.wait(40)
+    assert it.sub.filter_failed == 3
+    it.says = {0: REJECT, 3: PARK}
+    it.refilter()
+    assert it.acknowledged() == [0, 1]
+    it.publish(A, chunk=Chunk("attempt", is_last=True))
+    assert it.acknowledged() == [0, 1, 3]
+    it.permit(1, 10)
+    assert it.got(1) == [2]
+
+
+def test_what_was_passed_over_is_judged_when_there_is_room_and_rejected_only_once() -> None:
+    it = filtered(permits=0, key_parked_max=1, consumer_parked_max=1)
+    it.holds = (Scan,)
+    it.publish(A, A, A)
+    it.publish(A, verdict=REJECT)
+    assert it.acknowledged() == [3]
+    it.holds = ()
+    it.log[2] = it.log[2]._replace(verdict=REJECT)
+    it.permit(1, 10)
+    assert it.got(1) == [0, 1]
+    assert it.acknowledged() == [3, 2]

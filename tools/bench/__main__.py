@@ -20,6 +20,8 @@ from rich.console import Console
 from tools.bench import (
     admit,
     dispatch,
+    filtered,
+    filtering,
     large,
     limits,
     publish,
@@ -58,6 +60,8 @@ GROUPS: Final = {
     "price": Group(publish.price),
     "large": Group(large.large, needs=("disk",)),
     "dispatch": Group(dispatch.dispatch),
+    "filter": Group(filtering.filtering),
+    "filtered": Group(filtered.filtered),
     "recovery": Group(recovery.recovery),
     "rebuild": Group(rebuild.rebuild, needs=("recovery",)),
 }

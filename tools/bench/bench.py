@@ -52,6 +52,12 @@ class Bench:
         """Have measurements serve as limits."""
         self._found.update((each.name, each) for each in measurements)
 
+    def pid(self, service: str) -> int:
+        """The id of a service's process."""
+        pids = self.stack.endpoints["pids"]
+        assert isinstance(pids, dict)
+        return int(pids[service])
+
     def limit(self, name: str, *, each: float = 1) -> Limit:
         """A rate that was found, as a limit of something of which one such call does `each`."""
         return Limit(name, self._found[name].value * each)

@@ -1,8 +1,7 @@
 """The process that acts as consumers: python -m tools.bench.delivery
 
 Takes a DeliveryJob as JSON on standard input, and writes the outcomes as JSON to standard output.
-Consumers are bare streams: they acknowledge what comes at once, and take as much again. All of them
-are there before any of them takes something, so that the same keys go to the same ones every time.
+Consumers are bare streams.
 """
 
 import asyncio
@@ -10,8 +9,7 @@ import itertools
 import json
 import sys
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple, Self
 
@@ -26,22 +24,16 @@ from seqgate.client._channel import open_channel
 from tools.bench.load import Meter
 from tools.bench.measurement import BenchError
 from tools.bench.rounds import Round
+from tools.bench.streams import WITHIN_S, Consumers
 from tools.bench.workload import Outcome, outcomes_to_json
 
-PERMITS: Final = 1_000
-"""How many messages a consumer takes before it acknowledges: the client's own default."""
-
 PAYLOAD_BYTES: Final = 100
-
-WITHIN_S: Final = 60.0
-"""How long one delivery of a topic may take."""
 
 READ: Final = "plain read of the log, metadata and payloads"
 FOLLOWED: Final = "published until a plain read has it"
 DELIVERED: Final = "published until it is delivered"
 
-STUCK: Final = "consumer-0"
-"""Who takes messages and acknowledges none, where somebody does."""
+EARLIEST: Final = pb.Start(earliest=pb.Earliest())
 
 
 class Consuming(NamedTuple):
@@ -220,21 +212,13 @@ class _Work:
         stub: Any = None,
         is_stuck: bool = False,
         start: pb.Start | None = None,
-    ) -> AsyncIterator["_Consumers"]:
+    ) -> AsyncIterator[Consumers]:
         topic = self._topic(consuming.keys)
         subscription = f"s{next(self._numbers)}"
-        consumers = _Consumers(stub or self._dispatcher, is_stuck=is_stuck)
+        consumers = Consumers(stub or self._dispatcher, is_stuck=is_stuck)
         try:
             for number in range(consuming.consumers):
-                await consumers.join(
-                    pb.Subscribe(
-                        topic=topic,
-                        subscription=subscription,
-                        consumer_name=f"consumer-{number}",
-                        options=pb.SubscriptionOptions(type=pb.SUBSCRIPTION_TYPE_KEY_SHARED),
-                        create_at=start or pb.Start(earliest=pb.Earliest()),
-                    )
-                )
+                await consumers.join(topic, subscription, number, start or EARLIEST)
             yield consumers
         finally:
             await consumers.close()
@@ -260,84 +244,6 @@ class _Work:
         outcome.rounds.append(Round(len(latencies_s), sum(latencies_s), latencies_s))
 
 
-class _Consumers:
-    """Streams of one subscription."""
-
-    def __init__(self, stub: Any, *, is_stuck: bool) -> None:
-        self._stub = stub
-        self._is_stuck = is_stuck
-        self._streams: dict[str, tuple[Any, int]] = {}
-        self._taken = Counter[str]()
-        self._settled = 0
-
-    @property
-    def others(self) -> int:
-        """How many messages all but the one got that is stuck, or could be."""
-        return self._taken.total() - self._taken[STUCK]
-
-    async def join(self, subscribe: pb.Subscribe) -> None:
-        """One more consumer."""
-        call = self._stub.Consume()
-        await call.write(pb.ConsumeRequest(subscribe=subscribe))
-        response = await _next(call)
-        self._streams[subscribe.consumer_name] = (call, response.subscribed.epoch)
-
-    async def take(self, messages: int) -> int:
-        """Take messages, until so many are acknowledged. Returns how many are."""
-        done = asyncio.Event()
-        async with asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._take(name, messages, done)) for name in self._streams]
-            await done.wait()
-            for task in tasks:
-                task.cancel()
-        return self._settled
-
-    async def _take(self, name: str, messages: int, done: asyncio.Event) -> None:
-        call, epoch = self._streams[name]
-        is_stuck = self._is_stuck and name == STUCK
-        await call.write(_permit(PERMITS))
-        unsettled: dict[int, int] = {}
-        for request_id in itertools.count(1):
-            response = await _next(call)
-            while response.HasField("settled"):
-                self._settled += unsettled.pop(response.settled.request_id)
-                if self._settled >= messages:
-                    done.set()
-                response = await _next(call)
-            deliveries = response.deliveries.deliveries
-            if not deliveries:
-                continue
-            self._taken[name] += len(deliveries)
-            if not is_stuck:
-                unsettled[request_id] = len(deliveries)
-                await call.write(_acknowledge(request_id, epoch, deliveries))
-                await call.write(_permit(len(deliveries)))
-
-    async def arriving(self) -> AsyncGenerator[None, None]:
-        """Whenever a message is delivered to the one consumer; it is acknowledged then."""
-        ((call, epoch),) = self._streams.values()
-        await call.write(_permit(PERMITS))
-        for request_id in itertools.count(1):
-            deliveries = (await _next(call)).deliveries.deliveries
-            if deliveries:
-                yield
-                await call.write(_acknowledge(request_id, epoch, deliveries))
-                await call.write(_permit(len(deliveries)))
-
-    async def close(self) -> None:
-        """Cut the streams."""
-        for call, _ in self._streams.values():
-            call.cancel()
-
-
-async def _next(call: Any) -> pb.ConsumeResponse:
-    response = await call.read()
-    if response is aio.EOF:
-        raise BenchError(f"a consumer was cut off: {await call.details()}")
-    assert isinstance(response, pb.ConsumeResponse)
-    return response
-
-
 async def _send(producer: Producer, number: int, keys: int) -> None:
     await producer.send(bytes(PAYLOAD_BYTES), key=f"key-{number % keys}")
 
@@ -348,22 +254,6 @@ async def _reads(reading: Any) -> AsyncIterator[None]:
         response = await reading.read()
         for _ in response.entries.entries:
             yield
-
-
-def _permit(messages: int) -> pb.ConsumeRequest:
-    return pb.ConsumeRequest(permit=pb.Permit(messages=messages))
-
-
-def _acknowledge(
-    request_id: int, epoch: int, deliveries: Sequence[pb.Delivery]
-) -> pb.ConsumeRequest:
-    return pb.ConsumeRequest(
-        acknowledge=pb.Acknowledge(
-            request_id=request_id,
-            epoch=epoch,
-            settlements=[pb.Settlement(delivery=each.delivery) for each in deliveries],
-        )
-    )
 
 
 def main() -> int:

@@ -19,6 +19,13 @@ class Limit(NamedTuple):
     value: float
 
 
+class Measured(NamedTuple):
+    """What was measured under a name."""
+
+    name: str
+    rounds: Sequence[Round]
+
+
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """A figure.
@@ -33,6 +40,8 @@ class Measurement:
         cpu: by process, how much it computed meanwhile, in percent of one core.
         payload_bytes: how many bytes of payload one of what is counted has; None: it has none, or
             that is of no interest.
+        pairs: how close each round comes to the round of the limit that was measured next to it;
+            None: they were not measured in turn.
     """
 
     name: str
@@ -43,6 +52,7 @@ class Measurement:
     lower_is_better: bool = False
     cpu: Mapping[str, float] | None = None
     payload_bytes: int | None = None
+    pairs: Spread | None = None
 
     @property
     def value(self) -> float:
@@ -57,6 +67,8 @@ class Measurement:
     @property
     def ratio(self) -> float | None:
         """How close it comes to its limit; 1 reaches it."""
+        if self.pairs is not None:
+            return self.pairs.value
         if self.limit is None:
             return None
         return ratio(self.value, self.limit.value, lower_is_better=self.lower_is_better)
@@ -71,11 +83,32 @@ def rate(
     limit: Limit | None = None,
     cpu: Mapping[str, float] | None = None,
     payload_bytes: int | None = None,
+    beside: Measured | None = None,
 ) -> Measurement:
-    """How many `unit` a second, where one call does `each` of them."""
+    """How many `unit` a second, where one call does `each` of them. `beside`: a limit whose rounds
+    were measured in turn with these, and count the same."""
     spread = over_rounds([round_.rate * each for round_ in rounds])
     unit = f"{unit}/s"
-    return Measurement(name, unit, spread, len(rounds), limit, cpu=cpu, payload_bytes=payload_bytes)
+    pairs = None
+    if beside is not None:
+        limit = Limit(
+            beside.name, over_rounds([other.rate * each for other in beside.rounds]).value
+        )
+        both = zip(rounds, beside.rounds, strict=True)
+        pairs = over_rounds([ratio(mine.rate, other.rate) for mine, other in both])
+    return Measurement(
+        name, unit, spread, len(rounds), limit, cpu=cpu, payload_bytes=payload_bytes, pairs=pairs
+    )
+
+
+def computing(
+    name: str, unit: str, rounds: Sequence[Round], cpu_s: float, limit: Limit | None = None
+) -> Measurement:
+    """How many microseconds a process computed for each `unit`: what others compute meanwhile, on a
+    machine that is shared, changes little of it."""
+    value = cpu_s * 1e6 / sum(each.calls for each in rounds)
+    spread = Spread(value, value, value)
+    return Measurement(name, f"µs/{unit}", spread, len(rounds), limit, lower_is_better=True)
 
 
 def latency(

@@ -1,8 +1,8 @@
-"""A ledger service that only answers, and a dispatcher: python -m tools.bench.null_ledger
+"""Services that only answer, in one process: python -m tools.bench.null_ledger
 
-Publishing to it, reading from it and consuming from it cost what the client, the messages and gRPC
-cost, and nothing else. It writes its port to standard output, and ends when its standard input
-does.
+Publishing to this ledger, reading from it, consuming from this dispatcher and having entries judged
+by this filter service cost what the client, the messages and gRPC cost, and nothing else. It writes
+its port to standard output, and ends when its standard input does.
 """
 
 import asyncio
@@ -16,8 +16,9 @@ from grpc import aio
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.filter.v1 import filter_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
-from services.dispatcher.live import RESPONSE_ENTRIES_MAX
+from services.dispatcher.sending import RESPONSE_ENTRIES_MAX
 from services.ledger.config import LedgerConfig
 from services.ledger.service import READ_BYTES_MAX, READ_ENTRIES_MAX
 
@@ -62,6 +63,19 @@ class NullLedger:
                     self._consume,
                     request_deserializer=dispatcher_pb2.ConsumeRequest.FromString,
                     response_serializer=dispatcher_pb2.ConsumeResponse.SerializeToString,
+                ),
+            },
+        )
+
+    def filtering(self) -> grpc.GenericRpcHandler:
+        """What it answers of a filter service."""
+        return grpc.method_handlers_generic_handler(
+            "seqgate.api.filter.v1.FilterService",
+            {
+                "Evaluate": grpc.stream_stream_rpc_method_handler(
+                    self._evaluate,
+                    request_deserializer=filter_pb2.EvaluateRequest.FromString,
+                    response_serializer=filter_pb2.EvaluateResponse.SerializeToString,
                 ),
             },
         )
@@ -126,6 +140,15 @@ class NullLedger:
                 page = dispatcher_pb2.Deliveries(deliveries=islice(cycle(deliveries), some))
                 await context.write(dispatcher_pb2.ConsumeResponse(deliveries=page))
 
+    async def _evaluate(self, _requests: object, context: Context) -> None:
+        """Every entry is accepted."""
+        accept = filter_pb2.Outcome(verdict=filter_pb2.VERDICT_ACCEPT)
+        while (request := await context.read()) is not aio.EOF:
+            batch = request.batch
+            which = [0] * len(batch.which or batch.metadata)
+            verdicts = filter_pb2.Verdicts(outcomes=[accept], which=which)
+            await context.write(filter_pb2.EvaluateResponse(verdicts=verdicts))
+
     def _keep(self, topic: str, publications: pb.Publications) -> None:
         pages = self._pages.setdefault(topic, [])
         entries = [each.entries[0] for each in publications.publications]
@@ -179,7 +202,7 @@ async def main() -> None:
         ]
     )
     null = NullLedger(config)
-    server.add_generic_rpc_handlers([null.handlers(), null.consuming()])
+    server.add_generic_rpc_handlers([null.handlers(), null.consuming(), null.filtering()])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     print(port, flush=True)

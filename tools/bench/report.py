@@ -56,7 +56,7 @@ def print_group(console: Console, group: str, measurements: Sequence[Measurement
         if each.limit is None or each.ratio is None:
             cells += ["", ""]
         else:
-            cells += [f"{_number(each.limit.value)}  {each.limit.name}", f"{each.ratio:.0%}"]
+            cells += [f"{_number(each.limit.value)}  {each.limit.name}", _ratio(each.ratio, each)]
         if computing:
             cells.append(_computing(each))
         table.add_row(*cells)
@@ -83,6 +83,9 @@ def _fields(group: str, measurement: Measurement) -> dict[str, Any]:
         "limit": None if limit is None else {"name": limit.name, "value": _rounded(limit.value)},
         "ratio": None if ratio is None else _rounded(ratio),
     }
+    if measurement.pairs is not None:
+        fields["ratio_min"] = _rounded(measurement.pairs.lowest)
+        fields["ratio_max"] = _rounded(measurement.pairs.highest)
     if measurement.mb_per_s is not None:
         fields["mb_per_s"] = _rounded(measurement.mb_per_s)
     if measurement.cpu is not None:
@@ -96,6 +99,11 @@ def _computing(measurement: Measurement) -> str:
         return ""
     shares = ", ".join(f"{name} {percent:.0f}" for name, percent in measurement.cpu.items())
     return f"{shares}: {busy(measurement)}"
+
+
+def _ratio(ratio: float, measurement: Measurement) -> str:
+    pairs = measurement.pairs
+    return f"{ratio:.0%}" + (f"\n{pairs.lowest:.0%} … {pairs.highest:.0%}" if pairs else "")
 
 
 def _number(value: float) -> str:

@@ -30,10 +30,11 @@ async def rounds_of(call: Callable[[], Awaitable[object]], seconds: float) -> li
     """Call, one call at a time, for so many seconds a round. What only the first call pays is not
     counted."""
     await call()
-    return [await _round(call, seconds) for _ in range(ROUNDS)]
+    return [await one_round(call, seconds) for _ in range(ROUNDS)]
 
 
-async def _round(call: Callable[[], Awaitable[object]], seconds: float) -> Round:
+async def one_round(call: Callable[[], Awaitable[object]], seconds: float) -> Round:
+    """Call, one call at a time, for so many seconds."""
     await asyncio.sleep(0)  # what is called may never wait, and a signal is to be heard
     latencies_s: list[float] = []
     began = now = time.perf_counter()

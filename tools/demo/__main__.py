@@ -24,8 +24,9 @@ from typing import Any, Final
 
 from tools.demo.airlines import Airlines
 from tools.demo.application import ApplicationFailed
-from tools.demo.delivering import deliver
+from tools.demo.delivering import chosen, deliver
 from tools.demo.faults import Faults
+from tools.demo.filtered import filter_flights
 from tools.demo.flights import by_carrier, load_flights, write_flights
 from tools.demo.journal import Counter
 from tools.demo.proving import Proving, batches_cut
@@ -89,6 +90,8 @@ async def run(folder: Path, seed: int, flights_max: int | None) -> int:
             crews.mkdir()
             delivered = await deliver(stack, crews, flights, seed, screen)
             report["deliver"] = delivered._asdict()
+            filtered = await filter_flights(stack, chosen(flights), screen)
+            report["filter"] = filtered._asdict()
     examples = findings.examples | large.examples
     report |= asdict(findings) | asdict(large) | {"examples": examples}
     report["proof_s"] = round(proved_s, 1)
@@ -97,7 +100,7 @@ async def run(folder: Path, seed: int, flights_max: int | None) -> int:
     for anomaly, some in examples.items():
         print(f"{anomaly}: {'; '.join(some)}", file=sys.stderr)
     print(f"report: {folder / 'report.json'}")
-    parts = (findings, large, rebuilt, delivered)
+    parts = (findings, large, rebuilt, delivered, filtered)
     return 1 if any(part.broken for part in parts) or audited.findings else 0
 
 

@@ -97,17 +97,22 @@ async def deliver(
     stack: Stack, folder: Path, flights: Sequence[Flight], seed: int, screen: Screen
 ) -> Delivered:
     """Publish flights, have them delivered, and judge how."""
-    chosen = [each for each in flights[: min(FLIGHTS_MAX, len(flights) // 2)] if each.key]
-    await _publish(stack, chosen)
-    step = screen.step("delivering", len(chosen))
-    crews = Crews(stack, folder, seed, Counter(each.key for each in chosen if each.key))
+    mine = chosen(flights)
+    await _publish(stack, mine)
+    step = screen.step("delivering", len(mine))
+    crews = Crews(stack, folder, seed, Counter(each.key for each in mine if each.key))
     started = time.monotonic()
     try:
-        stuck_ns, blocked = await _deliver(stack, crews, len(chosen), screen, step)
+        stuck_ns, blocked = await _deliver(stack, crews, len(mine), screen, step)
     finally:
         await crews.end()
     notes = sorted(note for name in crews.names for note in _notes(folder, name)[0])
-    return _judged(notes, crews, len(chosen), stuck_ns, blocked, time.monotonic() - started)
+    return _judged(notes, crews, len(mine), stuck_ns, blocked, time.monotonic() - started)
+
+
+def chosen(flights: Sequence[Flight]) -> list[Flight]:
+    """The flights that are published for crews."""
+    return [each for each in flights[: min(FLIGHTS_MAX, len(flights) // 2)] if each.key]
 
 
 class Crews:

@@ -60,11 +60,20 @@ _LABELS: Final = {
     "deliver.crew_crashes": "crashes of crews on the way",
     "deliver.keys_blocked_by_the_stuck_one": "aircraft that waited while a crew stuck on a flight",
     "deliver.others_slowdown": "how many times slower the other crews were then",
+    "filter.filtered_expected": "flights from one airport, by the data set",
+    "filter.filtered_actual": "delivered to a subscription that wants only these",
+    "filter.wrong": "of these, too many or missing",
+    "filter.entries": "entries that all flights took, batches cut by airport",
+    "filter.rejected": "of these, rejected by its filter",
+    "filter.payloads_opened": "batches that the services opened",
+    "filter.waited": "entries that waited while the filter service was away",
+    "filter.early": "delivered meanwhile, without a verdict",
     "publish_s": "seconds to publish, faults included",
     "rebuild.seconds": "seconds to rebuild",
     "audit.seconds": "seconds to audit",
     "proof_s": "seconds to rebuild, to audit and to prove",
     "deliver.seconds": "seconds to deliver",
+    "filter.seconds": "seconds to filter",
     "messages_per_s": "messages sent a second",
 }
 
@@ -84,6 +93,9 @@ _PROMISES: Final = (
     "deliver.missing",
     "deliver.key_order_violations",
     "deliver.exclusivity_violations",
+    "filter.wrong",
+    "filter.early",
+    "filter.payloads_opened",
 )
 """What is 0 when all is well."""
 
@@ -94,6 +106,9 @@ _TO_HAPPEN: Final = (
     "audit.entries",
     "deliver.delivered",
     "deliver.refused",
+    "filter.filtered_actual",
+    "filter.rejected",
+    "filter.waited",
 )
 """What is not."""
 

@@ -26,8 +26,8 @@ async def run(folder: Path, endpoints: Path | None, port_base: int | None) -> in
             if endpoints is not None:
                 stack.write_endpoints(endpoints)
             for service in SERVICES:
-                print(f"{service:8} {stack.address(service)}")
-            print(f"{'redis':8} {stack.redis_url}", flush=True)
+                print(f"{service:10} {stack.address(service)}")
+            print(f"{'redis':10} {stack.redis_url}", flush=True)
             stopping = asyncio.create_task(told.wait())
             ending = asyncio.create_task(stack.wait())
             await asyncio.wait({stopping, ending}, return_when=asyncio.FIRST_COMPLETED)

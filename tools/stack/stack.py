@@ -34,10 +34,10 @@ READY_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 30.0
 """How long a process may take to stop after SIGTERM."""
 
-SERVICES: Final = ("cursor", "dedup", "ledger", "dispatcher")
+SERVICES: Final = ("cursor", "dedup", "ledger", "filter", "dispatcher")
 """In the order in which they depend on each other; stopped the other way round."""
 
-PORTS: Final = ("redis", "dedup", "ledger", "cursor", "dispatcher")
+PORTS: Final = ("redis", "dedup", "ledger", "cursor", "dispatcher", "filter")
 """In the order of their ports, where these are consecutive."""
 
 
@@ -246,9 +246,12 @@ class Stack:
             "SEQGATE_CURSOR_LISTEN": self.address("cursor"),
             "SEQGATE_CURSOR_STORE_PATH": str(self.folder / "cursor" / "cursor.db"),
             "SEQGATE_CURSOR_HEALTH_INTERVAL_S": "0.1",
+            "SEQGATE_FILTER_LISTEN": self.address("filter"),
+            "SEQGATE_FILTER_HEALTH_INTERVAL_S": "0.1",
             "SEQGATE_DISPATCHER_LISTEN": self.address("dispatcher"),
             "SEQGATE_DISPATCHER_LEDGER_TARGET": self.address("ledger"),
             "SEQGATE_DISPATCHER_CURSOR_TARGET": self.address("cursor"),
+            "SEQGATE_DISPATCHER_FILTER_TARGET": self.address("filter"),
             "SEQGATE_DISPATCHER_HEALTH_INTERVAL_S": "0.1",
             "SEQGATE_DISPATCHER_LEASE_S": "3",
             **self.environment,

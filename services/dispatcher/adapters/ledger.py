@@ -13,7 +13,7 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.types import Position, TopicName
-from services.dispatcher.ports import Ends, EntryCorrupt, LedgerUnavailable, TopicNotFound
+from services.dispatcher.ports import Ends, EntryCorrupt, LedgerUnavailable, Run, TopicNotFound
 from services.runtime.channels import check_health
 from services.runtime.refused import Refused, answer, refused
 
@@ -58,7 +58,7 @@ class GrpcLog:
         call = self._stub.Read(request)
         try:
             async for response in call:
-                if response.HasField("entries"):
+                if response.entries.entries:
                     yield response.entries.entries
         except aio.AioRpcError as error:
             _give_up(refused(error))
@@ -78,22 +78,32 @@ class GrpcLog:
         return await self._collect(self._stub.Read(request, timeout=READ_TIMEOUT_S))
 
     async def fetch(
-        self, topic: TopicName, positions: Sequence[Position]
+        self, topic: TopicName, positions: Sequence[Position], *, metadata_only: bool = False
     ) -> Sequence[pb.StoredEntry]:
-        request = pb.ReadEntriesRequest(topic=str(topic), positions=map(_wire, positions))
+        request = pb.ReadEntriesRequest(
+            topic=str(topic), positions=map(_wire, positions), metadata_only=metadata_only
+        )
         return await self._collect(self._stub.ReadEntries(request, timeout=READ_TIMEOUT_S))
 
     async def last_before(self, topic: TopicName, ledger_id: int) -> Position | None:
         last = None
+        for first, last_entry_id in await self.ledgers(topic):
+            if first.ledger_id >= ledger_id:
+                break
+            last = Position(first.ledger_id, last_entry_id)
+        return last
+
+    async def ledgers(self, topic: TopicName) -> Sequence[Run]:
+        found: list[Run] = []
         request = pb.ListLedgersRequest(topic=str(topic))
         while True:
             page = await self._call(self._stub.ListLedgers, request)
-            for each in page.ledgers:
-                if each.ledger_id >= ledger_id:
-                    return last
-                last = Position(each.ledger_id, each.last_entry_id)
+            found += [
+                Run(Position(each.ledger_id, each.first_entry_id), each.last_entry_id)
+                for each in page.ledgers
+            ]
             if not page.next_page_token:
-                return last
+                return found
             request.page_token = page.next_page_token
 
     async def find(self, topic: TopicName, append_ms: int) -> Position | None:

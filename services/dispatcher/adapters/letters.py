@@ -75,6 +75,8 @@ class GrpcDeadLetters:
                 retry_after_s=RETRY_AFTER_S,
                 because=because,
             ) from error
+        except asyncio.InvalidStateError as error:  # it ended before it was written to
+            raise _closed() from error
         except TimeoutError as error:
             raise LedgerUnavailable(
                 "the dead letter topic does not answer in time", retry_after_s=RETRY_AFTER_S
@@ -86,6 +88,9 @@ class GrpcDeadLetters:
         producer = entry.metadata.producer_name
         opening = pb.Open(topic=str(letter.topic), producer_name=producer, takeover=True)
         await call.write(pb.PublishRequest(open=opening))
+        # What is written to a stream that is being refused would hide why it is.
+        if (answer := await call.read()) is aio.EOF or not answer.HasField("opened"):
+            raise _closed()
         publication = pb.Publication(request_id=1, entries=[entry])
         publications = pb.Publications(publications=[publication])
         await call.write(pb.PublishRequest(publications=publications))
@@ -100,9 +105,18 @@ class GrpcDeadLetters:
                 raise LedgerUnavailable(
                     "the dead letter was not stored",
                     retry_after_s=RETRY_AFTER_S,
-                    because=pb.ReceiptStatus.Name(receipt.status),
+                    because=_status_name(receipt.status),
                 )
-        raise LedgerUnavailable("the dead letter topic closed", retry_after_s=RETRY_AFTER_S)
+        raise _closed()
+
+
+def _closed() -> LedgerUnavailable:
+    return LedgerUnavailable("the dead letter topic closed", retry_after_s=RETRY_AFTER_S)
+
+
+def _status_name(status: int) -> str:
+    known = pb.ReceiptStatus.DESCRIPTOR.values_by_number.get(status)
+    return str(status) if known is None else known.name
 
 
 def _refused(letter: Letter, because: str) -> LetterRefused:

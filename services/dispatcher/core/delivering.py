@@ -20,6 +20,7 @@ from services.dispatcher.core.parking import Parking
 from services.dispatcher.core.positions import Parked
 from services.dispatcher.core.settling import Settling
 from services.dispatcher.core.timers import Timers
+from services.dispatcher.core.verdicts import reason_for
 
 TURN_ENTRIES: Final = 16
 """How many entries of a key are delivered before another key has its turn."""
@@ -99,6 +100,13 @@ class Delivering:
                 parking.take(lane, head)
                 self._dead_letter(lane, head.position, now_ms)
                 return
+            if lane.undecided is not None and head.position in lane.undecided.states:
+                if self._orders_keys:
+                    state = lane.undecided.states[head.position]
+                    parking.withhold(lane, reason_for(state), now_ms)
+                    return
+                parking.set_aside(lane, head)
+                continue
             parking.take(lane, head)
             self._deliver(lane, head, target, now_ms)
         parking.wake(lane)
@@ -141,8 +149,7 @@ class Delivering:
     def _is_dead(self, lane: Lane, position: Position) -> bool:
         if self._gaps.keys and self._gaps.is_beyond(lane.key, position, AfterDeadLetter.TAIL):
             return True
-        limit = self._options.redeliveries_max
-        return limit is not None and self._settling.attempts.get(position, 0) > limit
+        return self._settling.failed_beyond(self._options.redeliveries_max, position)
 
     def _dead_letter(self, lane: Lane, position: Position, now_ms: int) -> None:
         if lane.rare is not None:

@@ -2,11 +2,26 @@
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from seqgate.types import Position
 from services.dispatcher.core.lane import Chunk
 from services.dispatcher.core.selectors import SlotRange
+
+# What the filters of a subscription say of an entry. A number above zero: ask again after so many
+# milliseconds.
+
+ACCEPT: Final = 0
+"""Deliver it."""
+
+REJECT: Final = -1
+"""Acknowledge it, and deliver it to nobody."""
+
+UNJUDGED: Final = -2
+"""Nothing yet: nobody was asked, or there was no answer."""
+
+PARK: Final = -3
+"""They failed, and would again: it waits until somebody changes them, or says so."""
 
 
 class Kind(Enum):
@@ -58,6 +73,8 @@ class Options:
         after_dead_letter: what becomes of its key then.
         retry_first_ms, retry_max_ms: how long a message that was negatively acknowledged waits
             unless the consumer says how long, doubling with each attempt.
+        reschedule_max_ms: how long filters may put an entry off at a time; longer counts as that.
+        reschedules_max: how often in a row; then it is delivered.
     """
 
     kind: Kind = Kind.KEY_SHARED
@@ -75,6 +92,8 @@ class Options:
     after_dead_letter: AfterDeadLetter = AfterDeadLetter.CONTINUE
     retry_first_ms: int = 1_000
     retry_max_ms: int = 60_000
+    reschedule_max_ms: int = 3_600_000
+    reschedules_max: int = 100
 
     @property
     def orders_keys(self) -> bool:
@@ -92,6 +111,7 @@ class Entry(NamedTuple):
         messages: how many messages it has.
         deliver_at_ms: not before; 0: at once.
         chunk: of a large message.
+        verdict: what the filters say of it.
     """
 
     position: Position
@@ -99,6 +119,7 @@ class Entry(NamedTuple):
     messages: int = 1
     deliver_at_ms: int = 0
     chunk: Chunk | None = None
+    verdict: int = ACCEPT
 
 
 class Gap(NamedTuple):
@@ -223,6 +244,14 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
+class Judge:
+    """Ask the filters about entries that wait, repeating until there is an answer. Ends in
+    `judged`."""
+
+    positions: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetKey:
     """Nothing durable need be known of this key any more. Ends in nothing; if it fails, it is done
     again some other time."""
@@ -231,7 +260,17 @@ class ForgetKey:
 
 
 Effect = (
-    Deliver | Revoke | Drain | Assigned | Read | Scan | Persist | Record | DeadLetter | ForgetKey
+    Deliver
+    | Revoke
+    | Drain
+    | Assigned
+    | Read
+    | Scan
+    | Persist
+    | Record
+    | DeadLetter
+    | Judge
+    | ForgetKey
 )
 
 

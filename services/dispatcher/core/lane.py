@@ -46,6 +46,12 @@ class Reason(Enum):
     """As many messages of the subscription are unacknowledged as may be."""
     RETURNED_LIMIT = auto()
     """As many entries wait at its owner to be delivered again as may be: these come first."""
+    FILTERING = auto()
+    """The filters were not asked about a message yet, or did not answer."""
+    FILTER_FAILED = auto()
+    """The filters failed at a message, which waits until somebody changes them, or says so."""
+    RESCHEDULED = auto()
+    """The filters put a message off, and it holds its key."""
 
 
 class Chunk(NamedTuple):
@@ -155,6 +161,16 @@ class Slot:
             lane.is_ready = False
         return lane
 
+    def skip_idle(self) -> "list[Lane]":
+        """The lanes that have no work left have no turn. Returns them."""
+        line = []
+        while (lane := self.take_turn()) is not None:
+            line.append(lane)
+        for lane in line:
+            if not lane.is_idle:
+                self.line_up(lane)
+        return [lane for lane in line if lane.is_idle]
+
     def is_behind(self, position: Position) -> bool:
         """Whether an entry was not kept."""
         return self.lag is not None and position >= self.lag
@@ -206,6 +222,21 @@ class Rare:
 
 
 @dataclass(slots=True, eq=False)
+class Undecided:
+    """What of a key waits until filters accept it.
+
+    Attributes:
+        states: UNJUDGED, PARK, or, of an entry that was put off, until when; of at least one.
+        times: how often an entry was put off in a row.
+        aside: where keys have no order, those of them whose turn had come: they hold nothing.
+    """
+
+    states: dict[Position, int] = field(default_factory=dict)
+    times: dict[Position, int] = field(default_factory=dict)
+    aside: "dict[Position, Parked | Returned]" = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
 class Lane:
     """A key with work. What many keys do not have is None until they do.
 
@@ -213,7 +244,7 @@ class Lane:
         next_ready: of its slot's, the lane whose turn comes after its own.
         holder: at which consumer all its flights are; None: it has none.
         returned: a heap, in the order of the log, of what was delivered before.
-        waiting: what was not delivered yet; all of it after what was.
+        waiting: what was not delivered yet; where keys come in order, all of it after what was.
         unresolved: what was negatively acknowledged and is not acknowledged since, in order: a
             message after one of these is withheld.
         recording: how many of its failed deliveries are being recorded.
@@ -239,6 +270,7 @@ class Lane:
     dead: Position | None = None
     lag: Position | None = None
     rare: Rare | None = None
+    undecided: Undecided | None = None
     is_released: bool = False
     timer_ms: int | None = None
 
@@ -247,7 +279,8 @@ class Lane:
         """How many entries wait."""
         waiting = 0 if self.waiting is None else len(self.waiting)
         returned = 0 if self.returned is None else len(self.returned)
-        return waiting + returned + (0 if self.rare is None else len(self.rare.later))
+        aside = 0 if self.undecided is None else len(self.undecided.aside)
+        return waiting + returned + aside + (0 if self.rare is None else len(self.rare.later))
 
     @property
     def next_position(self) -> Position | None:
@@ -274,6 +307,7 @@ class Lane:
             or self.returned
             or self.waiting
             or self.recording
+            or (self.undecided and self.undecided.aside)
             or (self.rare and self.rare.later)
             or self.dead
             or self.lag

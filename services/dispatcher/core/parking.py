@@ -11,11 +11,12 @@ lags. Slots and queues count what waits in them. A lane that something may be de
 its slot's turn, and its slot in its queue's; one that is withheld is neither, and says why.
 """
 
-from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from heapq import heapify, heappop, heappush
+from itertools import chain
 
 from seqgate.types import Position
-from services.dispatcher.core.effects import Entry, Kind, Options, Scan
+from services.dispatcher.core.effects import ACCEPT, Entry, Kind, Options, Scan
 from services.dispatcher.core.lags import Lags
 from services.dispatcher.core.lane import (
     Consumer,
@@ -30,6 +31,7 @@ from services.dispatcher.core.lane import (
 from services.dispatcher.core.positions import Parked, Runs
 from services.dispatcher.core.selectors import Selector
 from services.dispatcher.core.timers import Timers
+from services.dispatcher.core.verdicts import Verdicts
 
 
 class Parking:
@@ -41,15 +43,19 @@ class Parking:
         withheld: the lanes that may not be delivered of, by reason.
         delayed: how many entries are to be delivered later, and hold nothing.
         lags: what was read and not kept.
+        verdicts: what waits for the word of filters.
         pool: the queue that all consumers share; None: each has its own.
     """
 
-    def __init__(self, options: Options, selector: Selector, timers: Timers) -> None:
+    def __init__(
+        self, options: Options, selector: Selector, timers: Timers, totals: dict[str, int]
+    ) -> None:
         self.lanes: dict[bytes, Lane] = {}
         self.slots: dict[int, Slot] = {}
         self.withheld: dict[Reason, dict[Lane, None]] = {reason: {} for reason in Reason}
         self.delayed = 0
         self.lags = Lags(options)
+        self.verdicts = Verdicts(options, timers, totals)
         self._options = options
         self._selector = selector
         self._timers = timers
@@ -145,6 +151,26 @@ class Parking:
         elif not self._keep(entry, key, lane, slot, now_ms):
             self.lags.give_up(slot, lane, position)
 
+    def was_passed_over(self, key: bytes, position: Position) -> bool:
+        """Whether an entry that was read is behind a lag."""
+        lane = self.lanes.get(key)
+        slot = self.slots.get(self.slot_number(key)) if lane is None else lane.slot
+        of_lane = lane is not None and lane.is_behind(position)
+        return of_lane or (slot is not None and slot.is_behind(position))
+
+    def keeps(self, key: bytes) -> bool:
+        """Whether what follows in a key is kept, if there is room: neither it nor its slot has a
+        lag."""
+        lane = self.lanes.get(key)
+        slot = self.slots.get(self.slot_number(key)) if lane is None else lane.slot
+        return (slot is None or slot.lag is None) and (lane is None or lane.lag is None)
+
+    def scans_for(self, key: bytes, position: Position) -> bool:
+        """Whether an entry that was passed over is kept, if there is room."""
+        lane = self.lanes.get(key)
+        slot = self._slot(key) if lane is None else lane.slot
+        return self.lags.scans_for(slot, lane, position)
+
     def end_page(self, last: Position | None) -> Scan | None:
         """A page of a scan was kept; it ends here. None: it was the last page. Returns the
         next."""
@@ -206,6 +232,8 @@ class Parking:
             rare = lane.rare = lane.rare or Rare()
             rare.chunks[entry.position] = entry.chunk
             rare.count_rest(entry.position, 1)
+        if entry.verdict != ACCEPT:
+            self._note_verdict(lane, entry, now_ms)
         if entry.deliver_at_ms > now_ms:
             rare = lane.rare = lane.rare or Rare()
             if not (self._options.orders_keys and self._options.delay_holds_key):
@@ -220,10 +248,30 @@ class Parking:
         lane.waiting.append(entry.position, entry.messages)
         self.wake(lane)
 
+    def _note_verdict(self, lane: Lane, entry: Entry, now_ms: int) -> None:
+        if entry.verdict > 0:
+            until_ms = now_ms + min(entry.verdict, self._options.reschedule_max_ms)
+            self.verdicts.note_put_off(lane, entry.position, until_ms)
+        else:
+            self.verdicts.note(lane, entry.position, entry.verdict)
+
     # ---- what is taken, and put back
 
     def take(self, lane: Lane, head: Parked | Returned) -> None:
         """The next entry of a key does not wait any more."""
+        self._take_first(lane, head)
+        if lane.rare is not None:
+            lane.rare.count_rest(head.position, -1)
+        if lane.undecided is not None:
+            self.verdicts.forget(lane, head.position)
+        self._count_parked(lane, -1)
+        queue = lane.slot.queue
+        if queue.parked == queue.parked_max // 2:
+            self.lags.note_room()
+        if lane.lag is not None:
+            self.lags.note_change(lane)
+
+    def _take_first(self, lane: Lane, head: Parked | Returned) -> None:
         if isinstance(head, Returned):
             assert lane.returned is not None
             heappop(lane.returned)
@@ -233,14 +281,6 @@ class Parking:
             lane.waiting.drop_first()
             if not lane.waiting:
                 lane.waiting = None
-        if lane.rare is not None:
-            lane.rare.count_rest(head.position, -1)
-        self._count_parked(lane, -1)
-        queue = lane.slot.queue
-        if queue.parked == queue.parked_max // 2:
-            self.lags.note_room()
-        if lane.lag is not None:
-            self.lags.note_change(lane)
 
     def take_before(self, lane: Lane, end: Position) -> Sequence[Position]:
         """What waits in a key before this entry does not any more. It was delivered before, or is
@@ -255,14 +295,75 @@ class Parking:
                 lane.rare.later.remove(position)
                 self.delayed -= 1
                 lane.rare.count_rest(position, -1)
+                self.verdicts.forget(lane, position)
                 self._count_parked(lane, -1)
         return taken
+
+    def discard(self, lane: Lane, positions: Set[Position]) -> None:
+        """Entries of a key do not wait any more, wherever they are in it."""
+        queue = lane.slot.queue
+        was_full = queue.parked > queue.parked_max // 2
+        gone = 0 if lane.waiting is None else lane.waiting.discard(positions)
+        if not lane.waiting:
+            lane.waiting = None
+        left = [each for each in lane.returned or () if each.position not in positions]
+        if lane.returned and len(left) < len(lane.returned):
+            gone += len(lane.returned) - len(left)
+            self._count_returned(lane, len(left) - len(lane.returned))
+            heapify(left)
+            lane.returned = left
+        for position in positions:
+            if lane.undecided is not None:
+                gone += lane.undecided.aside.pop(position, None) is not None
+                self.verdicts.forget(lane, position)
+            if lane.rare is not None:
+                if position in lane.rare.later:
+                    lane.rare.later.remove(position)
+                    self.delayed -= 1
+                    gone += 1
+                lane.rare.count_rest(position, -1)
+                lane.rare.forget(position)
+        self._count_parked(lane, -gone)
+        if was_full and queue.is_half_empty:
+            self.lags.note_room()
+        if lane.lag is not None:
+            self.lags.note_change(lane)
+
+    def set_aside(self, lane: Lane, head: Parked | Returned) -> None:
+        """The turn of the next entry of a key has come, and it is undecided: it waits, and holds
+        nothing."""
+        assert lane.undecided is not None
+        self._take_first(lane, head)
+        lane.undecided.aside[head.position] = head
+
+    def accept(self, lane: Lane, position: Position) -> None:
+        """An entry that waits may be delivered."""
+        assert lane.undecided is not None
+        aside = lane.undecided.aside.pop(position, None)
+        self.verdicts.forget(lane, position)
+        if isinstance(aside, Returned):
+            self._push(lane, aside)
+        elif aside is not None:
+            if lane.waiting is None:
+                lane.waiting = Runs()
+            lane.waiting.append(*aside)
+
+    def waiting(self, lane: Lane) -> Iterator[Position]:
+        """What waits in a key."""
+        yield from (each.position for each in lane.waiting or ())
+        yield from (each.position for each in lane.returned or ())
+        if lane.rare is not None:
+            yield from lane.rare.later
+        if lane.undecided is not None:
+            yield from lane.undecided.aside
 
     def put_back(self, lane: Lane, returned: Returned) -> None:
         """An entry that was delivered waits again."""
         self._push(lane, returned)
         if lane.rare is not None:
             lane.rare.count_rest(returned.position, 1)
+        if self.verdicts.is_filtered:
+            self.verdicts.back.append((lane, returned.position))
         self._count_parked(lane, 1)
 
     def due(self, delayed: Delayed) -> None:
@@ -343,6 +444,14 @@ class Parking:
             del self.lanes[lane.key]
             del lane.slot.lanes[lane]
             self.drop_idle_slot(lane.slot)
+
+    def drop_all_idle(self, lanes: Collection[Lane]) -> None:
+        """Forget those of these keys that have no work left, even if their turn would come: that of
+        an owner who takes nothing may be far away."""
+        slots = {lane.slot for lane in lanes if lane.is_ready and lane.is_idle}
+        skipped = [lane for slot in slots for lane in slot.skip_idle()]
+        for lane in chain(lanes, skipped):
+            self.drop_if_idle(lane)
 
     def drop_idle_slot(self, slot: Slot) -> None:
         """Forget a slot that has no work left."""

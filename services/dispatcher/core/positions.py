@@ -1,7 +1,7 @@
 """Sets and queues of positions that stay small: what is parked, and what is acknowledged."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Final, NamedTuple
 
 from seqgate.types import Position
@@ -78,6 +78,16 @@ class Runs:
         if self._head >= _COMPACT_RUNS * _WORDS and self._head * 2 >= len(words):
             del words[: self._head]
             self._head = 0
+
+    def discard(self, positions: Container[Position]) -> int:
+        """Forget entries wherever they are. Returns how many there were."""
+        kept = Runs()
+        for each in self:
+            if each.position not in positions:
+                kept.append(*each)
+        gone = self._entries - kept._entries
+        self._words, self._head, self._entries = kept._words, 0, kept._entries
+        return gone
 
     @property
     def runs(self) -> int:

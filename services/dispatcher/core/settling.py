@@ -100,6 +100,7 @@ class Settling:
 
     def settle_whole(self, position: Position, lane: Lane | None) -> None:
         """An entry that is not in flight is acknowledged; None: it is no message."""
+        self._batch.parts.pop(position, None)
         self._batch.whole[position] = lane
 
     def persist(self) -> Persist | None:
@@ -130,7 +131,17 @@ class Settling:
         self.partial.pop(position, None)
         self.attempts.pop(position, None)
 
+    def is_settled(self, position: Position) -> bool:
+        """Whether an entry is acknowledged, whole, durably or soon."""
+        if position in self.acknowledged or position in self._batch.whole:
+            return True
+        return self._persisting is not None and position in self._persisting.whole
+
     # ---- failures
+
+    def failed_beyond(self, limit: int | None, position: Position) -> bool:
+        """Whether deliveries of an entry failed more often than that; None: they may."""
+        return limit is not None and self.attempts.get(position, 0) > limit
 
     def note_failure(self, flight: Flight) -> None:
         """A delivery failed. Nothing of its key is delivered before that is recorded."""

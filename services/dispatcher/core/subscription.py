@@ -9,6 +9,7 @@ An entry is in exactly one of these places, or behind a lag, or not read yet. Ea
     parking, lags        what waits, and what was passed over for want of room
     delivering           whose turn it is, and what withholds a key
     flights, returning   what is in flight, and what comes back
+    verdicts, judging    what waits for the word of filters, and what they say
     settling, gaps       what is being made durable, and what was dead-lettered
     handover             who owns what
     timers, outgoing     what to look at later, and what the shell is to do now
@@ -37,6 +38,7 @@ from typing import Final, NamedTuple
 from seqgate.types import Position
 from services.dispatcher.core.delivering import Delivering
 from services.dispatcher.core.effects import (
+    ACCEPT,
     AfterDeadLetter,
     Effect,
     Entry,
@@ -51,6 +53,7 @@ from services.dispatcher.core.effects import (
 from services.dispatcher.core.flights import Flights
 from services.dispatcher.core.gaps import Gaps
 from services.dispatcher.core.handover import HandOver
+from services.dispatcher.core.judging import Judging
 from services.dispatcher.core.lags import SCAN_ENTRIES
 from services.dispatcher.core.lane import Consumer, Delayed, Flight, Lane, Reason, Slot
 from services.dispatcher.core.outgoing import Outgoing
@@ -73,6 +76,8 @@ TOTALS: Final = (
     "dead_lettered",
     "stale",
     "scanned_entries",
+    "rejected_entries",
+    "put_off",
 )
 """What is counted since the machine began; dispatcher.proto says what each is."""
 
@@ -115,17 +120,25 @@ class Subscription:
     """
 
     def __init__(
-        self, options: Options, selector: Selector, durable: Durable, *, first_delivery: int = 1
+        self,
+        options: Options,
+        selector: Selector,
+        durable: Durable,
+        *,
+        first_delivery: int = 1,
+        is_filtered: bool = False,
     ) -> None:
+        """`is_filtered` says whether filters judge anything that is not acknowledged."""
         self.options = options
         self.selector = selector
         self.totals = dict.fromkeys(TOTALS, 0)
         self.out = out = Outgoing()
         self.timers = timers = Timers(self._timed_max)
-        self.parking = parking = Parking(options, selector, timers)
+        self.parking = parking = Parking(options, selector, timers, self.totals)
         self.flights = flights = Flights(options, parking, timers, first_delivery)
         self.settling = settling = Settling(durable.acknowledged, durable.partial, durable.attempts)
         self.gaps = gaps = Gaps(options, durable.keys)
+        self.judging = Judging(options, parking, settling, self.totals)
         self.handover = HandOver(options, selector, parking, flights, timers, out)
         self.returning = Returning(options, parking, flights, settling, timers, out, self.totals)
         self.delivering = Delivering(options, parking, flights, settling, gaps, timers, out)
@@ -137,6 +150,8 @@ class Subscription:
         self.partial = settling.partial
         self.attempts = settling.attempts
         self.keys = gaps.keys
+        self.verdicts = parking.verdicts
+        self.verdicts.is_filtered = is_filtered
         self.read_position = self.acknowledged.mark_delete
         self._is_reading = False
 
@@ -169,6 +184,26 @@ class Subscription:
     def delayed(self) -> int:
         """How many entries are to be delivered later, and hold nothing."""
         return self.parking.delayed
+
+    @property
+    def unjudged(self) -> int:
+        """How many entries wait that filters have said nothing of."""
+        return self.verdicts.unjudged
+
+    @property
+    def filter_failed(self) -> int:
+        """How many wait at which filters failed."""
+        return self.verdicts.failed
+
+    @property
+    def put_off(self) -> int:
+        """How many wait because filters put them off."""
+        return self.verdicts.put_off
+
+    @property
+    def is_waiting_for_filters(self) -> bool:
+        """Whether nothing more is read, because so many entries wait for the word of filters."""
+        return self.verdicts.is_full
 
     @property
     def next_delivery(self) -> int:
@@ -207,12 +242,19 @@ class Subscription:
             return entry.chunk.attempt.encode()
         return b"%d:%d" % entry.position
 
+    def verdict_of(self, lane: Lane, position: Position) -> int:
+        """What is known of an entry that waits in a lane: ACCEPT, UNJUDGED, PARK, or until when it
+        was put off."""
+        return ACCEPT if lane.undecided is None else lane.undecided.states.get(position, ACCEPT)
+
     def retry_at_ms(self, lane: Lane) -> int | None:
         """When a key that is withheld is looked at again; None: when something happens."""
         if lane.reason is Reason.RETRY_DELAY and lane.returned:
             return lane.returned[0].not_before_ms
         if lane.reason is Reason.DELAYED and lane.rare and lane.next_position:
             return lane.rare.delays.get(lane.next_position)
+        if lane.reason is Reason.RESCHEDULED and lane.next_position:
+            return self.verdict_of(lane, lane.next_position)
         if lane.reason is Reason.DRAINING and lane.draining_since_ms is not None:
             deadline_ms = self.options.drain_deadline_ms
             return lane.draining_since_ms + deadline_ms if deadline_ms else None
@@ -291,7 +333,14 @@ class Subscription:
             if entry.key is None:
                 self.settling.settle_whole(entry.position, None)
                 continue
-            self.parking.keep_read(entry, self.key_of(entry), now_ms)
+            key = self.key_of(entry)
+            if entry.verdict or entry.chunk is not None:
+                keeps = self.parking.keeps(key)
+                counted = self.judging.as_read(entry, key, now_ms, keeps=keeps)
+                if counted is None:
+                    continue
+                entry = counted
+            self.parking.keep_read(entry, key, now_ms)
         return self._effects(now_ms)
 
     def scanned(self, entries: Sequence[Entry], now_ms: int) -> list[Effect]:
@@ -300,11 +349,37 @@ class Subscription:
         assert end is not None
         self.totals["scanned_entries"] += len(entries)
         for entry in entries:
-            known = entry.position > end or entry.position in self.acknowledged
+            known = entry.position > end or self.settling.is_settled(entry.position)
             if not known and entry.key is not None:
-                self.parking.keep_scanned(entry, self.key_of(entry), now_ms)
+                self._keep_scanned(entry, self.key_of(entry), now_ms)
         is_last = len(entries) < SCAN_ENTRIES or entries[-1].position >= end
         self.out.add(self.parking.end_page(None if is_last else entries[-1].position))
+        return self._effects(now_ms)
+
+    def _keep_scanned(self, entry: Entry, key: bytes, now_ms: int) -> None:
+        counted: Entry | None = entry
+        if entry.verdict or entry.chunk is not None:
+            if not self.parking.was_passed_over(key, entry.position):
+                return
+            keeps = self.parking.scans_for(key, entry.position)
+            counted = self.judging.as_read(entry, key, now_ms, keeps=keeps)
+        if counted is not None:
+            self.parking.keep_scanned(counted, key, now_ms)
+
+    # ---- what filters say
+
+    def judged(self, verdicts: Mapping[Position, int], now_ms: int) -> list[Effect]:
+        """What Judge asked for. What is left out, or UNJUDGED, is asked again at once."""
+        self.judging.judged(verdicts, now_ms)
+        return self._effects(now_ms)
+
+    def refilter(
+        self, now_ms: int, *, is_filtered: bool, start: Position | None = None
+    ) -> list[Effect]:
+        """There are other filters, or none any more; or somebody wants them to be asked again.
+        At what they failed, and what they put off, is judged again; so is, from `start` on,
+        whatever else waits. What Judge is asking for is asked again."""
+        self.judging.refilter(is_filtered=is_filtered, start=start)
         return self._effects(now_ms)
 
     # ---- what consumers do
@@ -497,6 +572,7 @@ class Subscription:
                 case Lane():
                     subject.timer_ms = None
                     self.returning.drain_over(subject, now_ms)
+                    self.verdicts.note_due(subject, now_ms)
                     self.parking.wake(subject)
         return self._effects(now_ms)
 
@@ -508,6 +584,8 @@ class Subscription:
 
     def _effects(self, now_ms: int) -> list[Effect]:
         """Deliver what can be, and say what is to be done."""
+        if self.verdicts.back:
+            self.judging.judge_again()
         self.delivering.serve(now_ms)
         sent = self.out.tell(self.consumers)
         for consumer, deliveries in sent.items():
@@ -517,10 +595,10 @@ class Subscription:
             )
             if self.parking.pool is not None:  # who got nothing comes first next time
                 self.consumers[consumer] = self.consumers.pop(consumer)
-        self.out.add(self.settling.persist(), self.settling.record())
+        self.out.add(self.settling.persist(), self.settling.record(), self.verdicts.ask())
         if not self.parking.lags.is_scanning:
             self.out.add(self.parking.lags.start(self.parking.queues))
-        if not self._is_reading and self.flights.takes_more:
+        if not self._is_reading and self.flights.takes_more and not self.verdicts.is_full:
             self._is_reading = True
             self.out.add(Read(self.read_position))
         return self.out.take()

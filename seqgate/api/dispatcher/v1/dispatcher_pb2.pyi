@@ -11,6 +11,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.rpc import status_pb2 as _status_pb2
 from seqgate.api.entry.v1 import entry_pb2 as _entry_pb2
+from seqgate.api.filter.v1 import filter_pb2 as _filter_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -148,6 +149,72 @@ OUTCOME_INVALID: Outcome.ValueType  # 3
 """The batch has no such message: nothing changed."""
 Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
 
+class _FailurePolicy:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FailurePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FailurePolicy.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FAILURE_POLICY_UNSPECIFIED: _FailurePolicy.ValueType  # 0
+    """The default: PARK."""
+    FAILURE_POLICY_PARK: _FailurePolicy.ValueType  # 1
+    """It waits, and what follows in its key waits behind it. When the filter service
+    was away, until it answers. When the filter failed, until the filters or the
+    subscription's properties change.
+    """
+    FAILURE_POLICY_ACCEPT: _FailurePolicy.ValueType  # 2
+    """It is delivered."""
+    FAILURE_POLICY_REJECT: _FailurePolicy.ValueType  # 3
+    """It is not, and counts as acknowledged."""
+
+class FailurePolicy(_FailurePolicy, metaclass=_FailurePolicyEnumTypeWrapper):
+    """FailurePolicy says what it means for an entry that there is no verdict: its filter
+    failed, or the filter service did not answer in time.
+    """
+
+FAILURE_POLICY_UNSPECIFIED: FailurePolicy.ValueType  # 0
+"""The default: PARK."""
+FAILURE_POLICY_PARK: FailurePolicy.ValueType  # 1
+"""It waits, and what follows in its key waits behind it. When the filter service
+was away, until it answers. When the filter failed, until the filters or the
+subscription's properties change.
+"""
+FAILURE_POLICY_ACCEPT: FailurePolicy.ValueType  # 2
+"""It is delivered."""
+FAILURE_POLICY_REJECT: FailurePolicy.ValueType  # 3
+"""It is not, and counts as acknowledged."""
+Global___FailurePolicy: _TypeAlias = FailurePolicy  # noqa: Y015
+
+class _FilterMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FilterModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FilterMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FILTER_MODE_UNSPECIFIED: _FilterMode.ValueType  # 0
+    """The default: APPLIED."""
+    FILTER_MODE_APPLIED: _FilterMode.ValueType  # 1
+    """Entries are delivered, or not, as they say."""
+    FILTER_MODE_SHADOW: _FilterMode.ValueType  # 2
+    """They are counted, and nothing else. A subscription may have such a chain beside
+    the one that is applied. Nothing waits for it: entries that it cannot keep up
+    with are counted as failed.
+    """
+
+class FilterMode(_FilterMode, metaclass=_FilterModeEnumTypeWrapper):
+    """FilterMode says what verdicts are for."""
+
+FILTER_MODE_UNSPECIFIED: FilterMode.ValueType  # 0
+"""The default: APPLIED."""
+FILTER_MODE_APPLIED: FilterMode.ValueType  # 1
+"""Entries are delivered, or not, as they say."""
+FILTER_MODE_SHADOW: FilterMode.ValueType  # 2
+"""They are counted, and nothing else. A subscription may have such a chain beside
+the one that is applied. Nothing waits for it: entries that it cannot keep up
+with are counted as failed.
+"""
+Global___FilterMode: _TypeAlias = FilterMode  # noqa: Y015
+
 class _Reason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -202,6 +269,14 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """As many messages of its owner wait to be delivered again as may: those come
     first.
     """
+    REASON_FILTERING: _Reason.ValueType  # 23
+    """It waits for the verdict of the subscription's filters."""
+    REASON_FILTER_FAILED: _Reason.ValueType  # 24
+    """There is no verdict, since a filter failed: it waits until the filters or the
+    subscription's properties change.
+    """
+    REASON_RESCHEDULED: _Reason.ValueType  # 25
+    """A filter put it off: it is asked about again."""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Reason says why something is not delivered."""
@@ -254,6 +329,14 @@ REASON_RETURNED_LIMIT: Reason.ValueType  # 22
 """As many messages of its owner wait to be delivered again as may: those come
 first.
 """
+REASON_FILTERING: Reason.ValueType  # 23
+"""It waits for the verdict of the subscription's filters."""
+REASON_FILTER_FAILED: Reason.ValueType  # 24
+"""There is no verdict, since a filter failed: it waits until the filters or the
+subscription's properties change.
+"""
+REASON_RESCHEDULED: Reason.ValueType  # 25
+"""A filter put it off: it is asked about again."""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
 @_typing.final
@@ -1808,6 +1891,421 @@ class ReleaseKeyResponse(_message.Message):
 Global___ReleaseKeyResponse: _TypeAlias = ReleaseKeyResponse  # noqa: Y015
 
 @_typing.final
+class SetFiltersRequest(_message.Message):
+    """SetFiltersRequest says what a subscription filters by."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_FIELD_NUMBER: _builtins.int
+    FILTERS_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    subscription: _builtins.str
+    """Its name."""
+    policy: Global___FailurePolicy.ValueType
+    """What it means that there is no verdict; of no matter to SHADOW."""
+    mode: Global___FilterMode.ValueType
+    """Which of the two chains is set. SHADOW leaves the one that is applied as it is,
+    and the other way round.
+    """
+    @_builtins.property
+    def filters(self) -> _containers.RepeatedCompositeFieldContainer[_filter_pb2.Filter]:
+        """A chain, as filter.v1.Chain has it; empty: there are no filters. A delay counts
+        as an hour at most, and an entry is put off 100 times in a row at most: then it
+        is delivered.
+        """
+
+    @_builtins.property
+    def start(self) -> Global___Start:
+        """From where on; absent: from what was not read yet."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        subscription: _builtins.str = ...,
+        filters: _abc.Iterable[_filter_pb2.Filter] | None = ...,
+        policy: Global___FailurePolicy.ValueType = ...,
+        mode: Global___FilterMode.ValueType = ...,
+        start: Global___Start | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filters", b"filters", "mode", b"mode", "policy", b"policy", "start", b"start", "subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetFiltersRequest: _TypeAlias = SetFiltersRequest  # noqa: Y015
+
+@_typing.final
+class SetFiltersResponse(_message.Message):
+    """SetFiltersResponse describes them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILTERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def filters(self) -> Global___SubscriptionFilters:
+        """As they are now."""
+
+    def __init__(
+        self,
+        *,
+        filters: Global___SubscriptionFilters | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filters", b"filters"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filters", b"filters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetFiltersResponse: _TypeAlias = SetFiltersResponse  # noqa: Y015
+
+@_typing.final
+class GetFiltersRequest(_message.Message):
+    """GetFiltersRequest names a subscription."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    subscription: _builtins.str
+    """Its name."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        subscription: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetFiltersRequest: _TypeAlias = GetFiltersRequest  # noqa: Y015
+
+@_typing.final
+class GetFiltersResponse(_message.Message):
+    """GetFiltersResponse describes its filters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILTERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def filters(self) -> Global___SubscriptionFilters:
+        """As they are now."""
+
+    def __init__(
+        self,
+        *,
+        filters: Global___SubscriptionFilters | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filters", b"filters"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filters", b"filters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetFiltersResponse: _TypeAlias = GetFiltersResponse  # noqa: Y015
+
+@_typing.final
+class SubscriptionFilters(_message.Message):
+    """SubscriptionFilters is what a subscription filters by."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APPLIED_FIELD_NUMBER: _builtins.int
+    SHADOW_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def applied(self) -> _containers.RepeatedCompositeFieldContainer[Global___FilterStretch]:
+        """The chains that entries which are not acknowledged may still need, in the order
+        of the log: each applies up to where the next one does; at most 8, together with
+        all else here at most 1 MiB. Before the first, nothing is filtered.
+        """
+
+    @_builtins.property
+    def shadow(self) -> Global___FilterStretch:
+        """The chain that is only counted; absent: there is none."""
+
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___FilterChange]:
+        """The last 20 changes, the newest first; fewer where they are long."""
+
+    def __init__(
+        self,
+        *,
+        applied: _abc.Iterable[Global___FilterStretch] | None = ...,
+        shadow: Global___FilterStretch | None = ...,
+        changes: _abc.Iterable[Global___FilterChange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shadow", b"shadow"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "changes", b"changes", "shadow", b"shadow"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubscriptionFilters: _TypeAlias = SubscriptionFilters  # noqa: Y015
+
+@_typing.final
+class FilterStretch(_message.Message):
+    """FilterStretch is a chain, and from where on it applies."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    FILTERS_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    policy: Global___FailurePolicy.ValueType
+    """What it means that there is no verdict."""
+    @_builtins.property
+    def start(self) -> _entry_pb2.Position:
+        """From this entry on; absent: from the beginning. When the subscription is moved
+        back before it, the first chain that is left applies there.
+        """
+
+    @_builtins.property
+    def filters(self) -> _containers.RepeatedCompositeFieldContainer[_filter_pb2.Filter]:
+        """The chain; empty: nothing is filtered."""
+
+    def __init__(
+        self,
+        *,
+        start: _entry_pb2.Position | None = ...,
+        filters: _abc.Iterable[_filter_pb2.Filter] | None = ...,
+        policy: Global___FailurePolicy.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_start", b"_start", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_start", b"_start", "filters", b"filters", "policy", b"policy", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__start: _TypeAlias = _typing.Literal["start"]  # noqa: Y015
+    _WhichOneofArgType__start: _TypeAlias = _typing.Literal["_start", b"_start"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start) -> _WhichOneofReturnType__start | None: ...
+
+Global___FilterStretch: _TypeAlias = FilterStretch  # noqa: Y015
+
+@_typing.final
+class FilterChange(_message.Message):
+    """FilterChange is one change of a subscription's filters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    FILTERS_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
+    mode: Global___FilterMode.ValueType
+    """Which of the two chains was set."""
+    policy: Global___FailurePolicy.ValueType
+    """What it means that there is no verdict."""
+    epoch: _builtins.int
+    """The epoch of who had the subscription then."""
+    caller: _builtins.str
+    """Who asked for it, as far as that is known: the address from which the call came."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it was made."""
+
+    @_builtins.property
+    def start(self) -> _entry_pb2.Position:
+        """From where on; absent: from the beginning."""
+
+    @_builtins.property
+    def filters(self) -> _containers.RepeatedCompositeFieldContainer[_filter_pb2.Filter]:
+        """The chain, without expressions."""
+
+    def __init__(
+        self,
+        *,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        mode: Global___FilterMode.ValueType = ...,
+        start: _entry_pb2.Position | None = ...,
+        filters: _abc.Iterable[_filter_pb2.Filter] | None = ...,
+        policy: Global___FailurePolicy.ValueType = ...,
+        epoch: _builtins.int = ...,
+        caller: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_start", b"_start", "start", b"start", "time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_start", b"_start", "caller", b"caller", "epoch", b"epoch", "filters", b"filters", "mode", b"mode", "policy", b"policy", "start", b"start", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__start: _TypeAlias = _typing.Literal["start"]  # noqa: Y015
+    _WhichOneofArgType__start: _TypeAlias = _typing.Literal["_start", b"_start"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start) -> _WhichOneofReturnType__start | None: ...
+
+Global___FilterChange: _TypeAlias = FilterChange  # noqa: Y015
+
+@_typing.final
+class AnalyzeBacklogRequest(_message.Message):
+    """AnalyzeBacklogRequest asks about what is not acknowledged."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_FIELD_NUMBER: _builtins.int
+    FILTERS_FIELD_NUMBER: _builtins.int
+    ENTRIES_MAX_FIELD_NUMBER: _builtins.int
+    SECONDS_MAX_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """tenant/namespace/name."""
+    subscription: _builtins.str
+    """The subscription."""
+    entries_max: _builtins.int
+    """How many entries are looked at, at most: up to 100,000; 0: 10,000."""
+    seconds_max: _builtins.int
+    """After how many seconds it ends with what it has, up to 120; 0: 10."""
+    @_builtins.property
+    def filters(self) -> _containers.RepeatedCompositeFieldContainer[_filter_pb2.Filter]:
+        """A chain to try; empty: those that are applied."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        subscription: _builtins.str = ...,
+        filters: _abc.Iterable[_filter_pb2.Filter] | None = ...,
+        entries_max: _builtins.int = ...,
+        seconds_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries_max", b"entries_max", "filters", b"filters", "seconds_max", b"seconds_max", "subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnalyzeBacklogRequest: _TypeAlias = AnalyzeBacklogRequest  # noqa: Y015
+
+@_typing.final
+class AnalyzeBacklogResponse(_message.Message):
+    """AnalyzeBacklogResponse says what filters make of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BACKLOG_ENTRIES_FIELD_NUMBER: _builtins.int
+    SCANNED_ENTRIES_FIELD_NUMBER: _builtins.int
+    SCANNED_MESSAGES_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    VERDICTS_FIELD_NUMBER: _builtins.int
+    backlog_entries: _builtins.int
+    """How many entries are not acknowledged, in the log as it was at the beginning."""
+    scanned_entries: _builtins.int
+    """How many of them were looked at; markers of the system are not counted."""
+    scanned_messages: _builtins.int
+    """How many messages these hold."""
+    blocks: _builtins.int
+    """How many blocks of neighbours were looked at."""
+    complete: _builtins.bool
+    """Whether that was all: then the estimates are the counts."""
+    @_builtins.property
+    def first(self) -> _entry_pb2.Position:
+        """The first entry that was looked at; absent: none was."""
+
+    @_builtins.property
+    def last(self) -> _entry_pb2.Position:
+        """The last one."""
+
+    @_builtins.property
+    def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___BacklogVerdict]:
+        """What was found, a verdict or failure each. Verdicts that no entry has are left
+        out.
+        """
+
+    def __init__(
+        self,
+        *,
+        backlog_entries: _builtins.int = ...,
+        scanned_entries: _builtins.int = ...,
+        scanned_messages: _builtins.int = ...,
+        first: _entry_pb2.Position | None = ...,
+        last: _entry_pb2.Position | None = ...,
+        blocks: _builtins.int = ...,
+        complete: _builtins.bool = ...,
+        verdicts: _abc.Iterable[Global___BacklogVerdict] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "first", b"first", "last", b"last"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "backlog_entries", b"backlog_entries", "blocks", b"blocks", "complete", b"complete", "first", b"first", "last", b"last", "scanned_entries", b"scanned_entries", "scanned_messages", b"scanned_messages", "verdicts", b"verdicts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__first: _TypeAlias = _typing.Literal["first"]  # noqa: Y015
+    _WhichOneofArgType__first: _TypeAlias = _typing.Literal["_first", b"_first"]  # noqa: Y015
+    _WhichOneofReturnType__last: _TypeAlias = _typing.Literal["last"]  # noqa: Y015
+    _WhichOneofArgType__last: _TypeAlias = _typing.Literal["_last", b"_last"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first) -> _WhichOneofReturnType__first | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last) -> _WhichOneofReturnType__last | None: ...
+
+Global___AnalyzeBacklogResponse: _TypeAlias = AnalyzeBacklogResponse  # noqa: Y015
+
+@_typing.final
+class BacklogVerdict(_message.Message):
+    """BacklogVerdict is about the entries with one verdict."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICT_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    ESTIMATED_ENTRIES_FIELD_NUMBER: _builtins.int
+    ESTIMATED_ENTRIES_LOW_FIELD_NUMBER: _builtins.int
+    ESTIMATED_ENTRIES_HIGH_FIELD_NUMBER: _builtins.int
+    ESTIMATED_MESSAGES_FIELD_NUMBER: _builtins.int
+    verdict: _filter_pb2.Verdict.ValueType
+    """The verdict."""
+    failure: _filter_pb2.FailureReason.ValueType
+    """Why there is none."""
+    entries: _builtins.int
+    """How many entries that were looked at have it."""
+    messages: _builtins.int
+    """How many messages these hold."""
+    estimated_entries: _builtins.int
+    """How many entries of the whole backlog have it, by what was looked at."""
+    estimated_entries_low: _builtins.int
+    """With 95 % confidence, at least so many. (Wilson's interval, for as many
+    independent entries as the blocks are worth: neighbours are alike.)
+    """
+    estimated_entries_high: _builtins.int
+    """With 95 % confidence, at most so many."""
+    estimated_messages: _builtins.int
+    """How many messages these hold, about."""
+    def __init__(
+        self,
+        *,
+        verdict: _filter_pb2.Verdict.ValueType = ...,
+        failure: _filter_pb2.FailureReason.ValueType = ...,
+        entries: _builtins.int = ...,
+        messages: _builtins.int = ...,
+        estimated_entries: _builtins.int = ...,
+        estimated_entries_low: _builtins.int = ...,
+        estimated_entries_high: _builtins.int = ...,
+        estimated_messages: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "result", b"result", "verdict", b"verdict"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "estimated_entries", b"estimated_entries", "estimated_entries_high", b"estimated_entries_high", "estimated_entries_low", b"estimated_entries_low", "estimated_messages", b"estimated_messages", "failure", b"failure", "messages", b"messages", "result", b"result", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["verdict", "failure"]  # noqa: Y015
+    _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
+
+Global___BacklogVerdict: _TypeAlias = BacklogVerdict  # noqa: Y015
+
+@_typing.final
 class ReportRequest(_message.Message):
     """ReportRequest names a subscription."""
 
@@ -1861,6 +2359,11 @@ class ReportResponse(_message.Message):
     KEYS_FIELD_NUMBER: _builtins.int
     TOTALS_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_VERSION_FIELD_NUMBER: _builtins.int
+    FILTERING_FIELD_NUMBER: _builtins.int
+    UNJUDGED_ENTRIES_FIELD_NUMBER: _builtins.int
+    FILTER_FAILED_ENTRIES_FIELD_NUMBER: _builtins.int
+    PUT_OFF_ENTRIES_FIELD_NUMBER: _builtins.int
+    PAYLOADS_OPENED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The subscription's epoch."""
     unacked_messages: _builtins.int
@@ -1879,6 +2382,16 @@ class ReportResponse(_message.Message):
     """How many entries failed and are not acknowledged since."""
     assignment_version: _builtins.int
     """Moves by one with each change among its consumers."""
+    unjudged_entries: _builtins.int
+    """How many entries wait for a verdict."""
+    filter_failed_entries: _builtins.int
+    """How many wait because a filter failed."""
+    put_off_entries: _builtins.int
+    """How many were put off by a filter."""
+    payloads_opened: _builtins.int
+    """How many batches' payloads the instance opened since it began, of whichever
+    subscription and for whatever purpose: 0, since it goes by metadata alone.
+    """
     @_builtins.property
     def options(self) -> Global___SubscriptionOptions:
         """Its options."""
@@ -1907,6 +2420,10 @@ class ReportResponse(_message.Message):
     def totals(self) -> Global___Totals:
         """Since the instance has the subscription."""
 
+    @_builtins.property
+    def filtering(self) -> Global___FilteringReport:
+        """What was filtered; absent: nothing was."""
+
     def __init__(
         self,
         *,
@@ -1926,10 +2443,15 @@ class ReportResponse(_message.Message):
         keys: _abc.Iterable[Global___KeyReport] | None = ...,
         totals: Global___Totals | None = ...,
         assignment_version: _builtins.int = ...,
+        filtering: Global___FilteringReport | None = ...,
+        unjudged_entries: _builtins.int = ...,
+        filter_failed_entries: _builtins.int = ...,
+        put_off_entries: _builtins.int = ...,
+        payloads_opened: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_mark_delete", b"_mark_delete", "_read_position", b"_read_position", "mark_delete", b"mark_delete", "options", b"options", "read_position", b"read_position", "totals", b"totals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_mark_delete", b"_mark_delete", "_read_position", b"_read_position", "filtering", b"filtering", "mark_delete", b"mark_delete", "options", b"options", "read_position", b"read_position", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mark_delete", b"_mark_delete", "_read_position", b"_read_position", "active_keys", b"active_keys", "assignment_version", b"assignment_version", "blocked_on_unacked", b"blocked_on_unacked", "consumers", b"consumers", "delayed_entries", b"delayed_entries", "epoch", b"epoch", "failed_entries", b"failed_entries", "keys", b"keys", "lagging", b"lagging", "mark_delete", b"mark_delete", "options", b"options", "parked_entries", b"parked_entries", "read_position", b"read_position", "totals", b"totals", "unacked_messages", b"unacked_messages", "withheld", b"withheld"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mark_delete", b"_mark_delete", "_read_position", b"_read_position", "active_keys", b"active_keys", "assignment_version", b"assignment_version", "blocked_on_unacked", b"blocked_on_unacked", "consumers", b"consumers", "delayed_entries", b"delayed_entries", "epoch", b"epoch", "failed_entries", b"failed_entries", "filter_failed_entries", b"filter_failed_entries", "filtering", b"filtering", "keys", b"keys", "lagging", b"lagging", "mark_delete", b"mark_delete", "options", b"options", "parked_entries", b"parked_entries", "payloads_opened", b"payloads_opened", "put_off_entries", b"put_off_entries", "read_position", b"read_position", "totals", b"totals", "unacked_messages", b"unacked_messages", "unjudged_entries", b"unjudged_entries", "withheld", b"withheld"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__mark_delete: _TypeAlias = _typing.Literal["mark_delete"]  # noqa: Y015
     _WhichOneofArgType__mark_delete: _TypeAlias = _typing.Literal["_mark_delete", b"_mark_delete"]  # noqa: Y015
@@ -1941,6 +2463,185 @@ class ReportResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__read_position) -> _WhichOneofReturnType__read_position | None: ...
 
 Global___ReportResponse: _TypeAlias = ReportResponse  # noqa: Y015
+
+@_typing.final
+class FilteringReport(_message.Message):
+    """FilteringReport is about verdicts, since the instance has the subscription. An
+    entry counts each time that there is a verdict of it, or none: when it was read, or
+    read again, and when it was to be delivered again.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILTERS_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    ANSWERS_MS_FIELD_NUMBER: _builtins.int
+    ANSWER_MAX_MS_FIELD_NUMBER: _builtins.int
+    UNANSWERED_FIELD_NUMBER: _builtins.int
+    UNANSWERED_SINCE_FIELD_NUMBER: _builtins.int
+    UNANSWERED_BECAUSE_FIELD_NUMBER: _builtins.int
+    answers: _builtins.int
+    """How often the filter service was asked and answered. (Verdicts are remembered:
+    one answer may be for many entries.)
+    """
+    answers_ms: _builtins.float
+    """How long these took together, in milliseconds."""
+    answer_max_ms: _builtins.float
+    """How long the longest took, in milliseconds."""
+    unanswered: _builtins.int
+    """How often it was asked and did not answer, or not in time."""
+    unanswered_because: _builtins.str
+    """Why it does not answer."""
+    @_builtins.property
+    def filters(self) -> _containers.RepeatedCompositeFieldContainer[Global___FilterReport]:
+        """Each chain's filters, and first, without a name, all chains of a mode together."""
+
+    @_builtins.property
+    def unanswered_since(self) -> _timestamp_pb2.Timestamp:
+        """Since when it does not answer; absent: it does, as far as is known."""
+
+    def __init__(
+        self,
+        *,
+        filters: _abc.Iterable[Global___FilterReport] | None = ...,
+        answers: _builtins.int = ...,
+        answers_ms: _builtins.float = ...,
+        answer_max_ms: _builtins.float = ...,
+        unanswered: _builtins.int = ...,
+        unanswered_since: _timestamp_pb2.Timestamp | None = ...,
+        unanswered_because: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["unanswered_since", b"unanswered_since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_max_ms", b"answer_max_ms", "answers", b"answers", "answers_ms", b"answers_ms", "filters", b"filters", "unanswered", b"unanswered", "unanswered_because", b"unanswered_because", "unanswered_since", b"unanswered_since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FilteringReport: _TypeAlias = FilteringReport  # noqa: Y015
+
+@_typing.final
+class FilterReport(_message.Message):
+    """FilterReport counts the verdicts of a filter, or of all together:
+    processed = accepted + rejected + rescheduled + failed.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    PROCESSED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    REJECTED_FIELD_NUMBER: _builtins.int
+    RESCHEDULED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    mode: Global___FilterMode.ValueType
+    """Of the chain that is applied, or of the one that is counted only."""
+    name: _builtins.str
+    """The filter's name; empty: all filters together."""
+    version: _builtins.int
+    """Its version."""
+    @_builtins.property
+    def processed(self) -> Global___FilterCount:
+        """What it was asked about."""
+
+    @_builtins.property
+    def accepted(self) -> Global___FilterCount:
+        """What it accepted. Of one filter: the next one was asked then."""
+
+    @_builtins.property
+    def rejected(self) -> Global___FilterCount:
+        """What it rejected."""
+
+    @_builtins.property
+    def rescheduled(self) -> Global___FilterCount:
+        """What is to be asked about again."""
+
+    @_builtins.property
+    def failed(self) -> Global___FilterCount:
+        """What there is no verdict of."""
+
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___FilterFailures]:
+        """The same, by reason."""
+
+    def __init__(
+        self,
+        *,
+        mode: Global___FilterMode.ValueType = ...,
+        name: _builtins.str = ...,
+        version: _builtins.int = ...,
+        processed: Global___FilterCount | None = ...,
+        accepted: Global___FilterCount | None = ...,
+        rejected: Global___FilterCount | None = ...,
+        rescheduled: Global___FilterCount | None = ...,
+        failed: Global___FilterCount | None = ...,
+        failures: _abc.Iterable[Global___FilterFailures] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "failed", b"failed", "processed", b"processed", "rejected", b"rejected", "rescheduled", b"rescheduled"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "failed", b"failed", "failures", b"failures", "mode", b"mode", "name", b"name", "processed", b"processed", "rejected", b"rejected", "rescheduled", b"rescheduled", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FilterReport: _TypeAlias = FilterReport  # noqa: Y015
+
+@_typing.final
+class FilterCount(_message.Message):
+    """FilterCount counts entries."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    entries: _builtins.int
+    """Entries."""
+    messages: _builtins.int
+    """Messages of them."""
+    def __init__(
+        self,
+        *,
+        entries: _builtins.int = ...,
+        messages: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FilterCount: _TypeAlias = FilterCount  # noqa: Y015
+
+@_typing.final
+class FilterFailures(_message.Message):
+    """FilterFailures counts entries without a verdict."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """Why: a FailureReason without its prefix; UNAVAILABLE: the filter service did not
+    answer in time; NOT_ASKED: a shadow chain could not keep up.
+    """
+    @_builtins.property
+    def count(self) -> Global___FilterCount:
+        """How many."""
+
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        count: Global___FilterCount | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["count", b"count"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FilterFailures: _TypeAlias = FilterFailures  # noqa: Y015
 
 @_typing.final
 class ConsumerReport(_message.Message):
@@ -2125,6 +2826,8 @@ class Totals(_message.Message):
     DEAD_LETTERED_FIELD_NUMBER: _builtins.int
     STALE_FIELD_NUMBER: _builtins.int
     SCANNED_ENTRIES_FIELD_NUMBER: _builtins.int
+    REJECTED_ENTRIES_FIELD_NUMBER: _builtins.int
+    PUT_OFF_FIELD_NUMBER: _builtins.int
     delivered_entries: _builtins.int
     """Entries and messages that were delivered."""
     delivered_messages: _builtins.int
@@ -2147,6 +2850,10 @@ class Totals(_message.Message):
     """Items with dead tokens."""
     scanned_entries: _builtins.int
     """Entries that were read again, since they had not been remembered."""
+    rejected_entries: _builtins.int
+    """Entries that were acknowledged because filters rejected them."""
+    put_off: _builtins.int
+    """How often filters put an entry off."""
     def __init__(
         self,
         *,
@@ -2161,10 +2868,12 @@ class Totals(_message.Message):
         dead_lettered: _builtins.int = ...,
         stale: _builtins.int = ...,
         scanned_entries: _builtins.int = ...,
+        rejected_entries: _builtins.int = ...,
+        put_off: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_entries", b"acknowledged_entries", "dead_lettered", b"dead_lettered", "delivered_entries", b"delivered_entries", "delivered_messages", b"delivered_messages", "drained", b"drained", "lost_consumers", b"lost_consumers", "refused", b"refused", "returned", b"returned", "scanned_entries", b"scanned_entries", "stale", b"stale", "timed_out", b"timed_out"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_entries", b"acknowledged_entries", "dead_lettered", b"dead_lettered", "delivered_entries", b"delivered_entries", "delivered_messages", b"delivered_messages", "drained", b"drained", "lost_consumers", b"lost_consumers", "put_off", b"put_off", "refused", b"refused", "rejected_entries", b"rejected_entries", "returned", b"returned", "scanned_entries", b"scanned_entries", "stale", b"stale", "timed_out", b"timed_out"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2256,12 +2965,18 @@ class Explanation(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     SINCE_FIELD_NUMBER: _builtins.int
     UNTIL_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    FILTER_VERSION_FIELD_NUMBER: _builtins.int
     reason: Global___Reason.ValueType
     """Why."""
     text: _builtins.str
     """The same as a sentence for people."""
     consumer: _builtins.str
     """The consumer that it is about; empty: none."""
+    filter: _builtins.str
+    """The filter that it is about; empty: none."""
+    filter_version: _builtins.int
+    """Its version."""
     @_builtins.property
     def position(self) -> _entry_pb2.Position:
         """The entry that it is about."""
@@ -2283,10 +2998,12 @@ class Explanation(_message.Message):
         position: _entry_pb2.Position | None = ...,
         since: _timestamp_pb2.Timestamp | None = ...,
         until: _timestamp_pb2.Timestamp | None = ...,
+        filter: _builtins.str = ...,
+        filter_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "position", b"position", "since", b"since", "until", b"until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "consumer", b"consumer", "position", b"position", "reason", b"reason", "since", b"since", "text", b"text", "until", b"until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "consumer", b"consumer", "filter", b"filter", "filter_version", b"filter_version", "position", b"position", "reason", b"reason", "since", b"since", "text", b"text", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
     _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015

@@ -42,9 +42,16 @@ class DispatcherServiceStub:
     UNAVAILABLE with reason CURSORS_UNAVAILABLE or LEDGER_UNAVAILABLE and RetryInfo
     when a service behind this one does not answer, or DRAINING. For every method
     that names a subscription: NOT_FOUND with reason SUBSCRIPTION_NOT_FOUND; and but for
-    GetSubscription, ListSubscriptions and CreateSubscription FAILED_PRECONDITION
-    with reason NOT_OWNER when another instance has it, with its address as
-    `owner` and RetryInfo.
+    GetSubscription, ListSubscriptions, CreateSubscription and GetFilters
+    FAILED_PRECONDITION with reason NOT_OWNER when another instance has it, with its
+    address as `owner` and RetryInfo.
+
+    A subscription may have filters (see filter.proto): entries that they reject are
+    acknowledged as they are read, and take no permits. A chain applies from a
+    position on. Who has the subscription asks the filter service about entries as
+    they are read, and again whenever one comes back; a message that failed as
+    often as it may goes to the dead letter topic without being asked about. While
+    the filter service does not answer, only what waits for its verdicts stands still.
     """
 
     def __init__(self, channel):
@@ -93,6 +100,21 @@ class DispatcherServiceStub:
                 request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ReleaseKeyRequest.SerializeToString,
                 response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ReleaseKeyResponse.FromString,
                 _registered_method=True)
+        self.SetFilters = channel.unary_unary(
+                '/seqgate.api.dispatcher.v1.DispatcherService/SetFilters',
+                request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.SetFiltersRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.SetFiltersResponse.FromString,
+                _registered_method=True)
+        self.GetFilters = channel.unary_unary(
+                '/seqgate.api.dispatcher.v1.DispatcherService/GetFilters',
+                request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetFiltersRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetFiltersResponse.FromString,
+                _registered_method=True)
+        self.AnalyzeBacklog = channel.unary_unary(
+                '/seqgate.api.dispatcher.v1.DispatcherService/AnalyzeBacklog',
+                request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.AnalyzeBacklogRequest.SerializeToString,
+                response_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.AnalyzeBacklogResponse.FromString,
+                _registered_method=True)
         self.Report = channel.unary_unary(
                 '/seqgate.api.dispatcher.v1.DispatcherService/Report',
                 request_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ReportRequest.SerializeToString,
@@ -122,9 +144,16 @@ class DispatcherServiceServicer:
     UNAVAILABLE with reason CURSORS_UNAVAILABLE or LEDGER_UNAVAILABLE and RetryInfo
     when a service behind this one does not answer, or DRAINING. For every method
     that names a subscription: NOT_FOUND with reason SUBSCRIPTION_NOT_FOUND; and but for
-    GetSubscription, ListSubscriptions and CreateSubscription FAILED_PRECONDITION
-    with reason NOT_OWNER when another instance has it, with its address as
-    `owner` and RetryInfo.
+    GetSubscription, ListSubscriptions, CreateSubscription and GetFilters
+    FAILED_PRECONDITION with reason NOT_OWNER when another instance has it, with its
+    address as `owner` and RetryInfo.
+
+    A subscription may have filters (see filter.proto): entries that they reject are
+    acknowledged as they are read, and take no permits. A chain applies from a
+    position on. Who has the subscription asks the filter service about entries as
+    they are read, and again whenever one comes back; a message that failed as
+    often as it may goes to the dead letter topic without being asked about. While
+    the filter service does not answer, only what waits for its verdicts stands still.
     """
 
     def Consume(self, request_iterator, context):
@@ -204,7 +233,12 @@ class DispatcherServiceServicer:
     def UpdateSubscriptionProperties(self, request, context):
         """UpdateSubscriptionProperties changes a subscription's properties.
 
-        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PROPERTY.
+        Filters see the new ones at once: what is judged from then on is judged by them.
+        What waits because a filter failed, or put it off, is judged again if the filters
+        read a property that has changed.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PROPERTY, and of a
+        subscription with filters as SetFilters.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -215,6 +249,51 @@ class DispatcherServiceServicer:
         dead-lettered, or whose messages all go to the dead letter topic since.
 
         Retry: safe. Errors: NOT_FOUND with reason KEY_NOT_HELD.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetFilters(self, request, context):
+        """SetFilters says what a subscription filters by, from a position on; what is
+        before it keeps the chain before. The chain is compiled first: one wrong filter
+        refuses all of it, and nothing changes.
+
+        Where the position was read already, what waits from there on is judged anew.
+        What is in flight stays so; if it comes back, it is judged by the new chain.
+
+        A filter's name and version stand for one expression as long as the chain is
+        needed: another one under the same version is refused with INVALID_CHAIN, since
+        verdicts are counted by version.
+
+        Retry: safe; where the chain applies anyway, nothing changes, no change is noted,
+        and what waits is judged again. Errors: INVALID_ARGUMENT with reason
+        INVALID_EXPRESSION (details: filter, version, line, column, offset),
+        INVALID_CHAIN (details: filter, version) or INVALID_START;
+        RESOURCE_EXHAUSTED with reason TOO_MANY_FILTERS; UNAVAILABLE with reason
+        FILTERS_UNAVAILABLE and RetryInfo when the filter service does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetFilters(self, request, context):
+        """GetFilters tells what a subscription filters by, and the changes of that.
+        Retry: safe.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AnalyzeBacklog(self, request, context):
+        """AnalyzeBacklog asks what filters say of the entries that are not acknowledged,
+        and changes nothing: of all of them, or where there are more than it may look
+        at, of blocks that are spread evenly, with an estimate for the rest. Nothing
+        else waits for it; of a subscription, one is under way at a time.
+
+        Retry: safe. Errors: as SetFilters, for filters to try; INVALID_ARGUMENT with
+        reason INVALID_PAGE (entries_max, seconds_max); UNAVAILABLE with reason
+        FILTERS_UNAVAILABLE and RetryInfo.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -278,6 +357,21 @@ def add_DispatcherServiceServicer_to_server(servicer, server):
                     request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ReleaseKeyRequest.FromString,
                     response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ReleaseKeyResponse.SerializeToString,
             ),
+            'SetFilters': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetFilters,
+                    request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.SetFiltersRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.SetFiltersResponse.SerializeToString,
+            ),
+            'GetFilters': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFilters,
+                    request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetFiltersRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetFiltersResponse.SerializeToString,
+            ),
+            'AnalyzeBacklog': grpc.unary_unary_rpc_method_handler(
+                    servicer.AnalyzeBacklog,
+                    request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.AnalyzeBacklogRequest.FromString,
+                    response_serializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.AnalyzeBacklogResponse.SerializeToString,
+            ),
             'Report': grpc.unary_unary_rpc_method_handler(
                     servicer.Report,
                     request_deserializer=seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ReportRequest.FromString,
@@ -313,9 +407,16 @@ class DispatcherService:
     UNAVAILABLE with reason CURSORS_UNAVAILABLE or LEDGER_UNAVAILABLE and RetryInfo
     when a service behind this one does not answer, or DRAINING. For every method
     that names a subscription: NOT_FOUND with reason SUBSCRIPTION_NOT_FOUND; and but for
-    GetSubscription, ListSubscriptions and CreateSubscription FAILED_PRECONDITION
-    with reason NOT_OWNER when another instance has it, with its address as
-    `owner` and RetryInfo.
+    GetSubscription, ListSubscriptions, CreateSubscription and GetFilters
+    FAILED_PRECONDITION with reason NOT_OWNER when another instance has it, with its
+    address as `owner` and RetryInfo.
+
+    A subscription may have filters (see filter.proto): entries that they reject are
+    acknowledged as they are read, and take no permits. A chain applies from a
+    position on. Who has the subscription asks the filter service about entries as
+    they are read, and again whenever one comes back; a message that failed as
+    often as it may goes to the dead letter topic without being asked about. While
+    the filter service does not answer, only what waits for its verdicts stands still.
     """
 
     @staticmethod
@@ -524,6 +625,87 @@ class DispatcherService:
             '/seqgate.api.dispatcher.v1.DispatcherService/ReleaseKey',
             seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ReleaseKeyRequest.SerializeToString,
             seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ReleaseKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetFilters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.dispatcher.v1.DispatcherService/SetFilters',
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.SetFiltersRequest.SerializeToString,
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.SetFiltersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFilters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.dispatcher.v1.DispatcherService/GetFilters',
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetFiltersRequest.SerializeToString,
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetFiltersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AnalyzeBacklog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seqgate.api.dispatcher.v1.DispatcherService/AnalyzeBacklog',
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.AnalyzeBacklogRequest.SerializeToString,
+            seqgate_dot_api_dot_dispatcher_dot_v1_dot_dispatcher__pb2.AnalyzeBacklogResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,9 +43,16 @@ class DispatcherServiceStub:
     UNAVAILABLE with reason CURSORS_UNAVAILABLE or LEDGER_UNAVAILABLE and RetryInfo
     when a service behind this one does not answer, or DRAINING. For every method
     that names a subscription: NOT_FOUND with reason SUBSCRIPTION_NOT_FOUND; and but for
-    GetSubscription, ListSubscriptions and CreateSubscription FAILED_PRECONDITION
-    with reason NOT_OWNER when another instance has it, with its address as
-    `owner` and RetryInfo.
+    GetSubscription, ListSubscriptions, CreateSubscription and GetFilters
+    FAILED_PRECONDITION with reason NOT_OWNER when another instance has it, with its
+    address as `owner` and RetryInfo.
+
+    A subscription may have filters (see filter.proto): entries that they reject are
+    acknowledged as they are read, and take no permits. A chain applies from a
+    position on. Who has the subscription asks the filter service about entries as
+    they are read, and again whenever one comes back; a message that failed as
+    often as it may goes to the dead letter topic without being asked about. While
+    the filter service does not answer, only what waits for its verdicts stands still.
     """
 
     @_typing.overload
@@ -104,13 +111,51 @@ class DispatcherServiceStub:
     UpdateSubscriptionProperties: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.UpdateSubscriptionPropertiesRequest, _dispatcher_pb2.UpdateSubscriptionPropertiesResponse]
     """UpdateSubscriptionProperties changes a subscription's properties.
 
-    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PROPERTY.
+    Filters see the new ones at once: what is judged from then on is judged by them.
+    What waits because a filter failed, or put it off, is judged again if the filters
+    read a property that has changed.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PROPERTY, and of a
+    subscription with filters as SetFilters.
     """
     ReleaseKey: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.ReleaseKeyRequest, _dispatcher_pb2.ReleaseKeyResponse]
     """ReleaseKey lets a key go on that is held since one of its messages was
     dead-lettered, or whose messages all go to the dead letter topic since.
 
     Retry: safe. Errors: NOT_FOUND with reason KEY_NOT_HELD.
+    """
+    SetFilters: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.SetFiltersRequest, _dispatcher_pb2.SetFiltersResponse]
+    """SetFilters says what a subscription filters by, from a position on; what is
+    before it keeps the chain before. The chain is compiled first: one wrong filter
+    refuses all of it, and nothing changes.
+
+    Where the position was read already, what waits from there on is judged anew.
+    What is in flight stays so; if it comes back, it is judged by the new chain.
+
+    A filter's name and version stand for one expression as long as the chain is
+    needed: another one under the same version is refused with INVALID_CHAIN, since
+    verdicts are counted by version.
+
+    Retry: safe; where the chain applies anyway, nothing changes, no change is noted,
+    and what waits is judged again. Errors: INVALID_ARGUMENT with reason
+    INVALID_EXPRESSION (details: filter, version, line, column, offset),
+    INVALID_CHAIN (details: filter, version) or INVALID_START;
+    RESOURCE_EXHAUSTED with reason TOO_MANY_FILTERS; UNAVAILABLE with reason
+    FILTERS_UNAVAILABLE and RetryInfo when the filter service does not answer.
+    """
+    GetFilters: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.GetFiltersRequest, _dispatcher_pb2.GetFiltersResponse]
+    """GetFilters tells what a subscription filters by, and the changes of that.
+    Retry: safe.
+    """
+    AnalyzeBacklog: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.AnalyzeBacklogRequest, _dispatcher_pb2.AnalyzeBacklogResponse]
+    """AnalyzeBacklog asks what filters say of the entries that are not acknowledged,
+    and changes nothing: of all of them, or where there are more than it may look
+    at, of blocks that are spread evenly, with an estimate for the rest. Nothing
+    else waits for it; of a subscription, one is under way at a time.
+
+    Retry: safe. Errors: as SetFilters, for filters to try; INVALID_ARGUMENT with
+    reason INVALID_PAGE (entries_max, seconds_max); UNAVAILABLE with reason
+    FILTERS_UNAVAILABLE and RetryInfo.
     """
     Report: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.ReportRequest, _dispatcher_pb2.ReportResponse]
     """Report tells what a subscription is doing. Retry: safe."""
@@ -137,9 +182,16 @@ class DispatcherServiceAsyncStub(DispatcherServiceStub):
     UNAVAILABLE with reason CURSORS_UNAVAILABLE or LEDGER_UNAVAILABLE and RetryInfo
     when a service behind this one does not answer, or DRAINING. For every method
     that names a subscription: NOT_FOUND with reason SUBSCRIPTION_NOT_FOUND; and but for
-    GetSubscription, ListSubscriptions and CreateSubscription FAILED_PRECONDITION
-    with reason NOT_OWNER when another instance has it, with its address as
-    `owner` and RetryInfo.
+    GetSubscription, ListSubscriptions, CreateSubscription and GetFilters
+    FAILED_PRECONDITION with reason NOT_OWNER when another instance has it, with its
+    address as `owner` and RetryInfo.
+
+    A subscription may have filters (see filter.proto): entries that they reject are
+    acknowledged as they are read, and take no permits. A chain applies from a
+    position on. Who has the subscription asks the filter service about entries as
+    they are read, and again whenever one comes back; a message that failed as
+    often as it may goes to the dead letter topic without being asked about. While
+    the filter service does not answer, only what waits for its verdicts stands still.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -195,13 +247,51 @@ class DispatcherServiceAsyncStub(DispatcherServiceStub):
     UpdateSubscriptionProperties: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.UpdateSubscriptionPropertiesRequest, _dispatcher_pb2.UpdateSubscriptionPropertiesResponse]  # type: ignore[assignment]
     """UpdateSubscriptionProperties changes a subscription's properties.
 
-    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PROPERTY.
+    Filters see the new ones at once: what is judged from then on is judged by them.
+    What waits because a filter failed, or put it off, is judged again if the filters
+    read a property that has changed.
+
+    Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PROPERTY, and of a
+    subscription with filters as SetFilters.
     """
     ReleaseKey: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.ReleaseKeyRequest, _dispatcher_pb2.ReleaseKeyResponse]  # type: ignore[assignment]
     """ReleaseKey lets a key go on that is held since one of its messages was
     dead-lettered, or whose messages all go to the dead letter topic since.
 
     Retry: safe. Errors: NOT_FOUND with reason KEY_NOT_HELD.
+    """
+    SetFilters: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.SetFiltersRequest, _dispatcher_pb2.SetFiltersResponse]  # type: ignore[assignment]
+    """SetFilters says what a subscription filters by, from a position on; what is
+    before it keeps the chain before. The chain is compiled first: one wrong filter
+    refuses all of it, and nothing changes.
+
+    Where the position was read already, what waits from there on is judged anew.
+    What is in flight stays so; if it comes back, it is judged by the new chain.
+
+    A filter's name and version stand for one expression as long as the chain is
+    needed: another one under the same version is refused with INVALID_CHAIN, since
+    verdicts are counted by version.
+
+    Retry: safe; where the chain applies anyway, nothing changes, no change is noted,
+    and what waits is judged again. Errors: INVALID_ARGUMENT with reason
+    INVALID_EXPRESSION (details: filter, version, line, column, offset),
+    INVALID_CHAIN (details: filter, version) or INVALID_START;
+    RESOURCE_EXHAUSTED with reason TOO_MANY_FILTERS; UNAVAILABLE with reason
+    FILTERS_UNAVAILABLE and RetryInfo when the filter service does not answer.
+    """
+    GetFilters: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.GetFiltersRequest, _dispatcher_pb2.GetFiltersResponse]  # type: ignore[assignment]
+    """GetFilters tells what a subscription filters by, and the changes of that.
+    Retry: safe.
+    """
+    AnalyzeBacklog: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.AnalyzeBacklogRequest, _dispatcher_pb2.AnalyzeBacklogResponse]  # type: ignore[assignment]
+    """AnalyzeBacklog asks what filters say of the entries that are not acknowledged,
+    and changes nothing: of all of them, or where there are more than it may look
+    at, of blocks that are spread evenly, with an estimate for the rest. Nothing
+    else waits for it; of a subscription, one is under way at a time.
+
+    Retry: safe. Errors: as SetFilters, for filters to try; INVALID_ARGUMENT with
+    reason INVALID_PAGE (entries_max, seconds_max); UNAVAILABLE with reason
+    FILTERS_UNAVAILABLE and RetryInfo.
     """
     Report: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.ReportRequest, _dispatcher_pb2.ReportResponse]  # type: ignore[assignment]
     """Report tells what a subscription is doing. Retry: safe."""
@@ -227,9 +317,16 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
     UNAVAILABLE with reason CURSORS_UNAVAILABLE or LEDGER_UNAVAILABLE and RetryInfo
     when a service behind this one does not answer, or DRAINING. For every method
     that names a subscription: NOT_FOUND with reason SUBSCRIPTION_NOT_FOUND; and but for
-    GetSubscription, ListSubscriptions and CreateSubscription FAILED_PRECONDITION
-    with reason NOT_OWNER when another instance has it, with its address as
-    `owner` and RetryInfo.
+    GetSubscription, ListSubscriptions, CreateSubscription and GetFilters
+    FAILED_PRECONDITION with reason NOT_OWNER when another instance has it, with its
+    address as `owner` and RetryInfo.
+
+    A subscription may have filters (see filter.proto): entries that they reject are
+    acknowledged as they are read, and take no permits. A chain applies from a
+    position on. Who has the subscription asks the filter service about entries as
+    they are read, and again whenever one comes back; a message that failed as
+    often as it may goes to the dead letter topic without being asked about. While
+    the filter service does not answer, only what waits for its verdicts stands still.
     """
 
     @_abc_1.abstractmethod
@@ -325,7 +422,12 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_dispatcher_pb2.UpdateSubscriptionPropertiesResponse, _abc.Awaitable[_dispatcher_pb2.UpdateSubscriptionPropertiesResponse]]:
         """UpdateSubscriptionProperties changes a subscription's properties.
 
-        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PROPERTY.
+        Filters see the new ones at once: what is judged from then on is judged by them.
+        What waits because a filter failed, or put it off, is judged again if the filters
+        read a property that has changed.
+
+        Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PROPERTY, and of a
+        subscription with filters as SetFilters.
         """
 
     @_abc_1.abstractmethod
@@ -338,6 +440,57 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
         dead-lettered, or whose messages all go to the dead letter topic since.
 
         Retry: safe. Errors: NOT_FOUND with reason KEY_NOT_HELD.
+        """
+
+    @_abc_1.abstractmethod
+    def SetFilters(
+        self,
+        request: _dispatcher_pb2.SetFiltersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_dispatcher_pb2.SetFiltersResponse, _abc.Awaitable[_dispatcher_pb2.SetFiltersResponse]]:
+        """SetFilters says what a subscription filters by, from a position on; what is
+        before it keeps the chain before. The chain is compiled first: one wrong filter
+        refuses all of it, and nothing changes.
+
+        Where the position was read already, what waits from there on is judged anew.
+        What is in flight stays so; if it comes back, it is judged by the new chain.
+
+        A filter's name and version stand for one expression as long as the chain is
+        needed: another one under the same version is refused with INVALID_CHAIN, since
+        verdicts are counted by version.
+
+        Retry: safe; where the chain applies anyway, nothing changes, no change is noted,
+        and what waits is judged again. Errors: INVALID_ARGUMENT with reason
+        INVALID_EXPRESSION (details: filter, version, line, column, offset),
+        INVALID_CHAIN (details: filter, version) or INVALID_START;
+        RESOURCE_EXHAUSTED with reason TOO_MANY_FILTERS; UNAVAILABLE with reason
+        FILTERS_UNAVAILABLE and RetryInfo when the filter service does not answer.
+        """
+
+    @_abc_1.abstractmethod
+    def GetFilters(
+        self,
+        request: _dispatcher_pb2.GetFiltersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_dispatcher_pb2.GetFiltersResponse, _abc.Awaitable[_dispatcher_pb2.GetFiltersResponse]]:
+        """GetFilters tells what a subscription filters by, and the changes of that.
+        Retry: safe.
+        """
+
+    @_abc_1.abstractmethod
+    def AnalyzeBacklog(
+        self,
+        request: _dispatcher_pb2.AnalyzeBacklogRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_dispatcher_pb2.AnalyzeBacklogResponse, _abc.Awaitable[_dispatcher_pb2.AnalyzeBacklogResponse]]:
+        """AnalyzeBacklog asks what filters say of the entries that are not acknowledged,
+        and changes nothing: of all of them, or where there are more than it may look
+        at, of blocks that are spread evenly, with an estimate for the rest. Nothing
+        else waits for it; of a subscription, one is under way at a time.
+
+        Retry: safe. Errors: as SetFilters, for filters to try; INVALID_ARGUMENT with
+        reason INVALID_PAGE (entries_max, seconds_max); UNAVAILABLE with reason
+        FILTERS_UNAVAILABLE and RetryInfo.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,19 @@
+"""Names as people give them on a command line."""
+
+from seqgate.cli._failure import WrongUsage
+from seqgate.types import InvalidNameError, check_cursor_name
+
+
+def subscription_name(name: str) -> str:
+    """The name itself, if it can be one of a subscription.
+
+    Raises:
+        WrongUsage: it cannot.
+    """
+    try:
+        return check_cursor_name(name)
+    except InvalidNameError as error:
+        raise WrongUsage(
+            str(error).replace("a cursor name", "a subscription's name"),
+            reason="INVALID_SUBSCRIPTION_NAME",
+        ) from error

@@ -1,0 +1,375 @@
+"""`seqgate subscription filter`: what a subscription filters by. And `analyze`: what that means."""
+
+import re
+from collections.abc import Coroutine, Sequence
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import typer
+
+from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.filter.v1 import filter_pb2
+from seqgate.cli._command import Run, command, group, topic_name
+from seqgate.cli._failure import DONE, WrongUsage
+from seqgate.cli._names import subscription_name
+from seqgate.cli._output import time_shown
+from seqgate.cli._place import start
+from seqgate.cli._policy import enum_name
+from seqgate.cli._service import Dispatcher
+from seqgate.types import Position
+
+ENTRIES_MAX: Final = 100_000
+SECONDS_MAX: Final = 120
+"""How many entries an analysis looks at, and how long it takes, at most."""
+
+ANALYSIS_GRACE_S: Final = 30.0
+"""How much longer than asked an analysis may take to answer."""
+
+_FILTER: Final = re.compile(
+    r"(?P<name>[^=]+?)(:(?P<version>[0-9]{1,19}))?=(?P<expression>.+)", re.S
+)
+
+app = group("What a subscription filters by.")
+
+
+class OnFailure(StrEnum):
+    """What it means that there is no verdict."""
+
+    PARK = "park"
+    ACCEPT = "accept"
+    REJECT = "reject"
+
+
+FILTERS_HELP: Final = (
+    "The filters, in their order: an expression in CEL after a name for it. Without a version a "
+    "filter has the next one after that of the name, or the same if the expression is the same."
+)
+START_HELP: Final = (
+    "From where on: as for create. What is before keeps its filters. Unless given: from what was "
+    "not read yet."
+)
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The subscription.", show_default=False)]
+Given = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="NAME[:VERSION]=EXPR...", help=FILTERS_HELP, show_default=False),
+]
+StartAt = Annotated[
+    str | None, typer.Option("--start", metavar="PLACE", help=START_HELP, show_default=False)
+]
+Nothing = Annotated[bool, typer.Option("--none", help="No filters.")]
+
+
+@command(app, "set")
+def set_(
+    run: Run,
+    topic: Topic,
+    name: Name,
+    filters: Given = None,
+    *,
+    none: Nothing = False,
+    on_failure: Annotated[
+        OnFailure,
+        typer.Option(
+            "--on-failure",
+            help="What becomes of an entry when a filter fails, or the filter service does not "
+            "answer in time.",
+        ),
+    ] = OnFailure.PARK,
+    start_at: StartAt = None,
+) -> Coroutine[Any, Any, int]:
+    """Filter a subscription: what the filters reject counts as acknowledged.
+
+    The first filter that does not accept decides. One that is wrong refuses all of them, and
+    nothing changes. Where the place was read already, what waits from there on is judged anew.
+    """
+    request = _request(topic, name, start_at)
+    request.policy = pb.FailurePolicy.Value(f"FAILURE_POLICY_{on_failure.name}")
+    request.mode = pb.FILTER_MODE_APPLIED
+    return _set(run, request, _given(filters, none=none))
+
+
+@command(app, "shadow")
+def shadow(
+    run: Run,
+    topic: Topic,
+    name: Name,
+    filters: Given = None,
+    *,
+    none: Nothing = False,
+    start_at: StartAt = None,
+) -> Coroutine[Any, Any, int]:
+    """Count what filters would say, beside those that are applied: `subscription report` tells.
+
+    Nothing is delivered or withheld because of them, and nothing waits for them.
+    """
+    request = _request(topic, name, start_at)
+    request.mode = pb.FILTER_MODE_SHADOW
+    return _set(run, request, _given(filters, none=none))
+
+
+@command(app, "show")
+def show(run: Run, topic: Topic, name: Name) -> Coroutine[Any, Any, int]:
+    """Show the filters that entries which are not acknowledged still need, and the last changes."""
+    request = pb.GetFiltersRequest(
+        topic=str(topic_name(topic)), subscription=subscription_name(name)
+    )
+    return _show(run, request)
+
+
+def analyze(
+    run: Run,
+    topic: Topic,
+    name: Name,
+    filters: Given = None,
+    *,
+    entries: Annotated[
+        int,
+        typer.Option(
+            "--entries",
+            metavar="MAX",
+            min=1,
+            max=ENTRIES_MAX,
+            help="How many entries are looked at.",
+        ),
+    ] = 10_000,
+    seconds: Annotated[
+        int,
+        typer.Option(
+            "--seconds", metavar="MAX", min=1, max=SECONDS_MAX, help="How long that may take."
+        ),
+    ] = 10,
+) -> Coroutine[Any, Any, int]:
+    """Tell what a subscription's filters make of what is not acknowledged; or what others would,
+    which are given. Nothing changes.
+
+    Where there is more than may be looked at, blocks of neighbours are, that are spread over all of
+    it. What they say of the rest is an estimate, and the range in which it is with a probability
+    of 95 %.
+    """
+    request = pb.AnalyzeBacklogRequest(
+        topic=str(topic_name(topic)),
+        subscription=subscription_name(name),
+        filters=[_parsed(each) for each in filters or ()],
+        entries_max=entries,
+        seconds_max=seconds,
+    )
+    return _analyze(run, request)
+
+
+# ---- what is done
+
+
+async def _set(run: Run, request: pb.SetFiltersRequest, given: Sequence[filter_pb2.Filter]) -> int:
+    dispatcher = Dispatcher(run.settings)
+    if any(each.version == 0 for each in given):
+        names = pb.GetFiltersRequest(topic=request.topic, subscription=request.subscription)
+        found = await dispatcher.call("GetFilters", names)
+        given = _versioned(given, found.filters)
+    request.filters.extend(given)
+    answer = await dispatcher.call("SetFilters", request)
+    return _tell(run, request, answer.filters)
+
+
+async def _show(run: Run, request: pb.GetFiltersRequest) -> int:
+    answer = await Dispatcher(run.settings).call("GetFilters", request)
+    return _tell(run, request, answer.filters)
+
+
+async def _analyze(run: Run, request: pb.AnalyzeBacklogRequest) -> int:
+    dispatcher = Dispatcher(run.settings)
+    found = await dispatcher.call(
+        "AnalyzeBacklog", request, timeout_s=request.seconds_max + ANALYSIS_GRACE_S
+    )
+    record = {
+        "topic": request.topic,
+        "subscription": request.subscription,
+        "backlog_entries": found.backlog_entries,
+        "scanned_entries": found.scanned_entries,
+        "scanned_messages": found.scanned_messages,
+        "first": _position(found, "first"),
+        "last": _position(found, "last"),
+        "blocks": found.blocks,
+        "complete": found.complete,
+        "verdicts": [_verdict_record(each) for each in found.verdicts],
+    }
+    if run.output.json:
+        run.output.record(record)
+        return DONE
+    run.output.fields(
+        [
+            ("Entries not acknowledged", record["backlog_entries"]),
+            ("Looked at", record["scanned_entries"]),
+            ("  in blocks", record["blocks"]),
+            ("  from", record["first"]),
+            ("  to", record["last"]),
+            ("That is all", record["complete"]),
+        ]
+    )
+    run.output.line("")
+    run.output.table(
+        ("VERDICT", "ENTRIES", "MESSAGES", "OF ALL, ABOUT", "AT LEAST", "AT MOST", "MESSAGES"),
+        [
+            (
+                _words(each["verdict"] or f"no verdict: {each['failure']}"),
+                each["entries"],
+                each["messages"],
+                each["estimated_entries"],
+                each["estimated_entries_low"],
+                each["estimated_entries_high"],
+                each["estimated_messages"],
+            )
+            for each in record["verdicts"]
+        ],
+    )
+    return DONE
+
+
+def _tell(run: Run, request: Any, filters: pb.SubscriptionFilters) -> int:
+    record = {
+        "topic": request.topic,
+        "subscription": request.subscription,
+        "applied": [_stretch_record(each) for each in filters.applied],
+        "shadow": _stretch_record(filters.shadow) if filters.HasField("shadow") else None,
+        "changes": [_change_record(each) for each in filters.changes],
+    }
+    if run.output.json:
+        run.output.record(record)
+        return DONE
+    rows: list[tuple[object, ...]] = []
+    for each in record["applied"]:
+        rows += _rows("applied", each, each["on_failure"].lower())
+    if record["shadow"] is not None:
+        rows += _rows("shadow", record["shadow"], None)
+    run.output.table(("MODE", "FROM", "ON FAILURE", "FILTER", "VERSION", "EXPRESSION"), rows)
+    run.output.line("")
+    run.output.table(
+        ("CHANGED", "MODE", "FROM", "ON FAILURE", "FILTERS", "BY"),
+        [
+            (
+                time_shown(each["time_ms"]),
+                each["mode"].lower(),
+                each["start"] or "the beginning",
+                each["on_failure"].lower(),
+                ", ".join(f"{one['name']}:{one['version']}" for one in each["filters"]) or "none",
+                each["caller"],
+            )
+            for each in record["changes"]
+        ],
+    )
+    return DONE
+
+
+# ---- records, and rows
+
+
+def _stretch_record(stretch: pb.FilterStretch) -> dict[str, Any]:
+    return {
+        "start": _position(stretch, "start"),
+        "on_failure": enum_name(pb.FailurePolicy, stretch.policy, "FAILURE_POLICY_"),
+        "filters": [
+            {"name": each.name, "version": each.version, "expression": each.expression}
+            for each in stretch.filters
+        ],
+    }
+
+
+def _change_record(change: pb.FilterChange) -> dict[str, Any]:
+    return {
+        "time_ms": change.time.ToMilliseconds(),
+        "mode": enum_name(pb.FilterMode, change.mode, "FILTER_MODE_"),
+        "start": _position(change, "start"),
+        "on_failure": enum_name(pb.FailurePolicy, change.policy, "FAILURE_POLICY_"),
+        "filters": [{"name": each.name, "version": each.version} for each in change.filters],
+        "epoch": change.epoch,
+        "caller": change.caller,
+    }
+
+
+def _verdict_record(found: pb.BacklogVerdict) -> dict[str, Any]:
+    is_verdict = found.HasField("verdict")
+    return {
+        "verdict": enum_name(filter_pb2.Verdict, found.verdict, "VERDICT_") if is_verdict else None,
+        "failure": None
+        if is_verdict
+        else enum_name(filter_pb2.FailureReason, found.failure, "FAILURE_REASON_"),
+        "entries": found.entries,
+        "messages": found.messages,
+        "estimated_entries": found.estimated_entries,
+        "estimated_entries_low": found.estimated_entries_low,
+        "estimated_entries_high": found.estimated_entries_high,
+        "estimated_messages": found.estimated_messages,
+    }
+
+
+def _rows(mode: str, record: dict[str, Any], on_failure: str | None) -> list[tuple[object, ...]]:
+    begins = record["start"] or "the beginning"
+    if not record["filters"]:
+        return [(mode, begins, None, None, None, "nothing is filtered")]
+    return [
+        (mode, begins, on_failure, each["name"], each["version"], each["expression"])
+        for each in record["filters"]
+    ]
+
+
+def _words(name: str) -> str:
+    return name.lower().replace("_", " ")
+
+
+def _position(message: Any, field: str) -> str | None:
+    if not message.HasField(field):
+        return None
+    found: entry_pb2.Position = getattr(message, field)
+    return str(Position(found.ledger_id, found.entry_id))
+
+
+# ---- what is given
+
+
+def _request(topic: str, name: str, start_at: str | None) -> pb.SetFiltersRequest:
+    return pb.SetFiltersRequest(
+        topic=str(topic_name(topic)),
+        subscription=subscription_name(name),
+        start=None if start_at is None else start("--start", start_at),
+    )
+
+
+def _given(filters: Sequence[str] | None, *, none: bool) -> list[filter_pb2.Filter]:
+    if none == bool(filters):
+        raise WrongUsage("give filters, or --none")
+    return [_parsed(each) for each in filters or ()]
+
+
+def _parsed(text: str) -> filter_pb2.Filter:
+    found = _FILTER.fullmatch(text)
+    if found is None:
+        raise WrongUsage("a filter is NAME=EXPR or NAME:VERSION=EXPR", details={"given": text})
+    version = int(found["version"] or 0)
+    return filter_pb2.Filter(name=found["name"], version=version, expression=found["expression"])
+
+
+def _versioned(
+    given: Sequence[filter_pb2.Filter], known: pb.SubscriptionFilters
+) -> list[filter_pb2.Filter]:
+    """With a version each: the known one of the same expression, or the next of the name."""
+    texts: dict[tuple[str, str], int] = {}
+    highest: dict[str, int] = {}
+    for stretch in (*known.applied, known.shadow):
+        for each in stretch.filters:
+            texts[each.name, each.expression] = each.version
+            highest[each.name] = max(each.version, highest.get(each.name, 0))
+    for change in known.changes:
+        for each in change.filters:
+            highest[each.name] = max(each.version, highest.get(each.name, 0))
+    return [
+        each
+        if each.version
+        else filter_pb2.Filter(
+            name=each.name,
+            version=texts.get((each.name, each.expression), highest.get(each.name, 0) + 1),
+            expression=each.expression,
+        )
+        for each in given
+    ]

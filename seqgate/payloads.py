@@ -1,0 +1,86 @@
+"""What is inside a payload: the only place where one is decompressed, or a batch opened.
+
+Services decide by metadata and open no batch. That is a promise, so whoever does it, here, is
+counted.
+"""
+
+import zlib
+from collections.abc import Sequence
+from typing import Final
+
+import lz4.block
+import zstandard
+
+from seqgate.api.entry.v1 import entry_pb2
+
+UNCOMPRESSED_BYTES_MAX: Final = 512 * 1024 * 1024
+"""The largest payload, in bytes, that is unpacked."""
+
+_batches_opened = 0
+
+
+class PayloadDamaged(ValueError):
+    """A payload is not what its metadata says. The text says in which respect."""
+
+
+def batches_opened() -> int:
+    """How many batches this process opened, or tried to, since it began. Threads that do it at the
+    same moment may count as one, and never as none."""
+    return _batches_opened
+
+
+def open_batch(
+    metadata: entry_pb2.EntryMetadata, payload: bytes
+) -> Sequence[entry_pb2.SingleMessage]:
+    """The messages of an entry that is a batch, in order.
+
+    Raises:
+        PayloadDamaged: it cannot be unpacked or read, or holds another number of messages.
+    """
+    global _batches_opened
+    _batches_opened += 1
+    opened = unpack(metadata, payload)
+    try:
+        messages = entry_pb2.BatchPayload.FromString(opened).messages
+    except Exception as error:
+        raise PayloadDamaged("a batch cannot be read") from error
+    if len(messages) != metadata.num_messages_in_batch:
+        raise PayloadDamaged("a batch does not hold as many messages as it says")
+    return messages
+
+
+def unpack(metadata: entry_pb2.EntryMetadata, payload: bytes) -> bytes:
+    """A payload, decompressed if it is compressed. Of a chunk, all chunks end to end.
+
+    Raises:
+        PayloadDamaged: that is not possible, or it is not as large then as it says, or would be
+            larger than UNCOMPRESSED_BYTES_MAX.
+    """
+    if not metadata.compression:
+        return payload
+    size = metadata.uncompressed_size
+    if size > UNCOMPRESSED_BYTES_MAX:
+        raise PayloadDamaged("a payload is larger than a reader unpacks")
+    try:
+        opened = _decompress(metadata.compression, payload, size)
+    except Exception as error:
+        raise PayloadDamaged("a payload cannot be unpacked") from error
+    if len(opened) != size:
+        raise PayloadDamaged("a payload is not as large as it says")
+    return opened
+
+
+def _decompress(compression: int, payload: bytes, size: int) -> bytes:
+    opened: bytes
+    match compression:
+        case entry_pb2.COMPRESSION_TYPE_LZ4:
+            opened = lz4.block.decompress(payload, uncompressed_size=size)
+        case entry_pb2.COMPRESSION_TYPE_ZLIB:
+            # One byte more than it should be, to notice when it is; never a whole bomb.
+            opened = zlib.decompressobj().decompress(payload, size + 1)
+        case entry_pb2.COMPRESSION_TYPE_ZSTD:
+            with zstandard.ZstdDecompressor().stream_reader(payload) as reader:
+                opened = reader.read(size + 1)
+        case _:
+            raise ValueError(f"unknown compression {compression}")
+    return opened

@@ -1,0 +1,267 @@
+"""The filter service, over the wire: a stream for each line.
+
+A stream that breaks, or on which an answer is late, is dropped: the next question opens another.
+Where it broke before it was asked anything, or the service says that it is going away, the question
+is asked once more at once: another replica may answer.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, Final, NoReturn, TypeVar
+
+import structlog
+from google.rpc import error_details_pb2, status_pb2
+from grpc import aio
+
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.filter.v1 import filter_pb2 as pb
+from seqgate.api.filter.v1 import filter_pb2_grpc as pb_grpc
+from services.dispatcher.core.effects import ACCEPT, PARK, REJECT
+from services.dispatcher.ports import (
+    Failure,
+    FiltersUnavailable,
+    InvalidChain,
+    InvalidExpression,
+    Reads,
+    Rules,
+    Said,
+)
+from services.runtime.refused import refused
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+RETRY_AFTER_S: Final = 0.5
+"""What a caller is told to wait when the filter service does not answer."""
+
+BATCH_ENTRIES_MAX: Final = 2_000
+BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
+"""How many metadata, and bytes of them, one question holds: a part of what one may."""
+
+CHAINS_MAX: Final = 16
+"""How many chains the service is told of on a stream; then the oldest is forgotten."""
+
+NO_RULES: Final = frozenset({"INVALID_EXPRESSION", "INVALID_CHAIN"})
+
+
+class _Moved(Exception):
+    """The stream is over; what was asked was not answered. Another one may be better."""
+
+
+class _Nonsense(Exception):
+    """What was answered is no answer to what was asked: the service is another version, or broken.
+    Nothing of it counts."""
+
+
+class GrpcFilters:
+    """See services.dispatcher.ports.Filters."""
+
+    def __init__(self, channel: aio.Channel, *, timeout_s: float) -> None:
+        self._stub: Any = pb_grpc.FilterServiceStub(channel)
+        self._timeout_s = timeout_s
+
+    def line(self) -> "GrpcLine":
+        """See the port."""
+        return GrpcLine(self._stub, self._timeout_s)
+
+
+class GrpcLine:
+    """See services.dispatcher.ports.Line."""
+
+    def __init__(self, stub: Any, timeout_s: float) -> None:
+        self._stub = stub
+        self._timeout_s = timeout_s
+        self._call: Any = None
+        self._asked = 0
+        self._chains: OrderedDict[Rules, tuple[int, Reads]] = OrderedDict()
+        self._one_by_one = asyncio.Lock()
+
+    async def reads(self, rules: Rules) -> Reads:
+        async def ask() -> Reads:
+            _, reads = await self._told(rules)
+            return reads
+
+        return await self._answered(ask)
+
+    async def judge(
+        self, rules: Rules, metadata: Sequence[entry_pb2.EntryMetadata]
+    ) -> Sequence[Said]:
+        said: list[Said] = []
+        for some in _batches(metadata):
+
+            async def ask(some: Sequence[entry_pb2.EntryMetadata] = some) -> list[Said]:
+                number, _ = await self._told(rules)
+                batch = pb.Batch(chain_id=number, metadata=some)
+                answer = await self._ask(pb.EvaluateRequest(batch=batch), "verdicts")
+                return _all_said(answer.verdicts, len(some), len(rules.filters))
+
+            said += await self._answered(ask)
+        return said
+
+    async def close(self) -> None:
+        self._drop()
+
+    async def _answered(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """What a question brings, in time, which begins before it is its turn."""
+        try:
+            async with asyncio.timeout(self._timeout_s), self._one_by_one:
+                return await self._answered_now(ask)
+        except TimeoutError as error:
+            raise FiltersUnavailable(
+                "the filter service does not answer in time", retry_after_s=RETRY_AFTER_S
+            ) from error
+
+    async def _answered_now(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """What a question brings, on this stream or on another one."""
+        was_open = self._call is not None
+        try:
+            try:
+                return await ask()
+            except _Moved:
+                self._drop()
+                return await ask()
+            except aio.AioRpcError:
+                self._drop()
+                if not was_open:
+                    raise
+                return await ask()
+        except (aio.AioRpcError, _Moved) as error:
+            self._drop()
+            _give_up(error)
+        except _Nonsense as error:
+            self._drop()
+            log.warning("the filter service answers something else", detail=str(error))
+            raise FiltersUnavailable(
+                "the filter service answers something else", retry_after_s=RETRY_AFTER_S
+            ) from error
+        except asyncio.CancelledError:  # by whoever asked, or because it takes too long
+            self._drop()  # the answer would be taken for another one
+            raise
+
+    async def _told(self, rules: Rules) -> tuple[int, Reads]:
+        """The number of a chain that the service knows on this stream, and what it reads."""
+        known = self._chains.get(rules)
+        if known is not None:
+            return known
+        if len(self._chains) >= CHAINS_MAX:
+            self._chains.popitem(last=False)
+        taken = {number for number, _ in self._chains.values()}
+        number = next(each for each in range(CHAINS_MAX) if each not in taken)
+        chain = pb.Chain(
+            filters=[
+                pb.Filter(name=each.name, version=each.version, expression=each.expression)
+                for each in rules.filters
+            ],
+            topic=rules.topic,
+            subscription=dict(rules.properties),
+        )
+        request = pb.EvaluateRequest(set_chain=pb.SetChain(chain_id=number, chain=chain))
+        reads = _reads((await self._ask(request, "chain_set")).chain_set.reads)
+        self._chains[rules] = number, reads
+        return number, reads
+
+    async def _ask(self, request: pb.EvaluateRequest, wanted: str) -> pb.EvaluateResponse:
+        """An answer of the kind that is wanted."""
+        if self._call is None:
+            self._call = self._stub.Evaluate()
+        call = self._call
+        self._asked += 1
+        request.request_id = self._asked
+        try:
+            await call.write(request)
+            answer = await call.read()
+        except asyncio.InvalidStateError as error:  # it has ended
+            raise _Moved from error
+        if answer is aio.EOF or answer.HasField("draining"):
+            raise _Moved
+        kind = answer.WhichOneof("response")
+        if answer.request_id != self._asked or kind not in (wanted, "refused"):
+            raise _Nonsense(f"{kind} to {answer.request_id}, asked for {wanted} to {self._asked}")
+        if kind == "refused":
+            _refuse(answer.refused)
+        response: pb.EvaluateResponse = answer
+        return response
+
+    def _drop(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+        self._call = None
+        self._chains.clear()
+
+
+def _batches(
+    metadata: Sequence[entry_pb2.EntryMetadata],
+) -> Iterator[Sequence[entry_pb2.EntryMetadata]]:
+    """As many at a time as one question holds."""
+    some: list[entry_pb2.EntryMetadata] = []
+    size_bytes = 0
+    for each in metadata:
+        added = each.ByteSize()
+        if some and (len(some) >= BATCH_ENTRIES_MAX or size_bytes + added > BATCH_BYTES_MAX):
+            yield some
+            some, size_bytes = [], 0
+        some.append(each)
+        size_bytes += added
+    if some:
+        yield some
+
+
+def _reads(wire: pb.Reads) -> Reads:
+    return Reads(
+        frozenset(wire.variables),
+        None if wire.all_properties else tuple(wire.properties),
+        None if wire.all_subscription else tuple(wire.subscription),
+    )
+
+
+def _all_said(verdicts: pb.Verdicts, entries: int, filters: int) -> list[Said]:
+    """What is said of each of so many entries, by so many filters."""
+    outcomes = [_said(each) for each in verdicts.outcomes]
+    which = verdicts.which
+    if len(which) != entries or (which and max(which) >= len(outcomes)):
+        raise _Nonsense(f"{len(which)} of {len(outcomes)} outcomes for {entries} entries")
+    if any(each.filter is not None and each.filter >= filters for each in outcomes):
+        raise _Nonsense(f"an outcome of a filter beyond {filters}")
+    return [outcomes[each] for each in which]
+
+
+def _said(outcome: pb.Outcome) -> Said:
+    place = outcome.filter if outcome.HasField("filter") else None
+    if outcome.HasField("failure"):
+        known = pb.FailureReason.DESCRIPTOR.values_by_number.get(outcome.failure.reason)
+        reason = "UNSPECIFIED" if known is None else known.name.removeprefix("FAILURE_REASON_")
+        return Said(PARK, place, Failure(reason, outcome.failure.message))
+    match outcome.verdict:
+        case pb.VERDICT_ACCEPT:
+            return Said(ACCEPT, place)
+        case pb.VERDICT_REJECT:
+            return Said(REJECT, place)
+        case pb.VERDICT_RESCHEDULE:
+            return Said(max(1, outcome.delay_ms), place)
+    return Said(PARK, place, Failure("UNSPECIFIED", "the filter service is newer than this one"))
+
+
+def _refuse(status: status_pb2.Status) -> NoReturn:
+    info = error_details_pb2.ErrorInfo()
+    for detail in status.details:
+        if detail.Unpack(info):
+            break
+    if info.reason not in NO_RULES:
+        log.error("the filter service refused", reason=info.reason, detail=status.message)
+        raise FiltersUnavailable(
+            "the filter service does not judge", retry_after_s=RETRY_AFTER_S, because=info.reason
+        )
+    refusal = InvalidExpression if info.reason == "INVALID_EXPRESSION" else InvalidChain
+    error = refusal(status.message, field="filters")
+    error.details |= dict(info.metadata)
+    raise error
+
+
+def _give_up(error: aio.AioRpcError | _Moved) -> NoReturn:
+    said = refused(error) if isinstance(error, aio.AioRpcError) else None
+    because = {"because": said.reason} if said is not None and said.reason else {}
+    raise FiltersUnavailable(
+        "the filter service does not answer", retry_after_s=RETRY_AFTER_S, **because
+    ) from error

@@ -1,0 +1,149 @@
+"""What filters would make of a subscription's backlog: a look at a bounded part of it, which
+changes nothing, and what that says of the rest (estimate.py)."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
+from seqgate.types import Position
+from services.dispatcher.core.effects import ACCEPT, REJECT
+from services.dispatcher.entries import position_of
+from services.dispatcher.estimate import (
+    BLOCK_ENTRIES,
+    Block,
+    Estimate,
+    after,
+    estimate,
+    position_at,
+    size,
+    starts,
+)
+from services.dispatcher.live import Live
+from services.dispatcher.ports import Log, Run, Said
+from services.dispatcher.trial import Trial
+
+
+class Found(NamedTuple):
+    """The entries with one verdict.
+
+    Attributes:
+        said: "ACCEPT", "REJECT", "RESCHEDULE", or the reason why there is none.
+        is_failure: whether it is such a reason.
+        messages_about: how many messages these hold in all of the backlog.
+    """
+
+    said: str
+    is_failure: bool
+    entries: int
+    messages: int
+    estimate: Estimate
+    messages_about: int
+
+
+class Analysis(NamedTuple):
+    """See AnalyzeBacklogResponse in dispatcher.proto."""
+
+    backlog_entries: int
+    entries: int
+    messages: int
+    first: Position | None
+    last: Position | None
+    blocks: int
+    is_complete: bool
+    found: Sequence[Found]
+
+
+class _Seen(NamedTuple):
+    """What a block holds, by verdict: entries, and messages of them."""
+
+    entries: Counter[tuple[str, bool]]
+    messages: Counter[tuple[str, bool]]
+
+
+async def analyze(
+    live: Live, log: Log, trial: Trial, *, entries_max: int, seconds_max: float
+) -> Analysis:
+    """Look at blocks of the backlog, in an order that is drawn by lot, until there are no more or
+    the time is over."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + seconds_max
+    cursor = await live.cursor()
+    runs = after(await log.ledgers(live.topic), cursor.mark_delete)
+    there = size(runs)
+    lots = [random.random() for _ in range(entries_max // BLOCK_ENTRIES + 1)]
+    begins = starts(there, entries_max, lots)
+    seen: list[_Seen] = []
+    first: Position | None = None
+    last: Position | None = None
+    for number in random.sample(begins, len(begins)):
+        if seen and loop.time() >= end_s:
+            break
+        some = await _block(live, log, runs, number, min(BLOCK_ENTRIES, entries_max))
+        seen.append(_counted(some, await trial.judge(some)))
+        if some:
+            low, high = position_of(some[0]), position_of(some[-1])
+            first = low if first is None else min(first, low)
+            last = high if last is None else max(last, high)
+    is_complete = there <= entries_max and len(seen) == len(begins)
+    entries = sum(each.entries.total() for each in seen)
+    total = entries if is_complete else max(entries, there - cursor.acknowledged_entries)
+    return Analysis(
+        total,
+        entries,
+        sum(each.messages.total() for each in seen),
+        first,
+        last,
+        len(seen),
+        is_complete,
+        _found(seen, total, is_complete=is_complete),
+    )
+
+
+async def _block(
+    live: Live, log: Log, runs: Sequence[Run], number: int, limit: int
+) -> list[StoredEntry]:
+    """The entries of a block that are not acknowledged, and no markers."""
+    acknowledged = live.machine.acknowledged
+    last = position_at(runs, min(number + limit, size(runs)) - 1)
+    found = await log.scan(live.topic, position_at(runs, number), None, limit)
+    return [
+        each
+        for each in found
+        if position_of(each) <= last
+        and position_of(each) not in acknowledged
+        and not each.metadata.HasField("marker_type")
+    ]
+
+
+def _counted(entries: Sequence[StoredEntry], said: Sequence[Said]) -> _Seen:
+    seen = _Seen(Counter(), Counter())
+    for entry, each in zip(entries, said, strict=True):
+        what = _name(each)
+        seen.entries[what] += 1
+        seen.messages[what] += entry.metadata.num_messages_in_batch or 1
+    return seen
+
+
+def _found(seen: Sequence[_Seen], total: int, *, is_complete: bool) -> list[Found]:
+    entries: Counter[tuple[str, bool]] = Counter()
+    messages: Counter[tuple[str, bool]] = Counter()
+    for each in seen:
+        entries.update(each.entries)
+        messages.update(each.messages)
+    found = []
+    for what in sorted(entries, key=lambda each: (each[1], each[0])):
+        blocks = [Block(each.entries.total(), each.entries[what]) for each in seen]
+        about = estimate(blocks, total, is_complete=is_complete)
+        messages_about = round(about.about * messages[what] / entries[what])
+        found.append(Found(*what, entries[what], messages[what], about, messages_about))
+    return found
+
+
+def _name(said: Said) -> tuple[str, bool]:
+    if said.failure is not None:
+        return said.failure.reason, True
+    names = {ACCEPT: "ACCEPT", REJECT: "REJECT"}
+    return names.get(said.verdict, "RESCHEDULE"), False

@@ -1,0 +1,192 @@
+"""What filters say of entries, and what becomes of these.
+
+    read, scanned ──▶ ACCEPT ──▶ waits, like any other
+    came back ──┐     REJECT ──▶ acknowledged: no permit, no attempt, nobody sees it
+                ▼     PARK   ──▶ waits until somebody changes the filters, or says so
+            UNJUDGED  n ms   ──▶ waits so long, and is judged again
+                      UNJUDGED ─▶ waits until it is judged
+
+What waits holds its key where keys come in order, and nothing elsewhere. What was delivered and
+comes back is judged again. What failed too often is not: it is dead-lettered.
+
+The chunks of a large message share the verdict of the first that is judged, as long as any of them
+is known: a consumer gets all of them, or none.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from seqgate.types import Position
+from services.dispatcher.core.effects import ACCEPT, PARK, REJECT, UNJUDGED, Entry, Options
+from services.dispatcher.core.lane import Chunk, Lane
+from services.dispatcher.core.parking import Parking
+from services.dispatcher.core.settling import Settling
+from services.dispatcher.core.verdicts import Verdicts
+
+REJECTED_ATTEMPTS_MAX: Final = 1_000
+"""Of how many large messages it is remembered that their first chunks were rejected, and the last
+has not been read; then the oldest is forgotten."""
+
+
+class Judging:
+    """See the module."""
+
+    def __init__(
+        self, options: Options, parking: Parking, settling: Settling, totals: dict[str, int]
+    ) -> None:
+        self._options = options
+        self._parking = parking
+        self._verdicts: Verdicts = parking.verdicts
+        self._settling = settling
+        self._totals = totals
+        self._rejected: dict[str, None] = {}
+
+    # ---- what is read
+
+    def as_read(self, entry: Entry, key: bytes, now_ms: int, *, keeps: bool) -> Entry | None:
+        """An entry was read, for the first time or again, and `keeps` says whether what is read of
+        its key is kept, room permitting. Returns it with the verdict that counts; None: it is
+        rejected."""
+        if entry.chunk is not None:
+            if not keeps:
+                return entry  # it is judged when those before it are known
+            entry = entry._replace(verdict=self._of_chunk(entry, entry.chunk, key, now_ms))
+        if entry.verdict == ACCEPT:
+            return entry
+        if self._is_beyond(entry.position):
+            return entry._replace(verdict=ACCEPT)
+        if entry.verdict == REJECT:
+            if entry.chunk is not None:
+                self._note_rejected(entry.chunk)
+            self._settle(entry.position)
+            return None
+        if entry.verdict > 0 and not self._options.reschedules_max:
+            return entry._replace(verdict=ACCEPT)
+        return entry
+
+    def _of_chunk(self, entry: Entry, chunk: Chunk, key: bytes, now_ms: int) -> int:
+        if chunk.attempt in self._rejected:
+            return REJECT
+        lane = self._parking.lanes.get(key)
+        if lane is None or (entry.verdict == ACCEPT and lane.undecided is None):
+            return entry.verdict
+        known = self._chunks(lane, chunk)
+        states = {} if lane.undecided is None else lane.undecided.states
+        for state in (states[each] for each in known if each in states):
+            return state if state < 0 else max(1, state - now_ms)
+        return ACCEPT if known else entry.verdict
+
+    def _note_rejected(self, chunk: Chunk) -> None:
+        self._rejected.pop(chunk.attempt, None)
+        if not chunk.is_last:
+            self._rejected[chunk.attempt] = None
+            if len(self._rejected) > REJECTED_ATTEMPTS_MAX:
+                del self._rejected[next(iter(self._rejected))]
+
+    # ---- what comes back
+
+    def judge_again(self) -> None:
+        """What came back is unjudged."""
+        back, self._verdicts.back = self._verdicts.back, []
+        for lane, position in back:
+            self._unjudge(lane, position)
+
+    def _unjudge(self, lane: Lane, position: Position) -> None:
+        """An entry that waits is to be judged. Of a large message, all that is known of it waits;
+        or none is judged."""
+        chunk = None if lane.rare is None else lane.rare.chunks.get(position)
+        chunks = [position] if chunk is None else self._chunks(lane, chunk)
+        if any(each in lane.flights for each in chunks):
+            return
+        for each in chunks:
+            if not self._is_beyond(each):
+                self._verdicts.note(lane, each, UNJUDGED)
+
+    def _chunks(self, lane: Lane, chunk: Chunk) -> list[Position]:
+        """What is known of a large message, in the order of the log."""
+        chunks = {} if lane.rare is None else lane.rare.chunks
+        return sorted(each for each, other in chunks.items() if other.attempt == chunk.attempt)
+
+    def _is_beyond(self, position: Position) -> bool:
+        return self._settling.failed_beyond(self._options.redeliveries_max, position)
+
+    # ---- what filters say
+
+    def judged(self, verdicts: Mapping[Position, int], now_ms: int) -> None:
+        """The answer to what was asked."""
+        rejected: dict[Lane, set[Position]] = {}
+        answered = self._verdicts.answered()
+        for position, lane in answered.items():
+            undecided, gone = lane.undecided, rejected.setdefault(lane, set())
+            state = None if undecided is None else undecided.states.get(position)
+            if state != UNJUDGED or position in gone:
+                continue  # with another chunk of its message
+            verdict = verdicts.get(position, UNJUDGED)
+            shared = self._shared(lane, position)
+            if verdict == REJECT:
+                gone.update(shared)
+            else:
+                self._decide(lane, shared, verdict, now_ms)
+        for lane, gone in rejected.items():
+            if gone:
+                self._reject(lane, gone)
+            self._parking.wake(lane)
+        self._parking.drop_all_idle(rejected)
+
+    def _shared(self, lane: Lane, position: Position) -> list[Position]:
+        """Which entries the verdict of an entry is for."""
+        chunk = None if lane.rare is None else lane.rare.chunks.get(position)
+        if chunk is None or lane.undecided is None:
+            return [position]
+        states = lane.undecided.states
+        return [each for each in self._chunks(lane, chunk) if each in states]
+
+    def _decide(self, lane: Lane, positions: Sequence[Position], verdict: int, now_ms: int) -> None:
+        assert lane.undecided is not None
+        times = 1 + max(lane.undecided.times.get(each, 0) for each in positions)
+        until_ms = now_ms + min(verdict, self._options.reschedule_max_ms)
+        for each in positions:
+            if verdict in (UNJUDGED, PARK):
+                self._verdicts.note(lane, each, verdict)
+            elif verdict > 0 and times <= self._options.reschedules_max:
+                self._verdicts.note_put_off(lane, each, until_ms, times)
+            else:
+                self._parking.accept(lane, each)
+
+    def _reject(self, lane: Lane, positions: set[Position]) -> None:
+        """Entries that wait are acknowledged. What follows them need not wait until that is
+        durable: if it is forgotten, all of it comes again."""
+        if lane.rare is not None:
+            for position in sorted(positions):
+                if (chunk := lane.rare.chunks.get(position)) is not None:
+                    self._note_rejected(chunk)
+        self._parking.discard(lane, positions)
+        for position in sorted(positions):
+            if lane.unresolved and position in lane.unresolved:
+                lane.unresolved.remove(position)
+            if not self._settling.is_settled(position):
+                self._settle(position)
+
+    def _settle(self, position: Position) -> None:
+        self._totals["rejected_entries"] += 1
+        self._settling.settle_whole(position, None)
+
+    # ---- when filters change
+
+    def refilter(self, *, is_filtered: bool, start: Position | None) -> None:
+        """There are other filters, or none; or somebody wants them to be asked again."""
+        self._verdicts.is_filtered = is_filtered
+        self._verdicts.ask_anew()
+        for lane in list(self._parking.lanes.values()):
+            undecided = lane.undecided
+            for position in list(undecided.states) if undecided is not None else ():
+                if is_filtered:
+                    self._verdicts.note_anew(lane, position)
+                else:
+                    self._parking.accept(lane, position)
+            if is_filtered and start is not None:
+                for position in self._parking.waiting(lane):
+                    if position >= start:
+                        self._unjudge(lane, position)
+            if undecided is not None or lane.undecided is not None:
+                self._parking.wake(lane)

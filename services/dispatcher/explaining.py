@@ -1,0 +1,257 @@
+"""Why a key, or a message, is not delivered: a chain of reasons, the nearest first, from what the
+machine knows anyway."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.types import Position
+from services.dispatcher.core.effects import ACCEPT, PARK, UNJUDGED, Kind
+from services.dispatcher.core.lane import Lane, Reason
+from services.dispatcher.core.subscription import Subscription
+from services.dispatcher.entries import entry_of
+from services.dispatcher.live import Live
+from services.dispatcher.reporting import key_report, name_of, reason_of, time_of, wire
+
+TEXTS: Final = {
+    pb.REASON_READY: "nothing withholds it: it is its turn soon",
+    pb.REASON_DRAINING: "its key is in flight at {consumer}, who does not own it any more",
+    pb.REASON_IN_FLIGHT_LIMIT: "as many of its key are in flight as may be",
+    pb.REASON_RETRY_DELAY: "a delivery failed, and its delay is not over",
+    pb.REASON_RETRY: "an earlier message of its key failed, and is in flight again at {consumer}",
+    pb.REASON_RECORDING: "a failed delivery of its key is being recorded",
+    pb.REASON_DELAYED: "it is to be delivered later, or what it waits for is",
+    pb.REASON_DEAD_LETTERING: "a message of its key is on its way to the dead letter topic",
+    pb.REASON_HELD: "its key is held until it is released: a message of it was dead-lettered",
+    pb.REASON_JOINING: "its owner {consumer} joined, and what was read before is unacknowledged",
+    pb.REASON_SUBSCRIPTION_LIMIT: "the subscription has as many unacknowledged messages as it may",
+    pb.REASON_NO_OWNER: "nobody owns its slot",
+    pb.REASON_NO_PERMITS: "its owner {consumer} takes no more messages now",
+    pb.REASON_CONSUMER_LIMIT: "its owner {consumer} has as many unacknowledged messages as it may",
+    pb.REASON_IN_ORDER: "an earlier message of its key comes first",
+    pb.REASON_LAGGING: "more waits than is remembered: it is read again when there is room",
+    pb.REASON_UNREAD: "nothing of it is known to wait: whatever there is was not read yet",
+    pb.REASON_IN_FLIGHT: "it is in flight at {consumer}",
+    pb.REASON_ACKNOWLEDGED: "it is acknowledged",
+    pb.REASON_SETTLING: "it is acknowledged, and that is being made durable",
+    pb.REASON_RETURNED_LIMIT: "as much of {consumer} waits to be delivered again as may",
+    pb.REASON_NO_ENTRY: "the log has no such entry",
+    pb.REASON_FILTERING: "it waits for the verdict of the subscription's filters",
+    pb.REASON_FILTER_FAILED: "there is no verdict of it, and it waits until the filters change",
+    pb.REASON_RESCHEDULED: "a filter put it off: it is asked about again",
+}
+
+
+_VERDICTS: Final = {
+    Reason.FILTERING: UNJUDGED,
+    Reason.FILTER_FAILED: PARK,
+    Reason.RESCHEDULED: UNJUDGED,
+}
+"""The reasons that filters have to withhold a key."""
+
+
+def explain_key(live: Live, key: bytes) -> pb.ExplainResponse:
+    """Why the next message of a key is not delivered."""
+    machine = live.machine
+    own = _own_key(machine, key)
+    lane = machine.lanes.get(own)
+    response = pb.ExplainResponse(key=key)
+    if lane is not None:
+        response.key_report.CopyFrom(key_report(live, lane))
+        response.reasons.extend(_of_lane(live, lane))
+    else:
+        response.reasons.extend(_of_slot(live, own))
+    return response
+
+
+async def explain_position(live: Live, position: Position) -> pb.ExplainResponse:
+    """Why a message is not delivered."""
+    machine = live.machine
+    found = await live.entry(position)
+    if found is None:
+        return pb.ExplainResponse(reasons=[_say(pb.REASON_NO_ENTRY, position=position)])
+    entry = entry_of(found)
+    key = entry.key or b""
+    response = pb.ExplainResponse(key=key)
+    if position in machine.acknowledged:
+        response.reasons.append(_say(pb.REASON_ACKNOWLEDGED, position=position))
+        return response
+    if machine.read_position is None or position > machine.read_position:
+        response.reasons.append(_say(pb.REASON_UNREAD, position=machine.read_position))
+        response.reasons.extend(_why_not_reading(live))
+        return response
+    lane = machine.lanes.get(machine.key_of(entry)) if entry.key is not None else None
+    flight = None if lane is None else lane.flights.get(position)
+    if flight is None and machine.settling.is_settled(position):
+        response.reasons.append(_say(pb.REASON_SETTLING, position=position))
+        return response
+    if lane is None:
+        response.reasons.extend(_of_slot(live, machine.key_of(entry)))
+        return response
+    response.key_report.CopyFrom(key_report(live, lane))
+    if flight is not None:
+        reason = pb.REASON_SETTLING if flight.is_settling else pb.REASON_IN_FLIGHT
+        said = _say(
+            reason,
+            consumer=name_of(machine, flight.consumer),
+            position=position,
+            since_ms=flight.delivered_ms,
+            until_ms=flight.deadline_ms,
+        )
+        response.reasons.append(said)
+        return response
+    is_behind = lane.lag is not None and position >= lane.lag
+    if is_behind:
+        response.reasons.append(_say(pb.REASON_LAGGING, position=lane.lag))
+    first = lane.next_position
+    verdict = ACCEPT if is_behind else machine.verdict_of(lane, position)
+    if verdict != ACCEPT:
+        response.reasons.append(_of_filters(live, verdict, position))
+        if first is None or first >= position or not live.options.orders_keys:
+            return response
+    if first is not None and first < position:
+        response.reasons.append(_say(pb.REASON_IN_ORDER, position=first))
+    response.reasons.extend(_of_lane(live, lane))
+    return response
+
+
+def _of_filters(
+    live: Live, verdict: int, position: Position | None, since_ms: int | None = None
+) -> pb.Explanation:
+    """What filters have to do with it that an entry waits."""
+    if verdict == PARK:
+        said = _say(pb.REASON_FILTER_FAILED, position=position, since_ms=since_ms)
+        failed = None if position is None else live.filtering.why(position)
+        if failed is not None:
+            reason, message = failed.failure
+            said.text += f": {failed.filter} (version {failed.version}) says {reason}: {message}"
+            said.filter, said.filter_version = failed.filter, failed.version
+            said.since.CopyFrom(time_of(failed.since_ms))
+        return said
+    if verdict > 0:
+        return _say(pb.REASON_RESCHEDULED, position=position, since_ms=since_ms, until_ms=verdict)
+    said = _say(pb.REASON_FILTERING, position=position, since_ms=since_ms)
+    outage = live.filtering.outage
+    if outage is not None:
+        said.text += f": {outage.because}"
+        said.since.CopyFrom(time_of(outage.since_ms))
+    return said
+
+
+def _of_lane(live: Live, lane: Lane) -> Iterator[pb.Explanation]:
+    """Why the next entry of a key waits."""
+    machine = live.machine
+    oldest = min(lane.flights.values(), key=lambda each: each.position, default=None)
+    owner = machine.owner_of(lane.slot)
+    if lane.reason in _VERDICTS and lane.next_position is not None:
+        verdict = machine.verdict_of(lane, lane.next_position) or _VERDICTS[lane.reason]
+        yield _of_filters(live, verdict, lane.next_position, lane.since_ms)
+    elif lane.reason is not Reason.READY:
+        about = lane.holder if lane.reason in (Reason.DRAINING, Reason.RETRY) else owner
+        yield _say(
+            reason_of(lane.reason),
+            consumer=name_of(machine, about),
+            position=lane.next_position if oldest is None else oldest.position,
+            since_ms=lane.since_ms,
+            until_ms=machine.retry_at_ms(lane),
+        )
+        if lane.reason is Reason.SUBSCRIPTION_LIMIT:
+            return
+    elif not lane.parked and oldest is not None:
+        yield _say(
+            pb.REASON_IN_FLIGHT,
+            consumer=name_of(machine, oldest.consumer),
+            position=oldest.position,
+            since_ms=oldest.delivered_ms,
+            until_ms=oldest.deadline_ms,
+        )
+        return
+    else:
+        yield from _of_owner(machine, owner)
+    if oldest is not None and lane.reason in (
+        Reason.DRAINING,
+        Reason.IN_FLIGHT_LIMIT,
+        Reason.RETRY,
+    ):
+        yield _say(
+            pb.REASON_SETTLING if oldest.is_settling else pb.REASON_IN_FLIGHT,
+            consumer=name_of(machine, oldest.consumer),
+            position=oldest.position,
+            since_ms=oldest.delivered_ms,
+            until_ms=oldest.deadline_ms,
+        )
+
+
+def _of_slot(live: Live, key: bytes) -> Iterator[pb.Explanation]:
+    """Why nothing of a key that has no work is delivered."""
+    machine = live.machine
+    slot = machine.slot_of(key)
+    if slot is not None and slot.lag is not None:
+        yield _say(pb.REASON_LAGGING, position=slot.lag)
+        yield from _of_owner(machine, machine.owner_of(slot))
+    else:
+        yield _say(pb.REASON_UNREAD, position=machine.read_position)
+        yield from _why_not_reading(live)
+
+
+def _why_not_reading(live: Live) -> Iterator[pb.Explanation]:
+    machine = live.machine
+    if machine.is_waiting_for_filters:
+        yield _of_filters(live, UNJUDGED, None)
+    elif machine.is_blocked:
+        yield _say(pb.REASON_SUBSCRIPTION_LIMIT)
+    elif not machine.consumers:
+        yield _say(pb.REASON_NO_OWNER)
+    elif all(each.permits <= 0 for each in machine.consumers.values()):
+        yield _say(pb.REASON_NO_PERMITS, consumer=", ".join(_names(machine)))
+
+
+def _of_owner(machine: Subscription, owner: int | None) -> Iterator[pb.Explanation]:
+    """What the owner of a key that may go has to do with it."""
+    consumer = None if owner is None else machine.consumers[owner]
+    if consumer is None and (machine.options.kind is Kind.KEY_SHARED or not machine.consumers):
+        yield _say(pb.REASON_NO_OWNER)
+    elif consumer is None:
+        yield from _why_nobody(machine)
+    elif consumer.is_blocked:
+        yield _say(pb.REASON_CONSUMER_LIMIT, consumer=consumer.name)
+    elif consumer.permits <= 0:
+        yield _say(pb.REASON_NO_PERMITS, consumer=consumer.name)
+    else:
+        yield _say(pb.REASON_READY, consumer=consumer.name)
+
+
+def _why_nobody(machine: Subscription) -> Iterator[pb.Explanation]:
+    if all(each.permits <= 0 for each in machine.consumers.values()):
+        yield _say(pb.REASON_NO_PERMITS, consumer=", ".join(_names(machine)))
+    elif all(each.is_blocked for each in machine.consumers.values()):
+        yield _say(pb.REASON_CONSUMER_LIMIT, consumer=", ".join(_names(machine)))
+    else:
+        yield _say(pb.REASON_READY)
+
+
+def _own_key(machine: Subscription, key: bytes) -> bytes:
+    """The key of the lane in which a key's messages are."""
+    return key if machine.options.kind is Kind.KEY_SHARED else b""
+
+
+def _say(
+    reason: pb.Reason.ValueType,
+    *,
+    consumer: str = "",
+    position: Position | None = None,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
+) -> pb.Explanation:
+    return pb.Explanation(
+        reason=reason,
+        text=TEXTS[reason].format(consumer=consumer or "nobody"),
+        consumer=consumer,
+        position=wire(position),
+        since=None if since_ms is None else time_of(since_ms),
+        until=None if until_ms is None else time_of(until_ms),
+    )
+
+
+def _names(machine: Subscription) -> list[str]:
+    return [each.name for each in machine.consumers.values()]

@@ -1,0 +1,432 @@
+"""What a subscription's filters say of its entries, and what it means when they say nothing.
+
+    a page that was read ──▶ what the chain reads of each entry ──▶ known? ──▶ a verdict each
+    entries that come back ─▶                                        │ no
+                                                                     ▼
+                                                              the filter service
+
+Entries that do not differ in what their chain reads have the same verdict, so verdicts are
+remembered by just that: most entries cost no question, and while the filter service is away, those
+of which a verdict is known go on.
+
+What there is no verdict of, the chain's policy decides. To park it means: the machine keeps it as
+unjudged and asks for a verdict again; it is answered when there is one. While the filter service
+does not answer it is asked now and then, and nobody waits for it.
+
+A change of filters never comes between a page's verdicts and the machine: `changing` is held. What
+was asked of chains that are no more counts no more.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+import structlog
+
+from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
+from seqgate.types import Position, TopicName
+from services.dispatcher.chains import Chain, Chains, Stretch, TooManyFilters, to_properties
+from services.dispatcher.core.effects import ACCEPT, PARK, UNJUDGED
+from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.entries import position_of
+from services.dispatcher.judges import UNFILTERED, Judge, Known, prepared
+from services.dispatcher.ports import (
+    Cursor,
+    Cursors,
+    Failure,
+    Filters,
+    InvalidChain,
+    InvalidProperty,
+)
+from services.dispatcher.shadow import Shadow, Spawn
+from services.dispatcher.tallies import Tallies
+from services.dispatcher.trial import Trial
+from services.errors import DomainError
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+FAILED_MAX: Final = 10_000
+"""Of how many entries that are parked it is remembered why."""
+
+BACKOFF_FIRST_S: Final = 0.05
+BACKOFF_MAX_S: Final = 1.0
+"""How long after the filter service did not answer it is asked again, doubling from the first to
+the longest."""
+
+
+class Repeated(Protocol):
+    """See Work.repeated."""
+
+    def __call__(
+        self, do: Callable[[], Awaitable[T]], *, unless: type[DomainError] | None = None
+    ) -> Awaitable[T]:
+        """Do something until it succeeds."""
+        ...
+
+
+class Failed(NamedTuple):
+    """Why an entry is parked, and since when."""
+
+    filter: str
+    version: int
+    failure: Failure
+    since_ms: int
+
+
+class Outage(NamedTuple):
+    """Since when the filter service does not answer, and why."""
+
+    since_ms: int
+    because: str
+
+
+class Filtering:
+    """See the module.
+
+    Attributes:
+        chains: what is filtered by.
+        is_on: whether there are any filters.
+        changing: held while a page is judged, or the chains change.
+        outage: since when the filter service does not answer; None: it does, as far as is known.
+        answers, answers_s, answer_max_s, unanswered: how often it was asked and answered, how long
+            that took, together and at most, and how often it did not answer in time.
+    """
+
+    def __init__(
+        self,
+        topic: TopicName,
+        name: str,
+        filters: Filters,
+        cursors: Cursors,
+        now_ms: Callable[[], int],
+        spawn: Spawn,
+    ) -> None:
+        """`spawn` begins what nobody waits for."""
+        self.chains = Chains()
+        self.is_on = False
+        self.changing = asyncio.Lock()
+        self.outage: Outage | None = None
+        self.answers = 0
+        self.answers_s = 0.0
+        self.answer_max_s = 0.0
+        self.unanswered = 0
+        self.tallies = Tallies()
+        self._topic = topic
+        self._name = name
+        self._filters = filters
+        self._cursors = cursors
+        self._now_ms = now_ms
+        self._spawn = spawn
+        self._line = filters.line()
+        self._properties: dict[str, str] = {}
+        self._judges: dict[Chain, Judge] = {}
+        self._shadow: Shadow | None = None
+        self._failed: OrderedDict[Position, Failed] = OrderedDict()
+        self._version = 0
+        self._news = asyncio.Event()
+        self._ask_after_s = 0.0
+        self._backoff_s = 0.0
+
+    # ---- which filters there are
+
+    @property
+    def has_a_say(self) -> bool:
+        """Whether a page must be judged: there are filters, or just now there will be."""
+        return self.is_on or self.changing.locked()
+
+    def use(self, chains: Chains, properties: Mapping[str, str]) -> bool:
+        """These are the chains, and the subscription's own properties. Returns whether any verdict
+        may be another one than before."""
+        before = self._judges
+        stay = before
+        if properties != self._properties:
+            stay = {chain: each for chain, each in before.items() if each.stays(properties)}
+        is_same = chains.applied == self.chains.applied and stay == before
+        self._properties = dict(properties)
+        self.chains = chains
+        self.is_on = chains.filters_any or chains.shadow is not None
+        self._judges = {
+            chain: stay.get(chain) or Judge(chain, self.tallies, is_shadow=False)
+            for chain in (stretch.chain for stretch in chains.applied)
+            if chain.filters
+        }
+        self._use_shadow(chains.shadow)
+        judging = {(False, each.names) for each in self._judges.values()}
+        if self._shadow is not None:
+            judging.add((True, self._shadow.names))
+        self.tallies.trim(judging)
+        if not is_same:
+            self._failed.clear()
+            self._ask_after_s = 0.0
+            self._version += 1
+            self._news.set()
+        return not is_same
+
+    def _use_shadow(self, stretch: Stretch | None) -> None:
+        before = self._shadow
+        if before is not None:
+            if before.stays(stretch, self._properties):
+                return
+            self._shadow = None
+            self._spawn(before.close)
+        if stretch is not None:
+            self._shadow = Shadow(
+                stretch, self._properties, self._topic, self._filters, self.tallies, self._spawn
+            )
+
+    async def check(self, chain: Chain) -> None:
+        """Return if the filter service can judge by a chain.
+
+        Raises:
+            InvalidExpression, InvalidChain, FiltersUnavailable.
+        """
+        await self._check([chain], self._properties)
+
+    async def check_properties(self, properties: Mapping[str, str]) -> None:
+        """Return if the filter service can judge by the chains, were these the subscription's
+        properties. It is not asked about chains that read none of what is new.
+
+        Raises:
+            InvalidExpression, InvalidChain, FiltersUnavailable.
+        """
+        chains = [chain for chain, each in self._judges.items() if not each.stays(properties)]
+        shadow = self._shadow
+        if shadow is not None and not shadow.stays(shadow.stretch, properties):
+            chains.append(shadow.stretch.chain)
+        await self._check(chains, properties)
+
+    async def _check(self, chains: Iterable[Chain], properties: Mapping[str, str]) -> None:
+        line = self._filters.line()
+        try:
+            for chain in chains:
+                if chain.filters:
+                    await prepared(line, chain, self._topic, properties)
+        finally:
+            await line.close()
+
+    async def change(
+        self, stretch: Stretch, repeated: Repeated, *, is_shadow: bool, epoch: int, caller: str
+    ) -> tuple[Cursor, bool]:
+        """Make a change durable, and let it count. `changing` is held. Returns the cursor, and
+        whether any verdict may be another one than before.
+
+        Raises:
+            TooManyFilters, InvalidChain: nothing changed.
+        """
+        assert self.changing.locked()
+        cursor = await repeated(lambda: self._cursors.get(self._topic, self._name))
+        kept = self.chains if is_shadow else self.chains.needed_after(cursor.mark_delete)
+        other = kept.other_than(stretch.chain, is_shadow=is_shadow)
+        if other is not None:
+            raise InvalidChain(
+                f"version {other.version} of {other.name!r} is another expression",
+                field="filters",
+                filter=other.name,
+                version=other.version,
+            )
+        chains = kept.changed(
+            stretch, is_shadow=is_shadow, now_ms=self._now_ms(), epoch=epoch, caller=caller
+        )
+        if chains is kept:
+            return cursor, self.use(kept, cursor.own)
+        put, remove = to_properties(chains, cursor.properties)
+        try:
+            cursor = await repeated(
+                lambda: self._cursors.set_properties(
+                    self._topic, self._name, put, remove, epoch=epoch
+                ),
+                unless=InvalidProperty,
+            )
+        except InvalidProperty as error:
+            raise TooManyFilters("the subscription's cursor has no room for them") from error
+        log.info(
+            "filters changed",
+            topic=str(self._topic),
+            subscription=self._name,
+            mode="SHADOW" if is_shadow else "APPLIED",
+            start=None if stretch.start is None else str(stretch.start),
+            policy=stretch.chain.policy.name,
+            filters=[f"{each.name} {each.version}" for each in stretch.chain.filters],
+            caller=caller,
+        )
+        return cursor, self.use(chains, cursor.own)
+
+    def trial(self, chain: Chain | None) -> Trial:
+        """A chain that is tried; None: those that are applied. It changes nothing here."""
+        chains = self.chains if chain is None else Chains((Stretch(None, chain),))
+        return Trial(self._filters.line(), self._topic, chains, self._properties)
+
+    async def close(self) -> None:
+        """Nothing more is asked."""
+        await self._line.close()
+        if self._shadow is not None:
+            await self._shadow.close()
+
+    # ---- verdicts
+
+    async def page(
+        self, entries: Sequence[StoredEntry], acknowledged: Acknowledged
+    ) -> Sequence[int]:
+        """A verdict for each entry of a page, as in core.effects; nobody is asked about markers,
+        and what is acknowledged. The caller gives them to the machine before it waits again."""
+        if not entries:
+            return []
+        first, highest = position_of(entries[0]), acknowledged.highest
+        is_new = highest is None or first > highest
+        wanted = [
+            place
+            for place, each in enumerate(entries)
+            if not each.metadata.HasField("marker_type")
+            and (is_new or position_of(each) not in acknowledged)
+        ]
+        asked = entries if len(wanted) == len(entries) else [entries[each] for each in wanted]
+        while True:
+            version = self._version
+            found = await self._judged(asked)
+            async with self.changing:
+                if version == self._version:
+                    self._count(asked, found)
+                    if self._shadow is not None:
+                        self._shadow.count(asked)
+                    if len(wanted) == len(entries):
+                        return [known.verdict for known in found]
+                    verdicts = [ACCEPT] * len(entries)
+                    for place, known in zip(wanted, found, strict=True):
+                        verdicts[place] = known.verdict
+                    return verdicts
+
+    async def again(self, entries: Sequence[StoredEntry]) -> dict[Position, int]:
+        """Verdicts for those of the entries that wait for them of which there is one; after a pause
+        none, when there is none at all, or the chains change meanwhile: they are asked about
+        again."""
+        version = self._version
+        found = await self._judged(entries)
+        some = [place for place, known in enumerate(found) if known.verdict != UNJUDGED]
+        if version != self._version:
+            return {}
+        if not some and entries:
+            await self._pause()
+            return {}
+        judged = [entries[place] for place in some]
+        known = [found[place] for place in some]
+        self._count(judged, known)
+        return {position_of(each): of.verdict for each, of in zip(judged, known, strict=True)}
+
+    def why(self, position: Position) -> Failed | None:
+        """Why an entry is parked; None: it is not, or that is not known any more."""
+        return self._failed.get(position)
+
+    async def _judged(self, entries: Sequence[StoredEntry]) -> Sequence[Known]:
+        """What becomes of each entry."""
+        applied = self.chains.applied
+        if not applied:
+            return [UNFILTERED] * len(entries)
+        if len(applied) == 1 and applied[0].start is None:
+            return await self._judged_by(self._judges.get(applied[0].chain), entries)
+        places: dict[Chain, list[int]] = {}
+        for place, each in enumerate(entries):
+            places.setdefault(self.chains.at(position_of(each)), []).append(place)
+        found: dict[int, Known] = {}
+        for chain, some in places.items():
+            known = await self._judged_by(self._judges.get(chain), [entries[i] for i in some])
+            found.update(zip(some, known, strict=True))
+        return [found[place] for place in range(len(entries))]
+
+    async def _judged_by(
+        self, judge: Judge | None, entries: Sequence[StoredEntry]
+    ) -> Sequence[Known]:
+        if judge is None:
+            return [UNFILTERED] * len(entries)
+        if judge.projection is None and not await self._prepared(judge):
+            return [judge.unanswered] * len(entries)
+        assert judge.projection is not None
+        key_of, remembered = judge.projection.key_of, judge.known
+        keys = [key_of(each.metadata) for each in entries]
+        asked = {
+            key: each.metadata
+            for key, each in zip(keys, entries, strict=True)
+            if key not in remembered
+        }
+        if not asked:
+            return [remembered[key] for key in keys]
+        known = {key: remembered[key] for key in keys if key in remembered}
+        fresh = await self._answer(lambda: judge.ask(self._line, asked))
+        known.update(fresh or {})
+        return [known.get(key, judge.unanswered) for key in keys]
+
+    async def _prepared(self, judge: Judge) -> bool:
+        async def prepare() -> bool:
+            await judge.prepare(self._line, self._topic, self._properties)
+            return True
+
+        return await self._answer(prepare) is not None
+
+    async def _answer(self, ask: Callable[[], Awaitable[T]]) -> T | None:
+        """What the filter service answers; None: it does not, or did not just now."""
+        loop = asyncio.get_running_loop()
+        asked_s = loop.time()
+        if asked_s < self._ask_after_s:
+            return None
+        try:
+            answer = await ask()
+        except DomainError as error:
+            self.unanswered += 1
+            self._backoff_s = min(self._backoff_s * 2 or BACKOFF_FIRST_S, BACKOFF_MAX_S)
+            self._ask_after_s = loop.time() + self._backoff_s
+            if self.outage is None:
+                log.warning(
+                    "filters do not answer",
+                    topic=str(self._topic),
+                    subscription=self._name,
+                    why=error.message,
+                )
+                self.outage = Outage(self._now_ms(), error.message)
+            return None
+        took_s = loop.time() - asked_s
+        self.answers += 1
+        self.answers_s += took_s
+        self.answer_max_s = max(self.answer_max_s, took_s)
+        self._backoff_s = 0.0
+        if self.outage is not None:
+            log.info("filters answer again", topic=str(self._topic), subscription=self._name)
+            self.outage = None
+        return answer
+
+    async def _pause(self) -> None:
+        """Until the filter service is to be asked again, or the chains change."""
+        self._news.clear()
+        try:
+            async with asyncio.timeout_at(self._ask_after_s):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+
+    # ---- counting
+
+    def _count(self, entries: Sequence[StoredEntry], found: Sequence[Known]) -> None:
+        failed = self._failed
+        for each, known in zip(entries, found, strict=True):
+            tally = known.tally
+            tally.entries += 1
+            tally.messages += each.metadata.num_messages_in_batch or 1
+            if known.verdict == PARK:
+                self._note_failed(position_of(each), known)
+            elif failed:
+                failed.pop(position_of(each), None)
+
+    def _note_failed(self, position: Position, known: Known) -> None:
+        said, chain = known.said, self.chains.at(position)
+        assert said is not None
+        assert said.failure is not None
+        if said.filter is None or said.filter >= len(chain.filters):
+            name, version = "", 0
+        else:
+            name, version, _ = chain.filters[said.filter]
+        before = self._failed.pop(position, None)
+        since_ms = self._now_ms() if before is None else before.since_ms
+        self._failed[position] = Failed(name, version, said.failure, since_ms)
+        if len(self._failed) > FAILED_MAX:
+            self._failed.popitem(last=False)

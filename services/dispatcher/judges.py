@@ -1,0 +1,133 @@
+"""A chain in force: what it reads of entries, and what the filter service said of them.
+
+Verdicts are remembered by what the chain reads of an entry, up to a number, and with the tally
+where they are counted.
+"""
+
+from collections.abc import Hashable, Mapping
+from typing import Final, NamedTuple
+
+from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
+from seqgate.types import TopicName
+from services.dispatcher.chains import Chain, Policy
+from services.dispatcher.core.effects import ACCEPT, PARK, REJECT, UNJUDGED
+from services.dispatcher.ports import Line, Reads, Rules, Said
+from services.dispatcher.projection import Projection
+from services.dispatcher.tallies import ACCEPTED, REJECTED, RESCHEDULED, Tallies, Tally
+
+VERDICTS_MAX: Final = 10_000
+"""How many verdicts of a chain are remembered."""
+
+VERDICT_BYTES_MAX: Final = 1_024
+"""How long what a verdict depends on may be, in bytes, to be remembered."""
+
+UNAVAILABLE: Final = "UNAVAILABLE"
+NOT_ASKED: Final = "NOT_ASKED"
+"""Why there is no verdict, besides the reasons that the filter service gives."""
+
+
+class Known(NamedTuple):
+    """What becomes of entries, where they are counted, and whose fault it is if they fail."""
+
+    verdict: int
+    tally: Tally
+    said: Said | None = None
+
+
+class Judge:
+    """A chain in force.
+
+    Attributes:
+        projection: what it reads; None: the filter service has not said so yet.
+        known: what it said, by what it reads of an entry.
+        unanswered: what becomes of entries while the filter service does not answer.
+    """
+
+    def __init__(self, chain: Chain, tallies: Tallies, *, is_shadow: bool) -> None:
+        self.chain = chain
+        self.names = tuple((each.name, each.version) for each in chain.filters)
+        self.projection: Projection | None = None
+        self.rules: Rules | None = None
+        self.known: dict[Hashable, Known] = {}
+        self._tallies = tallies
+        self._is_shadow = is_shadow
+        self.unanswered = Known(_unanswered(chain.policy), self.tally(None, UNAVAILABLE))
+
+    async def prepare(self, line: Line, topic: TopicName, properties: Mapping[str, str]) -> None:
+        """Find out what the chain reads, unless that is known."""
+        if self.projection is None:
+            self.rules, self.projection = await prepared(line, self.chain, topic, properties)
+
+    def stays(self, properties: Mapping[str, str]) -> bool:
+        """Whether all that it said is as true when the subscription's properties are these."""
+        rules, projection = self.rules, self.projection
+        if rules is None or projection is None:
+            return False  # it is just being told of others, perhaps
+        return _given(projection.reads, properties) == rules.properties
+
+    async def ask(
+        self, line: Line, asked: Mapping[Hashable, EntryMetadata]
+    ) -> dict[Hashable, Known]:
+        """What the filter service says, by what the chain reads of an entry; some of it is
+        remembered."""
+        projection, rules = self.projection, self.rules
+        assert projection is not None
+        assert rules is not None
+        metadata = [projection.metadata_of(each) for each in asked.values()]
+        said = await line.judge(rules, metadata)
+        known_by = {each: self._known_by(each) for each in set(said)}
+        found = dict(zip(asked, map(known_by.__getitem__, said), strict=True))
+        if projection.recurs:
+            for (key, known), decisive in zip(found.items(), metadata, strict=True):
+                if decisive.ByteSize() <= VERDICT_BYTES_MAX:
+                    self.known[key] = known
+        if len(self.known) > VERDICTS_MAX:
+            for key in list(self.known)[: len(self.known) - VERDICTS_MAX // 2]:
+                del self.known[key]
+        return found
+
+    def tally(self, place: int | None, said: str) -> Tally:
+        """Where it is counted what a filter said."""
+        return self._tallies.of(self.names, place, said, is_shadow=self._is_shadow)
+
+    def _known_by(self, said: Said) -> Known:
+        if said.failure is not None:
+            verdict = {Policy.ACCEPT: ACCEPT, Policy.REJECT: REJECT}.get(self.chain.policy, PARK)
+            return Known(verdict, self.tally(said.filter, said.failure.reason), said)
+        if said.verdict > 0:
+            return Known(said.verdict, self.tally(said.filter, RESCHEDULED))
+        name = ACCEPTED if said.verdict == ACCEPT else REJECTED
+        return Known(said.verdict, self.tally(said.filter, name))
+
+
+async def prepared(
+    line: Line, chain: Chain, topic: TopicName, properties: Mapping[str, str]
+) -> tuple[Rules, Projection]:
+    """A chain with those of the subscription's properties that it reads, and what of entries.
+
+    Raises:
+        InvalidExpression, InvalidChain: the filter service cannot judge by it.
+        FiltersUnavailable: it does not answer.
+    """
+    rules = Rules(chain.filters, str(topic))
+    reads = await line.reads(rules)
+    given = _given(reads, properties)
+    if given:
+        rules = rules._replace(properties=given)
+        await line.reads(rules)
+    return rules, Projection(reads)
+
+
+def _given(reads: Reads, properties: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Those of the subscription's properties that are read."""
+    names = properties if reads.subscription is None else reads.subscription
+    return tuple((name, properties[name]) for name in sorted(names) if name in properties)
+
+
+def _unanswered(policy: Policy) -> int:
+    """What becomes of an entry while the filter service does not answer."""
+    return {Policy.ACCEPT: ACCEPT, Policy.REJECT: REJECT}.get(policy, UNJUDGED)
+
+
+UNFILTERED: Final = Known(ACCEPT, Tally())
+"""Of an entry to which no chain applies; it is counted nowhere."""

@@ -1,0 +1,45 @@
+"""The lease on a subscription's cursor: renewed in time, or lost."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from seqgate.types import TopicName
+from services.dispatcher.ports import Cursors, SubscriptionNotFound
+from services.errors import DomainError, Fenced
+
+log = structlog.get_logger()
+
+RENEWALS: Final = 6
+"""How often a lease is renewed in its time."""
+
+
+async def keep(
+    cursors: Cursors,
+    topic: TopicName,
+    name: str,
+    owner: str,
+    epoch: int,
+    lease_s: float,
+    stop: Callable[[DomainError], None],
+) -> None:
+    """Renew a lease that was just acquired; when it is lost, or may be, stop everything."""
+    loop = asyncio.get_running_loop()
+    lost_s = loop.time() + lease_s
+    while True:
+        await asyncio.sleep(lease_s / RENEWALS)
+        asked_s = loop.time()
+        try:
+            async with asyncio.timeout_at(lost_s):
+                await cursors.renew(topic, name, owner, epoch, int(lease_s * 1000))
+            lost_s = asked_s + lease_s
+        except (Fenced, SubscriptionNotFound) as error:
+            stop(error)
+            return
+        except (DomainError, TimeoutError) as error:
+            log.warning("lease not renewed", subscription=name, why=str(error))
+            if loop.time() >= lost_s:
+                stop(Fenced("the lease on the subscription was lost"))
+                return

@@ -1,0 +1,301 @@
+"""What requests say, checked, in the words of the core: a refusal, or something that holds."""
+
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.types import (
+    SEQUENCE_ID_MAX,
+    InvalidNameError,
+    Position,
+    TopicName,
+    check_cursor_name,
+)
+from services.dispatcher.chains import Chain, Filter, Policy
+from services.dispatcher.config import DispatcherConfig
+from services.dispatcher.core.effects import AfterDeadLetter, Kind, Options
+from services.dispatcher.core.selectors import SlotRange
+from services.dispatcher.core.subscription import Item, Refused
+from services.dispatcher.dead import default_topic
+from services.dispatcher.placement import Placement
+from services.dispatcher.ports import INTERNAL, InvalidChain
+from services.dispatcher.refusals import (
+    InvalidConsumer,
+    InvalidOptions,
+    InvalidPermits,
+    InvalidPosition,
+    InvalidSettlement,
+    InvalidStart,
+    InvalidSubscriptionName,
+)
+from services.dispatcher.service import After, At, AtTime, Earliest, Latest, Start
+from services.dispatcher.session import Joining
+from services.errors import InvalidPage, InvalidTopicName
+
+ITEMS_MAX: Final = 10_000
+"""How many deliveries one request may name."""
+
+PERMIT_MAX: Final = 1_000_000
+PERMITS_MAX: Final = 10_000_000
+"""How many messages one request may permit, and how many permits a consumer may have."""
+
+DELAY_MAX_MS: Final = 86_400_000
+"""The longest delay, time-out or deadline, in milliseconds: a day."""
+
+ACK_TIMEOUT_MIN_MS: Final = 100
+"""The shortest time-out of a delivery, in milliseconds."""
+
+WEIGHT_MAX: Final = 100
+"""The largest weight of a consumer."""
+
+RANGES_MAX: Final = 1_000
+"""How many ranges a consumer may take."""
+
+UNACKED_MAX: Final = 1_000_000
+"""The highest limit of unacknowledged messages."""
+
+IN_FLIGHT_MAX: Final = 10_000
+"""The highest limit of a key's entries in flight."""
+
+REDELIVERIES_MAX: Final = 1_000
+"""The highest number of redeliveries."""
+
+PAGE_DEFAULT: Final = 100
+PAGE_MAX: Final = 1_000
+"""How many subscriptions a page holds, unless asked otherwise, and at most."""
+
+KEYS_DEFAULT: Final = 20
+KEYS_MAX: Final = 1_000
+"""How many keys a report lists, unless asked otherwise, and at most."""
+
+ANALYZED_DEFAULT: Final = 10_000
+ANALYZED_MAX: Final = 100_000
+"""How many entries an analysis looks at, unless asked otherwise, and at most."""
+
+ANALYSIS_S: Final = 10
+ANALYSIS_MAX_S: Final = 120
+"""How many seconds it takes, unless asked otherwise, and at most."""
+
+
+def joining(
+    topic: TopicName, name: str, subscribe: pb.Subscribe, config: DispatcherConfig
+) -> Joining:
+    """How somebody subscribes."""
+    given = subscribe.options
+    consumer_name = subscribe.consumer_name or f"consumer-{uuid.uuid4().hex[:12]}"
+    try:
+        check_cursor_name(consumer_name)
+    except InvalidNameError as error:
+        raise InvalidConsumer(
+            "a consumer's name is 1 to 255 bytes of UTF-8, without control characters",
+            field="consumer_name",
+        ) from error
+    timeout_ms = subscribe.ack_timeout_ms
+    if timeout_ms and not ACK_TIMEOUT_MIN_MS <= timeout_ms <= DELAY_MAX_MS:
+        raise InvalidConsumer(
+            f"a time-out is {ACK_TIMEOUT_MIN_MS} to {DELAY_MAX_MS} ms", field="ack_timeout_ms"
+        )
+    if subscribe.weight > WEIGHT_MAX:
+        raise InvalidConsumer(f"a weight is 1 to {WEIGHT_MAX}", field="weight")
+    if len(subscribe.ranges) > RANGES_MAX:
+        raise InvalidConsumer(f"at most {RANGES_MAX} ranges", field="ranges")
+    return Joining(
+        consumer_name,
+        _options(given, config),
+        _PLACEMENTS[given.placement],
+        _dead_letter_topic(topic, name, given.dead_letter_topic),
+        [SlotRange(each.first, each.last) for each in subscribe.ranges],
+        subscribe.weight or 1,
+        timeout_ms,
+    )
+
+
+def _options(given: pb.SubscriptionOptions, config: DispatcherConfig) -> Options:
+    if given.type not in _KINDS:
+        raise InvalidOptions("a type is required", field="options.type")
+    if given.placement not in _PLACEMENTS or given.after_dead_letter not in _AFTER:
+        raise InvalidOptions("the placement, or after_dead_letter, is unknown", field="options")
+    defaults = Options()
+    limits = {
+        "max_in_flight_per_key": IN_FLIGHT_MAX,
+        "max_unacked_per_consumer": UNACKED_MAX,
+        "max_unacked": UNACKED_MAX,
+        "max_redeliveries": REDELIVERIES_MAX,
+        "drain_deadline_ms": DELAY_MAX_MS,
+    }
+    for field, most in limits.items():
+        if getattr(given, field) > most:
+            raise InvalidOptions(f"{field} is at most {most}", field=f"options.{field}")
+    return Options(
+        kind=_KINDS[given.type],
+        in_order=not given.allow_out_of_order_delivery,
+        max_in_flight_per_key=given.max_in_flight_per_key,
+        consumer_unacked_max=given.max_unacked_per_consumer
+        if given.HasField("max_unacked_per_consumer")
+        else defaults.consumer_unacked_max,
+        unacked_max=given.max_unacked if given.HasField("max_unacked") else defaults.unacked_max,
+        key_parked_max=config.key_parked_max,
+        consumer_parked_max=config.consumer_parked_max,
+        classic_join=given.classic_join,
+        delay_holds_key=given.delay_holds_key,
+        drain_deadline_ms=given.drain_deadline_ms,
+        redeliveries_max=given.max_redeliveries if given.HasField("max_redeliveries") else None,
+        after_dead_letter=_AFTER[given.after_dead_letter],
+    )
+
+
+_KINDS: Final = {
+    pb.SUBSCRIPTION_TYPE_KEY_SHARED: Kind.KEY_SHARED,
+    pb.SUBSCRIPTION_TYPE_SHARED: Kind.SHARED,
+    pb.SUBSCRIPTION_TYPE_EXCLUSIVE: Kind.EXCLUSIVE,
+}
+_PLACEMENTS: Final = {
+    pb.PLACEMENT_UNSPECIFIED: Placement.CONSISTENT_HASHING,
+    pb.PLACEMENT_CONSISTENT_HASHING: Placement.CONSISTENT_HASHING,
+    pb.PLACEMENT_AUTO_SPLIT: Placement.AUTO_SPLIT,
+    pb.PLACEMENT_STICKY: Placement.STICKY,
+}
+_AFTER: Final = {
+    pb.AFTER_DEAD_LETTER_UNSPECIFIED: AfterDeadLetter.CONTINUE,
+    pb.AFTER_DEAD_LETTER_CONTINUE: AfterDeadLetter.CONTINUE,
+    pb.AFTER_DEAD_LETTER_HOLD: AfterDeadLetter.HOLD,
+    pb.AFTER_DEAD_LETTER_TAIL: AfterDeadLetter.TAIL,
+}
+
+
+_POLICIES: Final = {
+    pb.FAILURE_POLICY_UNSPECIFIED: Policy.PARK,
+    pb.FAILURE_POLICY_PARK: Policy.PARK,
+    pb.FAILURE_POLICY_ACCEPT: Policy.ACCEPT,
+    pb.FAILURE_POLICY_REJECT: Policy.REJECT,
+}
+_MODES: Final = frozenset(
+    {pb.FILTER_MODE_UNSPECIFIED, pb.FILTER_MODE_APPLIED, pb.FILTER_MODE_SHADOW}
+)
+
+
+def chain(request: pb.SetFiltersRequest | pb.AnalyzeBacklogRequest) -> Chain:
+    """The filters that are given, and what it means that they fail. What else can be wrong with
+    them, the filter service says."""
+    filters = tuple(Filter(each.name, each.version, each.expression) for each in request.filters)
+    if isinstance(request, pb.AnalyzeBacklogRequest):
+        return Chain(filters)
+    if request.policy not in _POLICIES or request.mode not in _MODES:
+        raise InvalidChain("the policy, or the mode, is unknown", field="policy")
+    return Chain(filters, _POLICIES[request.policy])
+
+
+def names(request: Any) -> tuple[TopicName, str]:
+    """The topic and the subscription that a request is about."""
+    return topic_name(request.topic), _subscription_name(request.subscription)
+
+
+def topic_name(text: str) -> TopicName:
+    """A topic's name."""
+    try:
+        return TopicName.parse(text)
+    except InvalidNameError as error:
+        raise InvalidTopicName(str(error), field="topic") from error
+
+
+def _subscription_name(text: str) -> str:
+    try:
+        check_cursor_name(text)
+    except InvalidNameError as error:
+        raise InvalidSubscriptionName(str(error), field="subscription") from error
+    if text.startswith(INTERNAL):
+        raise InvalidSubscriptionName(
+            f"names that begin with {INTERNAL} are not yours", field="subscription"
+        )
+    return text
+
+
+def _dead_letter_topic(topic: TopicName, name: str, given: str) -> TopicName:
+    try:
+        return TopicName.parse(given) if given else default_topic(topic, name)
+    except InvalidNameError as error:
+        raise InvalidOptions(str(error), field="options.dead_letter_topic") from error
+
+
+def start(given: pb.Start) -> Start:
+    """A place in the log."""
+    match given.WhichOneof("start"):
+        case "earliest":
+            return Earliest()
+        case "latest":
+            return Latest()
+        case "at":
+            return At(position("start.at", given.at))
+        case "after":
+            return After(position("start.after", given.after))
+        case "time":
+            if given.time > SEQUENCE_ID_MAX:
+                raise InvalidStart("a time is at most 2^63 - 1", field="start.time")
+            return AtTime(given.time)
+    raise InvalidStart("a start is required", field="start")
+
+
+def position(
+    field: str,
+    wire: entry_pb2.Position,
+    refusal: type[InvalidStart | InvalidPosition] = InvalidStart,
+) -> Position:
+    """A position that there may be."""
+    if max(wire.ledger_id, wire.entry_id) > SEQUENCE_ID_MAX:
+        raise refusal("ids are at most 2^63 - 1", field=field)
+    return Position(wire.ledger_id, wire.entry_id)
+
+
+def permits(messages: int, have: int) -> int:
+    """How many more messages a consumer takes that has so many permits."""
+    if not 1 <= messages <= PERMIT_MAX or have + messages > PERMITS_MAX:
+        raise InvalidPermits(
+            f"permits are granted by 1 to {PERMIT_MAX}, and a consumer has at most {PERMITS_MAX}",
+            field="messages",
+        )
+    return messages
+
+
+def items(kind: str, request: Any) -> Sequence[Any]:
+    """What a request is about, by the name of its field."""
+    match kind:
+        case "acknowledge":
+            return [_item(each) for each in _counted(request.settlements)]
+        case "refuse":
+            return [_refusal(each) for each in _counted(request.refusals)]
+    return list(_counted(request.deliveries))
+
+
+def _counted(given: Any) -> Iterable[Any]:
+    if not 1 <= len(given) <= ITEMS_MAX:
+        raise InvalidSettlement(f"a request names 1 to {ITEMS_MAX} deliveries", field="request")
+    return given  # type: ignore[no-any-return]
+
+
+def _item(settlement: pb.Settlement) -> Item:
+    bits = 0
+    for index in settlement.indexes:
+        if index >= ITEMS_MAX:
+            raise InvalidSettlement(f"an index is below {ITEMS_MAX}", field="indexes")
+        bits |= 1 << index
+    return Item(settlement.delivery, bits)
+
+
+def through(settlement: pb.Settlement) -> Item:
+    """The messages of a batch up to the last one that is meant."""
+    item = _item(settlement)
+    return Item(item.delivery, (1 << item.messages.bit_length()) - 1)
+
+
+def _refusal(refusal: pb.Refusal) -> Refused:
+    if refusal.delay_ms > DELAY_MAX_MS:
+        raise InvalidSettlement(f"a delay is at most {DELAY_MAX_MS} ms", field="delay_ms")
+    return Refused(refusal.delivery, refusal.delay_ms if refusal.HasField("delay_ms") else None)
+
+
+def limited(asked: int, default: int, most: int, field: str = "page_size") -> int:
+    if not 0 <= asked <= most:
+        raise InvalidPage(f"0 to {most}", field=field)
+    return asked or default

@@ -1,0 +1,292 @@
+"""Carries out what a subscription's machine decides.
+
+    events ──▶ machine ──effects──▶ the log, the cursor, filters, the dead letter topic, consumers
+                  ▲                                   │
+                  └─────────── outcomes ◀─────────────┘
+
+Outcomes are given to the machine as they come, in one thread and without waiting, so they never
+meet. What is still under way for a machine when another one takes its place counts no more: each
+machine has a generation.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from functools import partial
+
+from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.types import Position, TopicName
+from services.dispatcher.answers import Answers, Stream
+from services.dispatcher.cache import EntryCache
+from services.dispatcher.core.effects import (
+    ACCEPT,
+    REJECT,
+    Assigned,
+    DeadLetter,
+    Deliver,
+    Delivery,
+    Drain,
+    Effect,
+    ForgetKey,
+    Judge,
+    Options,
+    Persist,
+    Read,
+    Record,
+    Revoke,
+    Scan,
+)
+from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.core.selectors import SlotRange
+from services.dispatcher.core.subscription import Durable, Subscription
+from services.dispatcher.dead import Graveyard
+from services.dispatcher.entries import entry_of, position_of
+from services.dispatcher.filtering import Filtering
+from services.dispatcher.placement import Placement, selector_of
+from services.dispatcher.ports import Ports
+from services.dispatcher.work import BACKOFF_FIRST_S, Work
+
+
+class Performing:
+    """See the module.
+
+    Attributes:
+        options, placement: how the machine behaves.
+        machine: what decides.
+        generation: which machine it is.
+        answers: what consumers are told when something is durable.
+        cache: entries that were read and are not sent yet.
+        changing: held while another machine takes this one's place, or the filters change.
+        assignment_version: how often it changed which consumer owns what.
+    """
+
+    def __init__(
+        self,
+        topic: TopicName,
+        name: str,
+        epoch: int,
+        ports: Ports,
+        work: Work,
+        streams: Mapping[int, Stream],
+        graveyard: Graveyard,
+        filtering: Filtering,
+        *,
+        cache_bytes_max: int,
+    ) -> None:
+        """`streams` are the ways to consumers."""
+        self.options = Options()
+        self.placement = Placement.CONSISTENT_HASHING
+        self.generation = 0
+        self.answers = Answers()
+        self.cache = EntryCache(cache_bytes_max)
+        self.changing = asyncio.Lock()
+        self.assignment_version = 0
+        self._topic = topic
+        self._name = name
+        self._epoch = epoch
+        self._ports = ports
+        self._work = work
+        self._streams = streams
+        self._graveyard = graveyard
+        self._filtering = filtering
+        self._news = asyncio.Event()
+        self._reader: AsyncIterator[Sequence[ledger_pb2.StoredEntry]] | None = None
+        self._reader_after: Position | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms: int | None = None
+        self.machine = self._machine(Durable(Acknowledged(None)), first_delivery=1)
+
+    def begin(self, durable: Durable) -> None:
+        """Another machine takes the place of this one, and begins with what is durable."""
+        self.generation += 1
+        self._reader = None
+        self.cache.clear()
+        self.machine = self._machine(durable, first_delivery=self.machine.next_delivery)
+
+    def stop(self) -> None:
+        """Nothing is carried out any more."""
+        self.generation += 1
+        self._news.set()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def settled(self) -> None:
+        """Return when nothing is left to make durable."""
+        while not self.machine.is_idle:
+            self._work.check()
+            self._news.clear()
+            await self._news.wait()
+
+    def now_ms(self) -> int:
+        """What time it is."""
+        return self._ports.now_ms()
+
+    def apply(self, effects: Iterable[Effect]) -> None:
+        """Begin to do what the machine wants."""
+        do, generation = self._work.start_for_machine, self.generation
+        for effect in effects:
+            match effect:
+                case Deliver(consumer, deliveries):
+                    self._put(consumer, *deliveries)
+                case Revoke(consumer, numbers):
+                    self._put(consumer, pb.ConsumeResponse(revoked=pb.Revoked(deliveries=numbers)))
+                case Drain(consumer, numbers):
+                    self._put(consumer, pb.ConsumeResponse(moved=pb.Moved(deliveries=numbers)))
+                case Assigned(consumer, ranges):
+                    self._tell_ranges(consumer, ranges)
+                case Read(after):
+                    do(self._read, after, generation)
+                case Scan(at, after, limit):
+                    do(self._scan, at, after, limit, generation)
+                case Persist():
+                    do(self._persist, effect, generation)
+                case Record():
+                    do(self._record, effect, generation)
+                case DeadLetter():
+                    do(self._bury, effect, generation)
+                case Judge(positions):
+                    do(self._judge, positions, generation)
+                case ForgetKey(key):
+                    do(self._work.repeated, partial(self._graveyard.forget, key))
+        self._news.set()
+        self._set_timer()
+
+    def _machine(self, durable: Durable, *, first_delivery: int) -> Subscription:
+        return Subscription(
+            self.options,
+            selector_of(self.options.kind, self.placement),
+            durable,
+            first_delivery=first_delivery,
+            is_filtered=self._filtering.chains.filters_any,
+        )
+
+    def _put(self, consumer: int, *items: Delivery | pb.ConsumeResponse) -> None:
+        stream = self._streams.get(consumer)
+        if stream is not None:
+            stream.put(*items)
+
+    def _tell_ranges(self, consumer: int, ranges: Sequence[SlotRange]) -> None:
+        self.assignment_version += 1
+        assigned = pb.Assigned(
+            ranges=[pb.KeyRange(first=each.first, last=each.last) for each in ranges],
+            version=self.assignment_version,
+        )
+        self._put(consumer, pb.ConsumeResponse(assigned=assigned))
+
+    # ---- time
+
+    def _set_timer(self) -> None:
+        when_ms = self.machine.next_timer_ms
+        if when_ms == self._timer_ms:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ms = when_ms
+        self._timer = None
+        if when_ms is not None and self._work.stopped is None:
+            delay_s = max(0.0, (when_ms - self.now_ms()) / 1000)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer_ms = None
+        if self._work.stopped is None and not self.changing.locked():
+            self.apply(self.machine.tick(self.now_ms()))
+
+    # ---- the log, and what filters say
+
+    async def _read(self, after: Position | None, generation: int) -> None:
+        entries = await self._work.repeated(lambda: self._next_entries(after))
+        if generation != self.generation:
+            return
+        if self._filtering.has_a_say:
+            verdicts = await self._filtering.page(entries, self.machine.acknowledged)
+            if generation != self.generation:
+                return
+            known = list(map(entry_of, entries, verdicts))
+        else:
+            known = list(map(entry_of, entries))
+        for stored, entry in zip(entries, known, strict=True):
+            if entry.verdict != REJECT:
+                self.cache.put(stored)
+        self.apply(self.machine.read(known, self.now_ms()))
+
+    async def _next_entries(self, after: Position | None) -> Sequence[ledger_pb2.StoredEntry]:
+        """What follows in the log. The stream stays open from one page to the next."""
+        while True:
+            if self._reader is None or self._reader_after != after:
+                self._reader = self._ports.log.follow(self._topic, after)
+                self._reader_after = after
+            reader = self._reader
+            try:
+                entries = await anext(reader)
+            except StopAsyncIteration:
+                self._reader = None
+                await asyncio.sleep(BACKOFF_FIRST_S)
+                continue
+            except BaseException:
+                self._reader = None
+                raise
+            self._reader_after = position_of(entries[-1])
+            return entries
+
+    async def _scan(
+        self, at: Position | None, after: Position | None, limit: int, generation: int
+    ) -> None:
+        entries = await self._work.repeated(
+            lambda: self._ports.log.scan(self._topic, at, after, limit)
+        )
+        if generation != self.generation:
+            return
+        verdicts: Sequence[int] = [ACCEPT] * len(entries)
+        if self._filtering.has_a_say:
+            verdicts = await self._filtering.page(entries, self.machine.acknowledged)
+            if generation != self.generation:
+                return
+        known = list(map(entry_of, entries, verdicts))
+        self.apply(self.machine.scanned(known, self.now_ms()))
+
+    async def _judge(self, positions: Sequence[Position], generation: int) -> None:
+        kept = [each for each in map(self.cache.peek, positions) if each is not None]
+        missing = sorted(each for each in positions if each not in self.cache)
+        fetched: Sequence[ledger_pb2.StoredEntry] = []
+        if missing:
+            fetched = await self._work.repeated(
+                lambda: self._ports.log.fetch(self._topic, missing, metadata_only=True)
+            )
+        entries = [*kept, *fetched]
+        gone = set(positions).difference(map(position_of, entries))
+        verdicts = await self._filtering.again(entries)
+        if generation != self.generation:
+            return
+        for position, verdict in verdicts.items():
+            if verdict == REJECT:
+                self.cache.take(position)
+        verdicts.update(dict.fromkeys(gone, ACCEPT))  # whoever delivers it finds out
+        self.apply(self.machine.judged(verdicts, self.now_ms()))
+
+    # ---- what is made durable
+
+    async def _persist(self, what: Persist, generation: int) -> None:
+        mark_delete = await self._work.repeated(
+            lambda: self._ports.cursors.persist(self._topic, self._name, what, self._epoch)
+        )
+        if generation != self.generation:
+            return
+        effects = self.machine.persisted(mark_delete, self.now_ms())
+        self.answers.durable(what.number)
+        self.apply(effects)
+        self._graveyard.acknowledged(what.entries)
+        if self._graveyard.has_done:
+            self._work.start_for_machine(self._work.repeated, self._graveyard.tidy)
+
+    async def _record(self, what: Record, generation: int) -> None:
+        await self._work.repeated(
+            lambda: self._ports.cursors.record(self._topic, self._name, what.attempts, self._epoch)
+        )
+        if generation == self.generation:
+            self.apply(self.machine.recorded(self.now_ms()))
+
+    async def _bury(self, what: DeadLetter, generation: int) -> None:
+        await self._work.repeated(lambda: self._graveyard.bury(what))
+        if generation == self.generation:
+            self.apply(self.machine.dead_lettered(what.position, what.key, self.now_ms()))

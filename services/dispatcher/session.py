@@ -1,0 +1,212 @@
+"""A consumer's stream: what it asks of the subscription's machine, and what is on its way to it."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from google.rpc import status_pb2
+
+from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.types import TopicName
+from services.dispatcher.answers import settled
+from services.dispatcher.core.effects import Delivery, Options, Outcome
+from services.dispatcher.core.selectors import SlotRange
+from services.dispatcher.core.subscription import Item, Refused
+from services.dispatcher.performing import Performing
+from services.dispatcher.placement import Placement
+from services.dispatcher.refusals import SlowConsumer, TooManyUnanswered
+from services.dispatcher.sending import RESPONSE_ENTRIES_MAX, Sending
+
+OUTBOX_ITEMS_MAX: Final = 100_000
+"""How many messages wait for a consumer that does not read, before it is cut off. Deliveries are
+bounded by its permits; this bounds the rest."""
+
+UNANSWERED_MAX: Final = 1_000
+"""How many requests of a consumer may be unanswered, before it is cut off."""
+
+
+class Joining(NamedTuple):
+    """How somebody subscribes."""
+
+    name: str
+    options: Options
+    placement: Placement
+    dead_letter_topic: TopicName
+    ranges: Sequence[SlotRange]
+    weight: int
+    ack_timeout_ms: int
+
+
+class Session:
+    """See the module."""
+
+    def __init__(
+        self,
+        consumer: int,
+        joining: Joining,
+        performing: Performing,
+        sending: Sending,
+        leave: Callable[["Session"], None],
+    ) -> None:
+        """`leave` is called when the consumer is cut off."""
+        self.consumer = consumer
+        self.joining = joining
+        self.connected_ms = performing.now_ms()
+        self._performing = performing
+        self._sending = sending
+        self._leave = leave
+        self._outbox: deque[Delivery | pb.ConsumeResponse] = deque()
+        self._news = asyncio.Event()
+        self._failed = asyncio.Event()
+        self._error: Exception | None = None
+        self._over = False
+        self._unanswered = 0
+
+    @property
+    def permits(self) -> int:
+        """How many more messages it takes now."""
+        known = self._performing.machine.consumers.get(self.consumer)
+        return 0 if known is None else known.permits
+
+    # ---- what it is sent
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to come."""
+        return self._over
+
+    def put(self, *items: Delivery | pb.ConsumeResponse) -> None:
+        """Send these, after all that were put before."""
+        if self._over:
+            return
+        self._outbox.extend(items)
+        self._news.set()
+        if len(self._outbox) > OUTBOX_ITEMS_MAX + self._permitted():
+            error = SlowConsumer("the consumer does not read what it is sent", retry_after_s=0.5)
+            self.finish(error)
+            # Not at once: the machine's effects are being carried out.
+            asyncio.get_running_loop().call_soon(self._leave, self)
+
+    def forget_deliveries(self) -> None:
+        """Deliveries that are not sent yet are not sent."""
+        self._outbox = deque(each for each in self._outbox if not isinstance(each, Delivery))
+
+    def finish(self, error: Exception | None = None, *, at_once: bool = True) -> None:
+        """End the stream: at once with an error, else after what was put."""
+        if self._over:
+            return
+        self._over = True
+        self._error = error
+        self._news.set()
+        if error is not None and at_once:
+            self._failed.set()
+
+    async def failure(self) -> Exception:
+        """Why the stream ends at once, when it performing."""
+        await self._failed.wait()
+        assert self._error is not None
+        return self._error
+
+    async def responses(self) -> AsyncIterator[pb.ConsumeResponse]:
+        """What is sent.
+
+        Raises:
+            DomainError: why the stream ends.
+        """
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while self._outbox:
+                first = self._outbox[0]
+                if isinstance(first, Delivery):
+                    async for response in self._sending.filled(self.consumer, self._deliveries()):
+                        yield response
+                else:
+                    self._outbox.popleft()
+                    self._unanswered -= first.HasField("settled")
+                    yield first
+            if self._over:
+                if self._error is not None and not self._failed.is_set():
+                    raise self._error
+                return
+
+    def _deliveries(self) -> list[Delivery]:
+        some: list[Delivery] = []
+        while self._outbox and len(some) < RESPONSE_ENTRIES_MAX:
+            first = self._outbox[0]
+            if not isinstance(first, Delivery):
+                break
+            some.append(first)
+            self._outbox.popleft()
+        return some
+
+    def _permitted(self) -> int:
+        """How many deliveries the consumer may have before it."""
+        known = self._performing.machine.consumers.get(self.consumer)
+        return 0 if known is None else max(0, known.permits) + len(known.flights)
+
+    # ---- what it asks
+
+    def asked(self) -> None:
+        """A request came that is answered.
+
+        Raises:
+            TooManyUnanswered: too many were not.
+        """
+        if self._unanswered >= UNANSWERED_MAX:
+            raise TooManyUnanswered(
+                "too many requests are unanswered", unanswered_max=UNANSWERED_MAX
+            )
+        self._unanswered += 1
+
+    def permit(self, messages: int) -> None:
+        """It takes more."""
+        performing, now_ms = self._performing, self._performing.now_ms()
+        performing.apply(performing.machine.permit(self.consumer, messages, now_ms))
+
+    def acknowledge(self, request_id: int, items: Iterable[Item]) -> None:
+        """It is done with deliveries."""
+        performing, now_ms = self._performing, self._performing.now_ms()
+        effects, outcomes, number = performing.machine.acknowledge(self.consumer, items, now_ms)
+        self._answer(request_id, outcomes, number)
+        performing.apply(effects)
+
+    def acknowledge_through(self, request_id: int, item: Item) -> None:
+        """It is done with a delivery and everything before it."""
+        performing, now_ms = self._performing, self._performing.now_ms()
+        effects, outcome, number = performing.machine.acknowledge_through(
+            self.consumer, item, now_ms
+        )
+        self._answer(request_id, [outcome], number)
+        performing.apply(effects)
+
+    def refuse(self, request_id: int, items: Iterable[Refused]) -> None:
+        """It failed to process deliveries."""
+        performing, now_ms = self._performing, self._performing.now_ms()
+        effects, outcomes = performing.machine.refuse(self.consumer, items, now_ms)
+        performing.apply(effects)
+        self._answer(request_id, outcomes)
+
+    def give_back(self, request_id: int, deliveries: Iterable[int]) -> None:
+        """It returns deliveries unprocessed."""
+        performing, now_ms = self._performing, self._performing.now_ms()
+        effects, outcomes = performing.machine.give_back(self.consumer, deliveries, now_ms)
+        performing.apply(effects)
+        self._answer(request_id, outcomes)
+
+    def renew(self, request_id: int, deliveries: Iterable[int]) -> None:
+        """It needs more time."""
+        performing, now_ms = self._performing, self._performing.now_ms()
+        self._answer(request_id, performing.machine.renew(self.consumer, deliveries, now_ms))
+
+    def stale(self, request_id: int, count: int) -> None:
+        """It uses tokens of another epoch."""
+        self._answer(request_id, [Outcome.STALE] * count)
+
+    def refused(self, request_id: int, status: status_pb2.Status) -> None:
+        """A request as a whole is refused."""
+        self.put(settled(request_id, error=status))
+
+    def _answer(self, request_id: int, outcomes: Sequence[Outcome], number: int = 0) -> None:
+        self._performing.answers.give(self, settled(request_id, outcomes), number)

@@ -1,0 +1,130 @@
+"""A chain that is only counted: nothing waits for it, and nothing is withheld because of it.
+
+What it said before of the like is counted at once; of the rest the filter service is asked in the
+background, on a line of its own. Who cannot keep up is not asked about everything.
+"""
+
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from typing import Any, Final
+
+from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
+from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
+from seqgate.types import TopicName
+from services.dispatcher.chains import Stretch
+from services.dispatcher.entries import position_of
+from services.dispatcher.judges import NOT_ASKED, Judge
+from services.dispatcher.ports import Filters
+from services.dispatcher.tallies import Names, Tallies, Tally
+from services.errors import DomainError
+
+WAITING_MAX: Final = 10_000
+WAITING_BYTES_MAX: Final = 8 * 1024 * 1024
+"""About how many different entries the filter service is still to be asked, and how long is what
+it is asked, in bytes."""
+
+Spawn = Callable[[Callable[[], Coroutine[Any, Any, None]]], object]
+
+
+class Shadow:
+    """See the module."""
+
+    def __init__(
+        self,
+        stretch: Stretch,
+        properties: Mapping[str, str],
+        topic: TopicName,
+        filters: Filters,
+        tallies: Tallies,
+        spawn: Spawn,
+    ) -> None:
+        self.stretch = stretch
+        self._properties = properties
+        self._topic = topic
+        self._spawn = spawn
+        self._line = filters.line()
+        self._judge = Judge(stretch.chain, tallies, is_shadow=True)
+        self._not_asked = self._judge.tally(None, NOT_ASKED)
+        self._waiting: dict[Hashable, tuple[EntryMetadata, Tally]] = {}
+        self._waiting_bytes = 0
+        self._is_asking = False
+        self._is_closed = False
+        self._ask_later()
+
+    def stays(self, stretch: Stretch | None, properties: Mapping[str, str]) -> bool:
+        """Whether it is for this chain, and all that it said is as true when the subscription's
+        properties are these."""
+        if stretch != self.stretch:
+            return False
+        return properties == self._properties or self._judge.stays(properties)
+
+    @property
+    def names(self) -> Names:
+        """The filters."""
+        return self._judge.names
+
+    def count(self, entries: Sequence[StoredEntry]) -> None:
+        """Count what it says of entries that were read."""
+        judge, stretch = self._judge, self.stretch
+        for each in entries:
+            if not stretch.covers(position_of(each)):
+                continue
+            messages = each.metadata.num_messages_in_batch or 1
+            if judge.projection is None:
+                self._not_asked.add(1, messages)
+                continue
+            key = judge.projection.key_of(each.metadata)
+            known = judge.known.get(key)
+            if known is not None:
+                known.tally.add(1, messages)
+            else:
+                self._keep(key, each.metadata, messages)
+        if self._waiting or judge.projection is None:
+            self._ask_later()
+
+    async def close(self) -> None:
+        """Nothing more is asked, and what still waits is not counted."""
+        self._is_closed = True
+        self._waiting = {}
+        await self._line.close()
+
+    def _keep(self, key: Hashable, metadata: EntryMetadata, messages: int) -> None:
+        """Ask about an entry later."""
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            assert self._judge.projection is not None
+            decisive = self._judge.projection.metadata_of(metadata)
+            size_bytes = decisive.ByteSize()
+            is_full = self._waiting_bytes + size_bytes > WAITING_BYTES_MAX
+            if is_full or len(self._waiting) >= WAITING_MAX:
+                self._not_asked.add(1, messages)
+                return
+            self._waiting_bytes += size_bytes
+            waiting = self._waiting[key] = decisive, Tally()
+        waiting[1].add(1, messages)
+
+    def _ask_later(self) -> None:
+        if not self._is_asking:
+            self._is_asking = True
+            self._spawn(self._ask)
+
+    async def _ask(self) -> None:
+        """Ask about what waits. What there is no answer about is counted as that, and when more
+        was read the service is asked again."""
+        judge = self._judge
+        try:
+            await judge.prepare(self._line, self._topic, self._properties)
+            while self._waiting:
+                waiting, self._waiting, self._waiting_bytes = self._waiting, {}, 0
+                asked = {key: metadata for key, (metadata, _) in waiting.items()}
+                try:
+                    found = await judge.ask(self._line, asked)
+                except DomainError:
+                    found = {}
+                for key, (_, tally) in waiting.items():
+                    if not self._is_closed:
+                        known = found.get(key, judge.unanswered)
+                        known.tally.add(tally.entries, tally.messages)
+        except DomainError:
+            return
+        finally:
+            self._is_asking = False

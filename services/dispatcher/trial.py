@@ -1,0 +1,76 @@
+"""Chains that are tried: what they say changes nothing, and counts nowhere."""
+
+from collections.abc import Hashable, Mapping, Sequence
+
+from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
+from seqgate.types import TopicName
+from services.dispatcher.chains import Chain, Chains
+from services.dispatcher.core.effects import ACCEPT
+from services.dispatcher.entries import position_of
+from services.dispatcher.judges import VERDICTS_MAX, prepared
+from services.dispatcher.ports import Line, Rules, Said
+from services.dispatcher.projection import Projection
+
+
+class Trial:
+    """See the module."""
+
+    def __init__(
+        self, line: Line, topic: TopicName, chains: Chains, properties: Mapping[str, str]
+    ) -> None:
+        self._line = line
+        self._topic = topic
+        self._chains = chains
+        self._properties = dict(properties)
+        self._prepared: dict[Chain, tuple[Rules, Projection]] = {}
+        self._known: dict[tuple[Chain, Hashable], Said] = {}
+
+    async def check(self) -> None:
+        """Return if the filter service can judge by all of them.
+
+        Raises:
+            InvalidExpression, InvalidChain, FiltersUnavailable.
+        """
+        for stretch in self._chains.applied:
+            if stretch.chain.filters:
+                await self._of(stretch.chain)
+
+    async def judge(self, entries: Sequence[StoredEntry]) -> Sequence[Said]:
+        """What they say of entries.
+
+        Raises:
+            InvalidExpression, InvalidChain, FiltersUnavailable.
+        """
+        found: list[Said] = [Said(ACCEPT)] * len(entries)
+        places: dict[Chain, list[int]] = {}
+        for place, each in enumerate(entries):
+            places.setdefault(self._chains.at(position_of(each)), []).append(place)
+        for chain, some in places.items():
+            if chain.filters:
+                said = await self._judge(chain, [entries[place] for place in some])
+                for place, what in zip(some, said, strict=True):
+                    found[place] = what
+        return found
+
+    async def close(self) -> None:
+        """Nothing more is asked."""
+        await self._line.close()
+
+    async def _of(self, chain: Chain) -> tuple[Rules, Projection]:
+        if chain not in self._prepared:
+            self._prepared[chain] = await prepared(self._line, chain, self._topic, self._properties)
+        return self._prepared[chain]
+
+    async def _judge(self, chain: Chain, entries: Sequence[StoredEntry]) -> Sequence[Said]:
+        rules, projection = await self._of(chain)
+        keys = [(chain, projection.key_of(each.metadata)) for each in entries]
+        asked = {
+            key: projection.metadata_of(each.metadata)
+            for key, each in zip(keys, entries, strict=True)
+            if key not in self._known
+        }
+        said = await self._line.judge(rules, list(asked.values())) if asked else []
+        known = self._known | dict(zip(asked, said, strict=True))
+        if projection.recurs and len(known) <= VERDICTS_MAX:
+            self._known = known
+        return [known[key] for key in keys]

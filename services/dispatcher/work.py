@@ -1,0 +1,153 @@
+"""What is under way for a subscription: all of it ends when the subscription stops, and what may
+fail is repeated until it succeeds."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from seqgate.types import TopicName
+from services.dispatcher.ports import EntryCorrupt, LetterRefused
+from services.errors import DomainError, Kind
+from services.runtime.tasks import end
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+BACKOFF_FIRST_S: Final = 0.05
+BACKOFF_MAX_S: Final = 2.0
+"""How long something that failed waits before it is tried again, doubling from the first to the
+longest."""
+
+
+class Work:
+    """See the module.
+
+    Attributes:
+        stopped: why nothing is done any more; None: it is.
+    """
+
+    def __init__(
+        self,
+        topic: TopicName,
+        name: str,
+        tasks: asyncio.TaskGroup,
+        at_stop: Callable[[DomainError], None],
+    ) -> None:
+        """`at_stop` is called once, with the reason."""
+        self.stopped: DomainError | None = None
+        self._topic = topic
+        self._name = name
+        self._tasks = tasks
+        self._at_stop = at_stop
+        self._running: set[asyncio.Task[None]] = set()
+        self._of_machine: set[asyncio.Task[None]] = set()
+
+    def check(self) -> None:
+        """Return unless everything has stopped.
+
+        Raises:
+            DomainError: why it has.
+        """
+        if self.stopped is not None:
+            raise self.stopped
+
+    def stop(self, error: DomainError) -> None:
+        """Stop everything at once."""
+        if self.stopped is not None:
+            return
+        self.stopped = error
+        self._at_stop(error)
+        for task in self._running:
+            task.cancel()
+
+    async def ended(self) -> None:
+        """Return when nothing is under way any more."""
+        await end(*self._running)
+
+    def start(
+        self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
+    ) -> asyncio.Task[None]:
+        """Do something."""
+        task = self._tasks.create_task(self._until_stopped(work, *arguments))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    def start_for_machine(
+        self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
+    ) -> None:
+        """Do something that ends with the machine that wants it."""
+        if self.stopped is not None:
+            return
+        task = self.start(work, *arguments)
+        self._of_machine.add(task)
+        task.add_done_callback(self._of_machine.discard)
+
+    async def end_of_machine(self) -> None:
+        """End what the machine wants: another one takes its place."""
+        await end(*self._of_machine)
+
+    async def finished(self, do: Callable[[], Awaitable[T]]) -> T:
+        """Do something to its end, whether somebody still waits for it or not.
+
+        Raises:
+            DomainError: why it is not done, or why everything has stopped.
+        """
+        outcome: list[T | DomainError] = []
+
+        async def doing() -> None:
+            try:
+                outcome.append(await do())
+            except DomainError as error:
+                outcome.append(error)
+
+        self.check()
+        await asyncio.wait({self.start(doing)})
+        self.check()
+        (found,) = outcome
+        if isinstance(found, DomainError):
+            raise found
+        return found
+
+    async def repeated(
+        self, do: Callable[[], Awaitable[T]], *, unless: type[DomainError] | None = None
+    ) -> T:
+        """Do something until it succeeds, or is refused in the one way that is expected.
+
+        Raises:
+            DomainError: that one; or it never will succeed: everything has stopped.
+        """
+        backoff_s = BACKOFF_FIRST_S
+        while True:
+            self.check()
+            try:
+                return await do()
+            except DomainError as error:
+                if unless is not None and isinstance(error, unless):
+                    raise
+                if error.kind is not Kind.UNAVAILABLE and error.kind is not Kind.EXHAUSTED:
+                    if isinstance(error, EntryCorrupt):
+                        log.critical(
+                            "an entry is damaged",
+                            topic=str(self._topic),
+                            subscription=self._name,
+                            **error.details,
+                        )
+                    self.stop(error)
+                    raise
+                log.debug("tried again", subscription=self._name, why=error.message)
+                wait_s = error.retry_after_s if isinstance(error, LetterRefused) else None
+                await asyncio.sleep(wait_s or backoff_s)
+                backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+
+    async def _until_stopped(
+        self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
+    ) -> None:
+        try:
+            await work(*arguments)
+        except DomainError:
+            if self.stopped is None:
+                raise

@@ -1,0 +1,74 @@
+"""A dispatcher that opens every batch to decide: python -m tools.bench.opening
+
+The dispatcher service, with its settings, but for one thing: of each entry that it reads it unpacks
+and parses the payload, compares the property of every message in it, and writes what comes of that
+into the entry's metadata, where a filter finds it. There are two answers, so the filter service is
+asked about two entries, once, and the rest is remembered: opening is what it costs.
+"""
+
+import sys
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
+from seqgate.payloads import open_batch
+from seqgate.types import Position, TopicName
+from services.dispatcher import app
+from services.dispatcher.adapters.cursors import GrpcCursors
+from services.dispatcher.adapters.filters import GrpcFilters
+from services.dispatcher.adapters.ledger import GrpcLog
+from services.dispatcher.adapters.letters import GrpcDeadLetters
+from services.dispatcher.config import DispatcherConfig
+from services.runtime.channels import peer_channel
+from services.runtime.process import run_service
+
+PROPERTY: Final = "origin"
+"""What is looked at, of each message."""
+
+WANTED: Final = "A"
+"""What it begins with where a message is wanted."""
+
+ANSWER: Final = "wanted"
+"""The property of an entry that says how many of its messages are wanted: `all` or `none`."""
+
+
+class OpeningLog(GrpcLog):
+    """A log whose batches are opened as they are read."""
+
+    async def follow(
+        self, topic: TopicName, after: Position | None
+    ) -> AsyncIterator[Sequence[StoredEntry]]:
+        async for page in super().follow(topic, after):
+            for each in page:
+                each.metadata.properties[ANSWER] = answer_of(each)
+            yield page
+
+
+def answer_of(entry: StoredEntry) -> str:
+    """What the messages of a batch say, each of which is looked at."""
+    messages = open_batch(entry.metadata, entry.payload)
+    wanted = 0
+    for each in messages:
+        wanted += each.metadata.properties.get(PROPERTY, "").startswith(WANTED)
+    assert wanted in (0, len(messages))
+    return "all" if wanted else "none"
+
+
+async def run(config: DispatcherConfig) -> None:
+    """Serve until told to stop."""
+    async with (
+        peer_channel(config.ledger_target, keepalive_s=config.keepalive_s) as ledger,
+        peer_channel(config.cursor_target, keepalive_s=config.keepalive_s) as cursor,
+        peer_channel(config.filter_target, keepalive_s=config.keepalive_s) as filter_,
+    ):
+        await app.serve(
+            config,
+            OpeningLog(ledger, timeout_s=config.call_timeout_s),
+            GrpcCursors(cursor, timeout_s=config.call_timeout_s),
+            GrpcDeadLetters(ledger, timeout_s=config.call_timeout_s),
+            GrpcFilters(filter_, timeout_s=config.filter_timeout_s),
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(DispatcherConfig, run))
