@@ -182,6 +182,7 @@ class Live:
             self._work.check()
             if not self.sessions:
                 await self._change_options(joining)
+                self._work.check()  # the lease may have been lost meanwhile
             self._check_fits(joining)
             number, self._numbers = self._numbers, self._numbers + 1
             session = Session(number, joining, self._performing, self._sending, self.leave)

@@ -265,7 +265,7 @@ async def test_a_message_that_is_not_settled_in_time_comes_again(
     client: Client, fake: FakeDispatcher
 ) -> None:
     fake.publish(b"x", key="k")
-    async with client.consumer(TOPIC, "s", ack_timeout_s=0.1) as consumer:
+    async with client.consumer(TOPIC, "s", ack_timeout_s=0.5) as consumer:
         (message,) = await some(consumer, 1)
         (again,) = await some(consumer, 1)
         assert again.attempts == 1
