@@ -850,6 +850,20 @@ async def test_an_analysis_skips_what_is_acknowledged(services: Services, sub: F
         assert (found.first, found.last) == (at(1), at(5))
 
 
+async def test_filters_that_are_tried_are_checked_though_there_is_no_backlog(
+    services: Services, sub: Filtered
+) -> None:
+    topic = sub.names["topic"]
+    await publish(services, topic, "eu")
+    async with consuming(services.dispatcher, topic, permits=1) as consumer:
+        assert await take(consumer, 1) == [0]
+        await sub.reaches(0)
+    with refused(INVALID, "INVALID_EXPRESSION"):
+        await sub.analyze("no such thing")
+    found = await sub.analyze("true")
+    assert (found.backlog_entries, found.complete) == (0, True)
+
+
 async def test_of_a_large_backlog_a_part_is_looked_at_and_the_rest_estimated(
     services: Services, sub: Filtered
 ) -> None:
