@@ -1,0 +1,41 @@
+"""Tests that need a tool which is not a Python package are only there where the tool is. What was
+left out is said, once a run.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+NEEDS = {
+    "test_manifests.py": ("kubectl", "kustomize"),
+    "test_pods.py": ("kubectl", "kustomize"),
+    "test_image.py": ("buildah", "podman"),
+}
+"""For each file: either tool does, for those with kustomize in them; both are needed otherwise."""
+
+
+def missing(file: str) -> str:
+    """What a file of tests lacks here; empty: nothing."""
+    tools = NEEDS.get(file, ())
+    absent = [tool for tool in tools if shutil.which(tool) is None]
+    if "kustomize" in tools:
+        return "kubectl or kustomize" if len(absent) == len(tools) else ""
+    return " and ".join(absent)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what cannot run here, and say so."""
+    if collection_path.parent != Path(__file__).parent:
+        return None
+    lacking = missing(collection_path.name)
+    if not lacking:
+        return None
+    worker = getattr(config, "workerinput", {"workerid": "gw0"})["workerid"]
+    if worker == "gw0":
+        capture = config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled():
+            sys.stderr.write(f"left out: tests/deploy/{collection_path.name}, without {lacking}\n")
+            sys.stderr.flush()
+    return True

@@ -1,0 +1,198 @@
+"""The manifests, rendered as `kubectl apply -k` renders them, and read as a kubelet reads them."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+K8S = Path(__file__).resolve().parents[2] / "deploy" / "k8s"
+OVERLAYS = ("dev", "prod")
+
+WORKLOADS = ("Deployment", "StatefulSet", "Job", "CronJob")
+SERVICES = ("ledger", "dedup", "cursor", "dispatcher", "filter")
+
+Document = dict[str, Any]
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read(text: str) -> list[Document]:
+    """The documents of a YAML text."""
+    return [each for each in yaml.load_all(text, Loader=_LOADER) if each]
+
+
+def render(folder: Path) -> str:
+    """What a kustomization makes."""
+    tool = shutil.which("kustomize")
+    command = [tool, "build"] if tool else ["kubectl", "kustomize"]
+    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{folder}: {done.stderr}"
+    return done.stdout
+
+
+def render_all(folders: Sequence[Path]) -> list[str]:
+    """The same, of many, two at a time."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(render, folders))
+
+
+def components() -> list[str]:
+    """The names of all components."""
+    return sorted(each.name for each in (K8S / "components").iterdir() if each.is_dir())
+
+
+class Manifests:
+    """What was rendered, by kind and name."""
+
+    def __init__(self, documents: Sequence[Document]) -> None:
+        self.documents = list(documents)
+
+    def of_kind(self, *kinds: str) -> list[Document]:
+        """All documents of these kinds."""
+        return [each for each in self.documents if each["kind"] in kinds]
+
+    def get(self, kind: str, name: str) -> Document:
+        """The one of a kind with a name, be it with a hash."""
+        found = [
+            each
+            for each in self.of_kind(kind)
+            if re.fullmatch(rf"{re.escape(name)}(-[a-z0-9]{{10}})?", each["metadata"]["name"])
+        ]
+        assert len(found) == 1, f"{kind} {name}: {len(found)}"
+        return found[0]
+
+    def workload(self, component: str) -> "Workload":
+        """What runs a component."""
+        found = [
+            each
+            for each in self.of_kind("Deployment", "StatefulSet")
+            if labels_of(each)["app.kubernetes.io/component"] == component
+        ]
+        assert len(found) == 1, component
+        return Workload(self, found[0])
+
+    def workloads(self) -> list["Workload"]:
+        """All of them, jobs as well."""
+        return [Workload(self, each) for each in self.of_kind(*WORKLOADS)]
+
+
+class Variable(NamedTuple):
+    """A variable of a container, and what says it."""
+
+    value: str
+    source: str
+
+
+class Workload:
+    """A workload with one container, and perhaps some beside it."""
+
+    def __init__(self, manifests: Manifests, document: Document) -> None:
+        self.manifests = manifests
+        self.document = document
+        self.name: str = document["metadata"]["name"]
+        self.component: str = labels_of(document)["app.kubernetes.io/component"]
+
+    def __repr__(self) -> str:
+        return f"{self.document['kind']}/{self.name}"
+
+    @property
+    def template(self) -> Document:
+        """What its pods are made from."""
+        spec: Document = self.document["spec"]
+        if self.document["kind"] == "CronJob":
+            spec = spec["jobTemplate"]["spec"]
+        template: Document = spec["template"]
+        return template
+
+    @property
+    def pod(self) -> Document:
+        """The specification of its pods."""
+        pod: Document = self.template["spec"]
+        return pod
+
+    @property
+    def container(self) -> Document:
+        """Their container, the first one."""
+        return self.containers[0]
+
+    @property
+    def containers(self) -> list[Document]:
+        """All of their containers."""
+        containers: list[Document] = self.pod["containers"]
+        return containers
+
+    @property
+    def instances(self) -> int:
+        """How many pods have data of their own; 1: none, or only one."""
+        spec = self.document["spec"]
+        return int(spec["replicas"]) if "volumeClaimTemplates" in spec else 1
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """The containers' ports."""
+        ports = (port for each in self.containers for port in each.get("ports", ()))
+        return {each["name"]: each["containerPort"] for each in ports}
+
+    @property
+    def probes(self) -> dict[str, Document]:
+        """The container's probes."""
+        kinds = ("startupProbe", "livenessProbe", "readinessProbe")
+        return {kind: self.container[kind] for kind in kinds if kind in self.container}
+
+    def variables(self, pod_name: str = "") -> dict[str, Variable]:
+        """The container's environment, as the kubelet makes it. What is asked of the pod itself is
+        answered from the manifests."""
+        namespace = self.document["metadata"].get("namespace", "default")
+        name = pod_name or f"{self.name}-0"
+        fields = {
+            "metadata.name": name,
+            "metadata.namespace": namespace,
+            "metadata.labels['batch.kubernetes.io/job-name']": self.name,
+        }
+        made: dict[str, Variable] = {}
+        for each in self.container.get("envFrom", ()):
+            config = self.manifests.get("ConfigMap", each["configMapRef"]["name"])
+            source = f"ConfigMap {config['metadata']['name']}"
+            made |= {key: Variable(value, source) for key, value in config["data"].items()}
+        for each in self.container.get("env", ()):
+            if "value" in each:
+                value = _expanded(each["value"], made)
+            else:
+                value = fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
+            made[each["name"]] = Variable(value, str(self))
+        return made
+
+    def arguments(self, variables: Mapping[str, Variable]) -> list[str]:
+        """The container's arguments, with what they take from variables."""
+        return [_expanded(each, variables) for each in self.container.get("args", ())]
+
+    def mounts(self) -> Iterator[tuple[str, Document]]:
+        """Where something is mounted, and what."""
+        volumes = {each["name"]: each for each in self.pod.get("volumes", ())}
+        for claim in self.document["spec"].get("volumeClaimTemplates", ()):
+            volumes[claim["metadata"]["name"]] = {"persistentVolumeClaim": claim}
+        for mount in self.container.get("volumeMounts", ()):
+            yield mount["mountPath"], volumes[mount["name"]]
+
+
+def labels_of(document: Document) -> dict[str, str]:
+    """The labels of a document."""
+    labels: dict[str, str] = document["metadata"]["labels"]
+    return labels
+
+
+def selected(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    """Whether labels are what a selector asks for."""
+    return selector.items() <= labels.items()
+
+
+def _expanded(text: str, variables: Mapping[str, Variable]) -> str:
+    def value(found: re.Match[str]) -> str:
+        return variables[found[1]].value
+
+    return re.sub(r"\$\(([A-Z_]+)\)", value, text)

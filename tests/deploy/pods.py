@@ -1,0 +1,207 @@
+"""Pods on this machine: what a workload's container runs, with its environment and its files, on
+loopback. Addresses of the cluster become ports here.
+"""
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+from typing import Any
+
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.deploy.manifests import K8S, Document, Manifests, Variable, Workload, read, render
+from tests.support.redis_server import running_redis
+from tests.support.waiting import eventually
+from tools.stack.child import Child, tell
+from tools.stack.ports import free_ports
+from tools.stack.stack import Stack
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+
+READY_S = 60.0
+STOP_S = 60.0
+
+EVERYWHERE = "0.0.0.0"
+
+_ADDRESS = re.compile(r"(?:dns:///)?((?:[a-z0-9-]+\.)*[a-z0-9-]+):([0-9]{4,5})\b")
+
+
+class Node:
+    """Where pods run, as processes: one of each component, or all instances of one that keeps data.
+    The first has the component's name, the others are ledger-1, ledger-2 ..."""
+
+    def __init__(self, manifests: Manifests, folder: Path, ports: Mapping[str, int]) -> None:
+        """
+        Args:
+            manifests: what is installed.
+            folder: where volumes are.
+            ports: of what runs here besides, by name.
+        """
+        self.manifests = manifests
+        self.folder = folder
+        self.pods: dict[str, Pod] = {}
+        self.secrets: dict[str, dict[str, bytes]] = {}
+        """What is in Secrets, by their names."""
+        self._besides = ports
+        self._ports: dict[tuple[str, int], int] = {}
+
+    def port(self, name: str, port: int) -> int:
+        """Where the port of a pod's container is here."""
+        if name in self._besides:
+            return self._besides[name]
+        if (name, port) not in self._ports:
+            (self._ports[name, port],) = free_ports(1)
+        return self._ports[name, port]
+
+    async def start(self, *components: str) -> None:
+        """Run these components' pods."""
+        for component in components:
+            workload = self.manifests.workload(component)
+            for ordinal in range(workload.instances):
+                await self._start(workload, ordinal)
+
+    async def _start(self, workload: Workload, ordinal: int) -> None:
+        name = _named(workload.component, ordinal)
+        for path, volume in workload.mounts():
+            self._fill(self.volume(name, path), volume)
+        variables = {
+            key: Variable(self._addressed(name, each.value), each.source)
+            for key, each in workload.variables(f"{workload.name}-{ordinal}").items()
+        }
+        log = self.folder / name / "log"
+        with log.open("ab") as output:
+            process = await self.run(name, workload, variables, output.fileno())
+        self.pods[name] = Pod(self, name, workload, process, log)
+
+    async def ready(self) -> None:
+        """Return when all probes of all pods are answered."""
+        for pod in self.pods.values():
+            for probe in PROBES:
+                await pod.becomes(probe)
+
+    async def run(
+        self, name: str, workload: Workload, variables: Mapping[str, Variable], log: int
+    ) -> Child:
+        """Run a pod's container."""
+        environment = {
+            key: self._filed(workload, name, variable.value) for key, variable in variables.items()
+        }
+        command = [sys.executable, *workload.arguments(variables)]
+        return await Stack.start_process(command, log, {"PATH": os.environ["PATH"], **environment})
+
+    async def end(self, pod: "Pod") -> None:
+        """Leave nothing of it."""
+        tell(pod.process, SIGKILL)
+        await pod.process.wait()
+
+    def volume(self, name: str, path: str) -> Path:
+        """What is mounted there in a pod."""
+        return self.folder / name / path.strip("/").replace("/", "-")
+
+    def _addressed(self, name: str, text: str) -> str:
+        """A value with ports of this machine."""
+
+        def address(found: re.Match[str]) -> str:
+            host, port = found[1], int(found[2])
+            reached = name if host == EVERYWHERE else self._reached(host)
+            return f"127.0.0.1:{self.port(reached, port)}" if reached else found[0]
+
+        return _ADDRESS.sub(address, text)
+
+    def _reached(self, host: str) -> str | None:
+        """Which pod a host is: <pod>.<service> or <service>, with or without what follows."""
+        services = {each["metadata"]["name"]: each for each in self.manifests.of_kind("Service")}
+        labels = host.split(".")
+        for place, label in enumerate(labels[:2]):
+            if label in services:
+                component = services[label]["spec"]["selector"]["app.kubernetes.io/component"]
+                ordinal = labels[0].rpartition("-")[2] if place else "0"
+                return _named(component, int(ordinal))
+        return None
+
+    def _filed(self, workload: Workload, name: str, text: str) -> str:
+        """A value with files of this machine."""
+        for path, _ in workload.mounts():
+            if text.startswith(path + "/"):
+                return str(self.volume(name, path)) + text[len(path) :]
+        return text
+
+    def _fill(self, folder: Path, volume: Document) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        contents: Mapping[str, Any] = {}
+        if "configMap" in volume:
+            contents = self.manifests.get("ConfigMap", volume["configMap"]["name"])["data"]
+        elif "secret" in volume:
+            contents = self.secrets[volume["secret"]["secretName"]]
+        for name, content in contents.items():
+            data = content if isinstance(content, bytes) else content.encode()
+            (folder / name).write_bytes(data)
+
+
+def _named(component: str, ordinal: int) -> str:
+    return f"{component}-{ordinal}" if ordinal else component
+
+
+class Pod:
+    """One that runs."""
+
+    def __init__(
+        self, node: Node, name: str, workload: Workload, process: Child, log: Path
+    ) -> None:
+        self.name = name
+        self.workload = workload
+        self.process = process
+        self._node = node
+        self._log = log
+
+    async def probe(self, kind: str) -> bool:
+        """What the kubelet concludes from a probe."""
+        probe = self.workload.probes[kind]
+        asked = probe["grpc"]
+        assert asked["port"] in self.workload.ports.values()
+        port = self._node.port(self.name, asked["port"])
+        async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            request = health_pb2.HealthCheckRequest(service=asked.get("service", ""))
+            try:
+                reply = await stub.Check(request, timeout=probe["timeoutSeconds"])
+            except aio.AioRpcError:
+                return False
+        return bool(reply.status == SERVING)
+
+    async def becomes(self, kind: str, *, answering: bool = True) -> None:
+        """Return when a probe is answered so."""
+
+        async def seen() -> bool:
+            assert self.process.returncode is None, self._log.read_text()
+            return await self.probe(kind) is answering
+
+        await eventually(seen, f"{self.name} {kind} {answering}", within_s=READY_S)
+
+    async def terminate(self) -> int:
+        """SIGTERM. Returns the exit status."""
+        tell(self.process, SIGTERM)
+        async with asyncio.timeout(STOP_S):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def installed(overlay: str, folder: Path, node: type[Node] = Node) -> AsyncIterator[Node]:
+    """An overlay on a node of its own, where nothing runs yet but Redis."""
+    manifests = Manifests(read(render(K8S / "overlays" / overlay)))
+    (folder / "redis").mkdir()
+    with running_redis(folder / "redis") as redis:
+        made = node(manifests, folder, {"valkey": redis.port})
+        try:
+            yield made
+        finally:
+            for pod in made.pods.values():
+                await made.end(pod)

@@ -1,0 +1,587 @@
+"""The manifests render in every combination, and each says what a cluster should be told."""
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from seqgate.cli._settings import FILES
+from services.dedup.redis_url import parse_redis_url
+from services.runtime.access import Access, Role
+from tests.deploy.manifests import (
+    K8S,
+    OVERLAYS,
+    SERVICES,
+    Document,
+    Manifests,
+    Workload,
+    components,
+    labels_of,
+    read,
+    render,
+    render_all,
+    selected,
+)
+from tests.deploy.test_settings import config_type, names_of
+
+KUBERNETES = "1.37"
+"""Whose schemas count."""
+
+OF_OTHERS = {"cert-manager.io/v1", "sparkoperator.k8s.io/v1beta2"}
+"""What is defined by somebody else's CustomResourceDefinitions."""
+
+SECURITY = ("insecure", "mtls")
+"""One of these components is always there."""
+
+REDIS = ("external-redis", "redis-cluster", "redis-sentinel")
+"""At most one of these components is there."""
+
+SKIPPED = {
+    "CKV_K8S_43": "who installs builds the images, and says their digests in an overlay",
+    "CKV_K8S_15": "a tag is a version: a node that has it starts pods without the registry",
+}
+"""Checks of checkov's that do not count, and why."""
+
+PROBED = 7709
+"""The port for probes: they know no TLS."""
+
+FOR_JOBS = {
+    *(f"SEQGATE_{name.upper()}" for name in SERVICES),
+    *(f"SEQGATE_{name.upper()}" for name in FILES),
+}
+"""What jobs and the command line take from the environment."""
+
+
+@pytest.fixture(scope="session", params=["base", *OVERLAYS])
+def manifests(request: pytest.FixtureRequest) -> Manifests:
+    """The base, and each overlay."""
+    folder = K8S if request.param == "base" else K8S / "overlays"
+    return Manifests(read(render(folder / request.param)))
+
+
+def combinations() -> Iterator[tuple[str, ...]]:
+    """Every set of components that means something: one of SECURITY, one of REDIS or none, and any
+    of the others. Those that only add documents change nothing of anybody's, and are added all at
+    once."""
+    adding = tuple(each for each in components() if only_adds(each))
+    changing = [each for each in components() if each not in {*adding, *SECURITY, *REDIS}]
+    for security, *redis in itertools.product(SECURITY, (None, *REDIS)):
+        always = {security, *filter(None, redis)}
+        for count in range(len(changing) + 1):
+            for chosen in itertools.combinations(changing, count):
+                yield tuple(sorted({*always, *chosen}))
+        yield tuple(sorted({*always, *changing, *adding}))
+
+
+def only_adds(component: str) -> bool:
+    """Whether a component has nothing but documents of its own, be it with values from others."""
+    folder = K8S / "components" / component
+    (document,) = read((folder / "kustomization.yaml").read_text())
+    if not document.keys() <= {"apiVersion", "kind", "resources", "replacements", "configurations"}:
+        return False
+    own = [each for file in document["resources"] for each in read((folder / file).read_text())]
+    names = {(each["kind"], each["metadata"]["name"]) for each in own}
+    replaced = {
+        (target["select"]["kind"], target["select"]["name"])
+        for each in document.get("replacements", ())
+        for target in each["targets"]
+    }
+    return replaced <= names
+
+
+def kustomization(folder: Path, chosen: tuple[str, ...]) -> Path:
+    """A folder with the base and these components."""
+    folder.mkdir()
+    place = os.path.relpath(K8S, folder)
+    document = {
+        "namespace": "seqgate",
+        "resources": [f"{place}/base"],
+        "components": [f"{place}/components/{each}" for each in chosen],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(document))
+    return folder
+
+
+def faults(document: Document) -> list[str]:
+    """What the API server's schema says against it."""
+    if document["apiVersion"] in OF_OTHERS:
+        return []
+    try:
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return [f"{document['kind']} {document['metadata']['name']}: {error}"]
+    return []
+
+
+@pytest.mark.timeout(300)
+def test_every_combination_renders_and_passes_kubernetes_validate_and_checkov(
+    tmp_path: Path,
+) -> None:
+    folders = [
+        kustomization(tmp_path / str(number), chosen)
+        for number, chosen in enumerate(combinations())
+    ]
+    folders += [K8S / "maintenance", *(K8S / "overlays" / each for each in OVERLAYS)]
+    texts = {text for rendered in render_all(folders) for text in rendered.split("\n---\n")}
+    different = [document for text in sorted(texts) for document in read(text)]
+    assert [fault for each in different for fault in faults(each)] == []
+    assert checkov(different, tmp_path / "all.yaml") == []
+
+
+def checkov(documents: list[Document], file: Path) -> list[str]:
+    """Which checks fail, and where."""
+    file.write_text(yaml.safe_dump_all(documents))
+    command = [Path(sys.prefix) / "checkov" / "bin" / "checkov", "--file", file]
+    options = "--framework kubernetes --output json --quiet --compact --skip-download"
+    skipped = ["--skip-check", ",".join(SKIPPED)]
+    done = subprocess.run(
+        [*command, *options.split(), *skipped], capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (0, 1), done.stderr
+    said = json.loads(done.stdout)
+    assert said["summary"]["parsing_errors"] == 0
+    assert said["summary"]["passed"] > len(documents)
+    return [
+        f"{each['check_id']} {each['check_name']}: {each['resource']}"
+        for each in said["results"]["failed_checks"]
+    ]
+
+
+def test_only_definitions_of_others_are_not_validated(tmp_path: Path) -> None:
+    chosen = tuple(each for each in components() if each not in REDIS[1:])
+    rendered = read(render(kustomization(tmp_path / "all", chosen)))
+    unknown = set()
+    for each in rendered:
+        try:
+            kubernetes_validate.validate(each, KUBERNETES, strict=True)
+        except kubernetes_validate.SchemaNotFoundError:
+            unknown.add(each["apiVersion"])
+    assert unknown == OF_OTHERS
+
+
+def test_variables_are_settings_that_exist(manifests: Manifests) -> None:
+    for workload in manifests.workloads():
+        known = names_of(workload.component) if workload.component in SERVICES else FOR_JOBS
+        prefixed = {name for name in workload.variables() if name.startswith("SEQGATE_")}
+        assert prefixed <= {*known, f"SEQGATE_{workload.component.upper()}_CONFIG_FILE"}
+        assert workload.pod["enableServiceLinks"] is False, "a Service's variables are no settings"
+
+
+def test_values_are_what_the_services_take(
+    manifests: Manifests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for service in SERVICES:
+        with monkeypatch.context() as patch:
+            for name, variable in manifests.workload(service).variables().items():
+                patch.setenv(name, variable.value)
+            config_type(service)()
+
+
+def test_ports_are_those_that_the_services_listen_on(manifests: Manifests) -> None:
+    for service in SERVICES:
+        workload = manifests.workload(service)
+        variables = workload.variables()
+        prefix = f"SEQGATE_{service.upper()}_"
+        listens = {
+            "grpc": variables[prefix + "LISTEN"].value,
+            "health": variables[prefix + "HEALTH_LISTEN"].value,
+        }
+        assert {name: f"0.0.0.0:{port}" for name, port in workload.ports.items()} == listens
+        default = config_type(service).model_fields["listen"].default
+        assert default == f"127.0.0.1:{workload.ports['grpc']}"
+        ports = {probe["grpc"]["port"] for probe in workload.probes.values()}
+        assert ports == {PROBED} == {workload.ports["health"]}
+
+
+ADDRESS = re.compile(r"(?:dns:///|redis://)?([a-z0-9.-]*seqgate-[a-z0-9.-]+):([0-9]{4,5})\b")
+
+
+def test_addresses_lead_to_a_port_of_pods_that_a_service_selects(manifests: Manifests) -> None:
+    seen = 0
+    for workload in manifests.workloads():
+        for name, variable in workload.variables().items():
+            for host, port in ADDRESS.findall(variable.value):
+                target = reached(manifests, host, int(port))
+                seen += 1
+                if name.endswith("_TARGET") or name in FOR_JOBS:
+                    called = name.removesuffix("_TARGET").rpartition("_")[2].lower()
+                    assert target.component == called
+                if name.endswith("_ADVERTISE"):
+                    assert target.component == workload.component
+    assert seen >= 11
+
+
+def reached(manifests: Manifests, host: str, port: int) -> Workload:
+    """Who answers there, by the manifests."""
+    labels = host.split(".")
+    services = {each["metadata"]["name"]: each for each in manifests.of_kind("Service")}
+    (service,) = (services[each] for each in labels if each in services)
+    (entry,) = (each for each in service["spec"]["ports"] if each["port"] == port)
+    (workload,) = (
+        each
+        for each in manifests.workloads()
+        if selected(service["spec"]["selector"], each.template["metadata"]["labels"])
+    )
+    # Headless: a port is that of the pod, whatever the Service says.
+    assert service["spec"]["clusterIP"] == "None"
+    assert workload.ports[entry["targetPort"]] == port
+    if labels[0] not in services:  # one pod's own name
+        assert workload.document["spec"]["serviceName"] == service["metadata"]["name"]
+        assert labels[0].rpartition("-")[0] == workload.name
+    return workload
+
+
+def test_a_pod_has_the_time_that_its_service_takes_to_stop(manifests: Manifests) -> None:
+    for service in SERVICES:
+        workload = manifests.workload(service)
+        values = workload.variables()
+
+        def seconds(name: str, service: str = service, values: Any = values) -> float:
+            given = values.get(f"SEQGATE_{service.upper()}_{name.upper()}")
+            return float(given.value if given else config_type(service).model_fields[name].default)
+
+        sleep = workload.container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        # Streams move, are cut, and unary calls end; then what is left is saved: services/*/app.py.
+        takes = sleep + 2 * seconds("drain_timeout_s") + 3 * seconds("stop_grace_s")
+        assert workload.pod["terminationGracePeriodSeconds"] > takes
+
+
+def test_probes_are_patient_where_a_store_is_opened(manifests: Manifests) -> None:
+    for service in SERVICES:
+        probes = manifests.workload(service).probes
+        assert set(probes) == {"startupProbe", "livenessProbe", "readinessProbe"}
+        assert probes["startupProbe"]["grpc"]["service"] == "liveness"
+        assert probes["livenessProbe"]["grpc"]["service"] == "liveness"
+        assert "service" not in probes["readinessProbe"]["grpc"]
+        patience_s = (
+            probes["startupProbe"]["periodSeconds"] * probes["startupProbe"]["failureThreshold"]
+        )
+        assert patience_s >= (3600 if service in ("ledger", "cursor") else 60)
+
+
+def test_pods_are_restricted(manifests: Manifests) -> None:
+    (namespace,) = manifests.of_kind("Namespace")
+    assert labels_of(namespace)["pod-security.kubernetes.io/enforce"] == "restricted"
+    config = manifests.get("ConfigMap", "seqgate-rebuild")
+    executor = yaml.safe_load(config["data"]["executor.yaml"])
+    pods = [(each.pod, each.container) for each in manifests.workloads()]
+    pods.append((executor["spec"], executor["spec"]["containers"][0]))
+    for pod, container in pods:
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+        }
+
+
+def test_only_the_driver_of_the_rebuild_has_a_token(manifests: Manifests) -> None:
+    accounts = {each["metadata"]["name"]: each for each in manifests.of_kind("ServiceAccount")}
+    assert all(each["automountServiceAccountToken"] is False for each in accounts.values())
+    for workload in manifests.workloads():
+        pod = workload.pod
+        assert pod["serviceAccountName"] in accounts
+        assert pod["automountServiceAccountToken"] is (workload.component == "rebuild")
+
+
+def test_everything_that_runs_is_bounded_and_may_be_disrupted_one_at_a_time(
+    manifests: Manifests,
+) -> None:
+    budgets = manifests.of_kind("PodDisruptionBudget")
+    for workload in manifests.workloads():
+        resources = workload.container["resources"]
+        assert {"cpu", "memory"} == resources["requests"].keys() == resources["limits"].keys()
+        if workload.component not in (*SERVICES, "valkey"):
+            continue
+        labels = workload.template["metadata"]["labels"]
+        (budget,) = (
+            each["spec"]
+            for each in budgets
+            if selected(each["spec"]["selector"]["matchLabels"], labels)
+        )
+        assert budget["maxUnavailable"] == 1
+
+
+def test_stores_keep_their_data_and_have_priority(manifests: Manifests) -> None:
+    (priority,) = manifests.of_kind("PriorityClass")
+    for component in ("ledger", "cursor", "valkey"):
+        workload = manifests.workload(component)
+        spec = workload.document["spec"]
+        assert workload.pod["priorityClassName"] == priority["metadata"]["name"]
+        assert spec["persistentVolumeClaimRetentionPolicy"] == {
+            "whenDeleted": "Retain",
+            "whenScaled": "Retain",
+        }
+        assert dict(workload.mounts()).keys() >= {"/data"}
+    for component in ("ledger", "cursor"):
+        workload = manifests.workload(component)
+        path = workload.variables()[f"SEQGATE_{component.upper()}_STORE_PATH"].value
+        assert path.startswith("/data/")
+
+
+def test_executors_are_made_from_the_image_of_the_driver(manifests: Manifests) -> None:
+    for workload in manifests.workloads():
+        if workload.component == "rebuild":
+            variables = workload.variables()
+            assert variables["EXECUTOR_IMAGE"].value == workload.container["image"]
+            arguments = workload.arguments(variables)
+            assert f"spark.kubernetes.container.image={workload.container['image']}" in arguments
+
+
+def test_executors_reach_the_driver(manifests: Manifests) -> None:
+    (workload,) = (each for each in manifests.workloads() if each.component == "rebuild")
+    arguments = workload.arguments(workload.variables())
+    (host,) = (
+        each.partition("=")[2] for each in arguments if each.startswith("spark.driver.host=")
+    )
+    pod, service, namespace, svc = host.split(".")
+    assert pod == f"{workload.name}-0", "what an Indexed Job calls its first pod"
+    assert workload.document["spec"]["jobTemplate"]["spec"]["completionMode"] == "Indexed"
+    assert workload.pod["subdomain"] == service
+    assert (namespace, svc) == (workload.document["metadata"]["namespace"], "svc")
+    config = manifests.get("ConfigMap", "seqgate-rebuild")["data"]["rebuild.properties"]
+    settings = dict(line.split(None, 1) for line in config.splitlines() if line and line[0] != "#")
+    for name, port in (
+        ("spark.driver.port", "driver"),
+        ("spark.driver.blockManager.port", "blocks"),
+    ):
+        assert int(settings[name]) == workload.ports[port]
+        (entry,) = (
+            each
+            for each in manifests.get("Service", service)["spec"]["ports"]
+            if each["name"] == port
+        )
+        assert entry["port"] == workload.ports[port]
+    mounts = dict(workload.mounts())
+    template = Path(settings["spark.kubernetes.executor.podTemplateFile"])
+    assert mounts[str(template.parent)]["configMap"]["name"].startswith("seqgate-rebuild")
+    # Of two runs at once, each has executors of its own.
+    assert f"spark.kubernetes.executor.podNamePrefix={workload.name}" in arguments
+    account = settings["spark.kubernetes.authenticate.executor.serviceAccountName"]
+    assert manifests.get("ServiceAccount", account)
+
+
+def test_certificates_have_the_names_under_which_services_are_called(tmp_path: Path) -> None:
+    chosen = ("mtls", "certificates", "instances")
+    manifests = Manifests(read(render(kustomization(tmp_path / "mtls", chosen))))
+    certificates = {
+        each["spec"]["secretName"]: each["spec"] for each in manifests.of_kind("Certificate")
+    }
+    for workload in manifests.workloads():
+        for path, volume in workload.mounts():
+            if path == "/etc/seqgate/tls":
+                secret = volume["secret"]["secretName"]
+                assert f"spiffe://seqgate/{workload.component}" in certificates[secret]["uris"]
+        for variable in workload.variables().values():
+            for host, port in ADDRESS.findall(variable.value):
+                target = reached(manifests, host, int(port))
+                if target.component == "valkey":
+                    continue
+                names = certificates[f"seqgate-{target.component}-tls"]["dnsNames"]
+                wildcard = "*." + host.partition(".")[2]
+                assert host in names or wildcard in names, host
+
+
+def test_roles_are_given_to_the_names_of_certificates(tmp_path: Path) -> None:
+    chosen = ("mtls", "certificates")
+    manifests = Manifests(read(render(kustomization(tmp_path / "mtls", chosen))))
+    text = manifests.get("ConfigMap", "seqgate-access")["data"]["access.toml"]
+    parsed = Access.parse(tomllib.loads(text))
+    named = {
+        f"uri:{uri}"
+        for each in manifests.of_kind("Certificate")
+        for uri in each["spec"].get("uris", ())
+    }
+    given = {name for names in parsed.services.values() for name in names}
+    given |= {name for rule in parsed.rules for name in rule.principals}
+    assert given <= named
+    assert {role.value for role in parsed.services} == {each.value for each in Role}
+
+
+def test_executors_show_what_the_driver_shows(tmp_path: Path) -> None:
+    chosen = ("mtls", "certificates", "spark-operator")
+    manifests = Manifests(read(render(kustomization(tmp_path / "mtls", chosen))))
+    (driver,) = (each for each in manifests.workloads() if each.component == "rebuild")
+    files = {f"SEQGATE_{name.upper()}" for name in FILES}
+    shown = {name: each.value for name, each in driver.variables().items() if name in files}
+    assert len(shown) == 3
+    config = manifests.get("ConfigMap", "seqgate-rebuild")["data"]
+    executor = yaml.safe_load(config["executor.yaml"])["spec"]
+    (container,) = executor["containers"]
+    assert {each["name"]: each["value"] for each in container["env"]} == shown
+    mounted = dict(driver.mounts())["/etc/seqgate/tls"]
+    assert mounted in executor["volumes"]
+    # An operator's, too: each names the ConfigMap as it is called in the end.
+    (application,) = manifests.of_kind("SparkApplication")
+    addresses = manifests.get("ConfigMap", "seqgate-addresses")["metadata"]["name"]
+    for side in ("driver", "executor"):
+        spec = application["spec"][side]
+        assert spec["envFrom"] == [{"configMapRef": {"name": addresses}}]
+        assert spec["podSecurityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"]
+    assert application["spec"]["image"] == driver.container["image"]
+    (secret,) = (each["secret"] for each in application["spec"]["volumes"] if "secret" in each)
+    assert secret["secretName"] == mounted["secret"]["secretName"]
+
+
+def test_templates_of_executors_differ_by_the_certificate_alone() -> None:
+    base = yaml.safe_load((K8S / "base" / "settings" / "executor.yaml").read_text())
+    mtls = yaml.safe_load((K8S / "components" / "mtls" / "executor.yaml").read_text())
+    (container,) = mtls["spec"]["containers"]
+    del container["env"]
+    for each in (container["volumeMounts"], mtls["spec"]["volumes"]):
+        assert each.pop()["name"] == "tls"
+    assert mtls == base
+
+
+def test_instances_are_as_many_as_are_listed(tmp_path: Path) -> None:
+    chosen = ("insecure", "instances")
+    manifests = Manifests(read(render(kustomization(tmp_path / "instances", chosen))))
+    for component in ("ledger", "cursor"):
+        workload = manifests.workload(component)
+        listed = json.loads(workload.variables()[f"SEQGATE_{component.upper()}_INSTANCES"].value)
+        replicas = workload.document["spec"]["replicas"]
+        advertised = [
+            workload.variables(f"{workload.name}-{number}")[
+                f"SEQGATE_{component.upper()}_ADVERTISED"
+            ].value
+            for number in range(replicas)
+        ]
+        assert listed == advertised
+
+
+@pytest.mark.parametrize("redis", ["", "redis-cluster", "redis-sentinel"])
+def test_policies_let_through_what_the_settings_ask_for(tmp_path: Path, redis: str) -> None:
+    chosen = (
+        *("insecure", "network-policies", "instances", "toolbox"),
+        *filter(None, [redis]),
+    )
+    manifests = Manifests(read(render(kustomization(tmp_path / "policies", chosen))))
+    policies = [each["spec"] for each in manifests.of_kind("NetworkPolicy")]
+    (closed,) = (
+        each["metadata"]["name"]
+        for each in manifests.of_kind("NetworkPolicy")
+        if "ingress" not in each["spec"] and "egress" not in each["spec"]
+    )
+    everybody = manifests.get("NetworkPolicy", closed)["spec"]["podSelector"]["matchLabels"]
+    for workload in manifests.workloads():
+        assert selected(everybody, workload.template["metadata"]["labels"]), workload
+        for variable in workload.variables().values():
+            for host, port in ADDRESS.findall(variable.value):
+                target = reached(manifests, host, int(port))
+                caller = workload.template["metadata"]["labels"]
+                called = target.template["metadata"]["labels"]
+                assert lets(policies, "egress", "to", caller, called, int(port)), host
+                assert lets(policies, "ingress", "from", called, caller, int(port)), host
+    valkey = manifests.workload("valkey")
+    among_themselves = valkey.ports.values() if valkey.document["spec"]["replicas"] > 1 else ()
+    for port in among_themselves:
+        labels = valkey.template["metadata"]["labels"]
+        assert lets(policies, "egress", "to", labels, labels, port)
+        assert lets(policies, "ingress", "from", labels, labels, port)
+
+
+def lets(
+    policies: list[Document],
+    way: str,
+    side: str,
+    one: dict[str, str],
+    other: dict[str, str],
+    port: int,
+) -> bool:
+    """Whether a policy for `one` has the `other` among those that it names, with this port."""
+    return any(
+        any(each["port"] == port for each in rule["ports"])
+        and any(
+            selected(peer["podSelector"]["matchLabels"], other)
+            for peer in rule.get(side, ())
+            if not peer.get("namespaceSelector")  # this one's, or any
+        )
+        for policy in policies
+        if selected(policy["podSelector"]["matchLabels"], one)
+        for rule in policy.get(way, ())
+    )
+
+
+@pytest.mark.parametrize("redis", ["redis-cluster", "redis-sentinel"])
+def test_several_servers_are_as_restricted_as_one(tmp_path: Path, redis: str) -> None:
+    base = Manifests(read(render(K8S / "base"))).workload("valkey")
+    manifests = Manifests(read(render(kustomization(tmp_path / redis, ("insecure", redis)))))
+    valkey = manifests.workload("valkey")
+    assert valkey.pod["securityContext"] == base.pod["securityContext"]
+    for container in valkey.containers:
+        assert container["image"] == base.container["image"]
+        assert container["securityContext"] == base.container["securityContext"]
+        resources = container["resources"]
+        assert {"cpu", "memory"} == resources["requests"].keys() == resources["limits"].keys()
+    (spread,) = valkey.pod["topologySpreadConstraints"]
+    assert spread["labelSelector"]["matchLabels"].items() <= labels_of(valkey.template).items()
+    # What is not changed in place would have to be deleted first.
+    for fixed in ("serviceName", "selector", "volumeClaimTemplates"):
+        assert valkey.document["spec"][fixed] == base.document["spec"][fixed]
+    assert "podManagementPolicy" not in valkey.document["spec"]
+    service = manifests.get("Service", valkey.document["spec"]["serviceName"])
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    variables = manifests.workload("dedup").variables()
+    nodes = parse_redis_url(variables["SEQGATE_DEDUP_REDIS_URL"].value).nodes
+    pods = [f"{valkey.name}-{number}.{service['metadata']['name']}" for number in range(3)]
+    assert [node.host for node in nodes] == pods
+
+
+def test_images_are_of_this_version(root: Path, manifests: Manifests) -> None:
+    version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+    images = {each.container["image"] for each in manifests.workloads()}
+    ours = {each for each in images if "/seqgate" in each}
+    assert len(ours) == 2
+    assert len(images) == 3
+    assert {each.rpartition(":")[2] for each in ours} == {version}
+
+
+@pytest.mark.parametrize("ordinal", [0, 1])
+def test_pods_for_maintenance_have_the_volumes_of_the_stores(ordinal: int) -> None:
+    rendered = render(K8S / "maintenance")
+    if ordinal:
+        (filter_,) = re.findall(r"sed '([^']+)'", (K8S / "README.md").read_text())
+        sed = ["sed", filter_]
+        rendered = subprocess.run(sed, input=rendered, capture_output=True, text=True).stdout
+    pods = Manifests(read(rendered)).documents
+    between = f"-{ordinal}" if ordinal else ""
+    assert {each["metadata"]["name"]: claims_of(each) for each in pods} == {
+        f"seqgate-{store}{between}-maintenance": [f"data-seqgate-{store}-{ordinal}"]
+        for store in ("cursor", "ledger")
+    }
+
+
+def claims_of(pod: Document) -> list[str]:
+    """The claims of the volumes of a pod."""
+    return [
+        volume["persistentVolumeClaim"]["claimName"]
+        for volume in pod["spec"]["volumes"]
+        if "persistentVolumeClaim" in volume
+    ]
+
+
+def test_the_overlay_for_production_spreads_over_zones_and_is_closed() -> None:
+    manifests = Manifests(read(render(K8S / "overlays" / "prod")))
+    for service in ("dedup", "filter", "dispatcher"):
+        spread = manifests.workload(service).pod["topologySpreadConstraints"]
+        assert {each["topologyKey"]: each["whenUnsatisfiable"] for each in spread} == {
+            "topology.kubernetes.io/zone": "DoNotSchedule",
+            "kubernetes.io/hostname": "ScheduleAnyway",
+        }
+    for service in SERVICES:
+        values = manifests.workload(service).variables()
+        assert f"SEQGATE_{service.upper()}_ALLOW_INSECURE" not in values
+        assert f"SEQGATE_{service.upper()}_TLS_CLIENT_CA_FILE" in values
+    assert manifests.of_kind("NetworkPolicy")

@@ -1,0 +1,185 @@
+"""What the pods of the components redis-sentinel and redis-cluster run, tried with real servers."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from tests.deploy.manifests import K8S
+from tests.support.redis_groups import SLOTS, command, until
+from tests.support.redis_server import RedisServer
+from tools.stack.ports import free_ports
+from tools.stack.redis_server import redis_binary
+
+SENTINEL = K8S / "components" / "redis-sentinel"
+CLUSTER = K8S / "components" / "redis-cluster"
+PODS = 6
+
+CLI = """\
+#!{python} -ISB
+import json, os, socket, sys
+words = sys.argv[1:]
+pod = int(words[words.index("-h") + 1].partition(".")[0].rpartition("-")[2])
+words = words[words.index("-h") + 2:]
+ports = json.loads(os.environ["PORTS"])
+if words[:2] == ["cluster", "meet"]:
+    port, bus = ports[int(words[2].rpartition(".")[2]) - 1]
+    words[2:] = ["127.0.0.1", str(port), str(bus)]
+with socket.create_connection(("127.0.0.1", ports[pod][0]), 2) as server:
+    server.sendall(" ".join(words).encode() + b"\\r\\n")
+    answers = server.makefile("rb")
+    first = answers.readline()
+    print((answers.read(int(first[1:])) if first[:1] == b"$" else first[1:]).decode().strip())
+"""
+"""As much of valkey-cli as the script needs: each pod is a port of this machine."""
+
+GETENT = """\
+#!/bin/sh
+pod=${2%%.*}
+echo "127.0.0.$((${pod##*-} + 1)) $2"
+"""
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    """A program that a script finds under a name."""
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("pod", "named", "follows"),
+    [
+        (0, "", ""),
+        (1, "", "seqgate-valkey-0.seqgate-valkey"),
+        (0, "seqgate-valkey-2.seqgate-valkey", "seqgate-valkey-2.seqgate-valkey"),
+        (2, "seqgate-valkey-2.seqgate-valkey", ""),
+        (1, "ERR No such master", "seqgate-valkey-0.seqgate-valkey"),
+    ],
+)
+def test_a_server_follows_the_master_that_is_named(
+    tmp_path: Path, pod: int, named: str, follows: str
+) -> None:
+    program(tmp_path, "valkey-cli", '#!/bin/sh\n[ -n "$NAMED" ] && printf "$NAMED\\n6379\\n"\n')
+    program(tmp_path, "valkey-server", '#!/bin/sh\necho "$@"\n')
+    name = f"seqgate-valkey-{pod}"
+    done = subprocess.run(
+        ["sh", SENTINEL / "start.sh"],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOSTNAME": name, "NAMED": named},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    replica = f" --replicaof {follows} 6379" if follows else ""
+    announced = f"/etc/valkey/valkey.conf --replica-announce-ip {name}.seqgate-valkey"
+    assert done.stdout.strip() == announced + replica
+
+
+def test_a_sentinel_stays_who_it_is(tmp_path: Path) -> None:
+    """Its file is accepted, and a second start finds what the first one wrote."""
+    port, master = free_ports(2)
+    configuration = (SENTINEL / "sentinel.conf").read_text()
+    assert "seqgate-valkey-0.seqgate-valkey 6379" in configuration
+    here = configuration.replace("seqgate-valkey-0.seqgate-valkey 6379", f"localhost {master}")
+    (tmp_path / "sentinel.conf").write_text(here.replace("port 26379", f"port {port}"))
+    data = tmp_path / "data"
+    data.mkdir()
+    script = (SENTINEL / "sentinel.sh").read_text()
+    script = script.replace("/data/", f"{data}/").replace("/etc/seqgate/", f"{tmp_path}/")
+    program(tmp_path, "valkey-server", f'#!/bin/sh\nexec {redis_binary()} "$@"\n')
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOSTNAME": "localhost"}
+    seen = []
+    for _ in range(2):
+        process = subprocess.Popen(
+            ["sh", "-c", script.replace("$HOSTNAME.seqgate-valkey", "localhost")],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            with Redis(port=port, decode_responses=True) as sentinel:
+                until(sentinel.ping, "the Sentinel answers")
+                said = sentinel.sentinel_master("seqgate")
+                seen.append(sentinel.execute_command("SENTINEL", "MYID"))
+        finally:
+            process.terminate()
+            process.wait()
+        assert (said["ip"], said["port"], said["quorum"]) == ("localhost", master, 2)
+    assert seen[0] == seen[1]
+
+
+@contextmanager
+def joining(folder: Path, ports: list[tuple[int, int]]) -> Iterator[None]:
+    """The script of every pod goes on."""
+    program(folder, "valkey-cli", CLI.format(python=sys.executable))
+    program(folder, "getent", GETENT)
+    with ExitStack() as stack:
+        for pod in range(PODS):
+            process = subprocess.Popen(
+                ["sh", CLUSTER / "join.sh", "0.1"],
+                env={
+                    "PATH": f"{folder}:{os.environ['PATH']}",
+                    "HOSTNAME": f"seqgate-valkey-{pod}",
+                    "PORTS": json.dumps(ports),
+                },
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            stack.callback(process.wait)
+            stack.callback(os.killpg, process.pid, 9)
+        yield
+
+
+@pytest.mark.timeout(120)
+def test_pods_make_a_cluster_and_one_without_its_data_comes_back(tmp_path: Path) -> None:
+    numbers = free_ports(2 * PODS)
+    ports = list(zip(numbers[::2], numbers[1::2], strict=True))
+    servers = []
+    for pod, (port, bus) in enumerate(ports):
+        options = [
+            *("--include", str(CLUSTER / "cluster.conf"), "--cluster-node-timeout", "1000"),
+            *("--cluster-announce-hostname", f"seqgate-valkey-{pod}.seqgate-valkey"),
+            *("--cluster-port", str(bus), "--repl-diskless-sync-delay", "0"),
+        ]
+        servers.append(RedisServer(tmp_path / str(pod), port=port, options=options))
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    with ExitStack() as stack:
+        for server in servers:
+            stack.callback(server.kill)
+            server.start()
+        stack.enter_context(joining(programs, ports))
+        until(lambda: shards(servers[1]) == [2, 2, 2], "a cluster of three pairs", within_s=60)
+        servers[0].kill()
+        until(lambda: role(servers[3]) == "master", "the partner takes over", within_s=30)
+        for file in (tmp_path / "0").rglob("*"):
+            if file.is_file():
+                file.unlink()
+        servers[0].start()
+        until(lambda: role(servers[0]) == "slave", "the pod comes back", within_s=30)
+        until(lambda: shards(servers[1]) == [2, 2, 2], "as its partner's replica", within_s=30)
+        names = {host for _, _, *nodes in slots(servers[1]) for host, *_ in nodes}
+        assert names == {f"seqgate-valkey-{pod}.seqgate-valkey" for pod in range(PODS)}
+
+
+def slots(server: RedisServer) -> list[list[list[str]]]:
+    """Who serves what, as a server sees it."""
+    seen: list[list[list[str]]] = command(server, "CLUSTER", "SLOTS")
+    return seen
+
+
+def shards(server: RedisServer) -> list[int]:
+    """How many nodes each of the shards has, if all slots are served."""
+    seen: list[list[int]] = command(server, "CLUSTER", "SLOTS")
+    if sum(last - first + 1 for first, last, *_ in seen) < SLOTS:
+        return []
+    return [len(nodes) for _, _, *nodes in seen]
+
+
+def role(server: RedisServer) -> str:
+    """What a server is."""
+    return str(command(server, "ROLE")[0])

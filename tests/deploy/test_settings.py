@@ -1,0 +1,91 @@
+"""deploy/k8s/base/settings says what the services can be told: all of it, and nothing else."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.runtime.config import ServiceConfig
+from tests.deploy.manifests import K8S, SERVICES, read
+
+SETTINGS = K8S / "base" / "settings"
+
+LINE = re.compile(r"(?P<shown># )?(?P<name>SEQGATE_[A-Z_]+)=(?P<value>.*)")
+
+
+def config_type(service: str) -> type[ServiceConfig]:
+    found = getattr(import_module(f"services.{service}.config"), f"{service.capitalize()}Config")
+    assert issubclass(found, ServiceConfig)
+    return found
+
+
+def names_of(service: str) -> dict[str, str]:
+    """Every variable that the service knows, and the name of its setting."""
+    prefix = f"SEQGATE_{service.upper()}_"
+    return {prefix + name.upper(): name for name in config_type(service).model_fields}
+
+
+def lines_of(service: str) -> list[re.Match[str]]:
+    text = (SETTINGS / f"{service}.env").read_text()
+    found = [LINE.fullmatch(line) for line in text.splitlines()]
+    return [line for line in found if line is not None]
+
+
+def in_workload(service: str) -> set[str]:
+    """Variables that the workload itself says."""
+    documents = read((K8S / "base" / f"{service}.yaml").read_text())
+    (workload,) = (each for each in documents if each["kind"] in ("Deployment", "StatefulSet"))
+    (container,) = workload["spec"]["template"]["spec"]["containers"]
+    return {each["name"] for each in container.get("env", ())} & names_of(service).keys()
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_setting_is_in_its_file_or_said_by_its_workload_and_no_other_name_is(
+    service: str,
+) -> None:
+    named = [line["name"] for line in lines_of(service)]
+    assert len(named) == len(set(named))
+    assert {*named, *in_workload(service)} == names_of(service).keys()
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_what_a_file_does_not_set_is_shown_with_its_default(service: str) -> None:
+    fields = config_type(service).model_fields
+    for line in lines_of(service):
+        if line["shown"]:
+            default = fields[names_of(service)[line["name"]]].default
+            assert line["value"] == shown(default), line["name"]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_what_a_file_sets_is_a_value_that_the_service_takes(
+    service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for line in lines_of(service):
+        if not line["shown"]:
+            monkeypatch.setenv(line["name"], line["value"])
+    others = {"advertise": "somewhere:7704"} if service == "dispatcher" else {}
+    config: Any = config_type(service)
+    assert config(**others).listen.startswith("0.0.0.0:")
+
+
+def test_every_file_of_settings_is_a_services_or_is_used(root: Path) -> None:
+    kustomization = (root / "deploy" / "k8s" / "base" / "kustomization.yaml").read_text()
+    for file in SETTINGS.iterdir():
+        assert f"settings/{file.name}" in kustomization
+
+
+def shown(default: object) -> str:
+    """A default as a variable has it."""
+    match default:
+        case None:
+            return ""
+        case bool():
+            return str(default).lower()
+        case tuple():
+            return "[" + ", ".join(f'"{each}"' for each in default) + "]"
+        case float() if default.is_integer():
+            return str(int(default))
+    return str(default)
