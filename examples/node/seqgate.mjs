@@ -1,0 +1,155 @@
+// What the examples share: the protos, connections, and errors with their reason.
+
+import { fileURLToPath } from 'node:url';
+import { setTimeout as sleep } from 'node:timers/promises';
+
+import grpc from '@grpc/grpc-js';
+import protoLoader from '@grpc/proto-loader';
+
+const folder = (path) => fileURLToPath(new URL(path, import.meta.url));
+
+// `longs: String`: a sequence id may be above 2^53, where numbers of JavaScript have gaps. As text it
+// comes and goes undamaged; to count with it, make a BigInt of it.
+const definitions = protoLoader.loadSync(
+  ['dedup', 'dispatcher', 'entry', 'ledger'].map((name) => `seqgate/api/${name}/v1/${name}.proto`),
+  {
+    includeDirs: [folder('../../protos'), folder('.')], // ours, and google/rpc/status.proto
+    longs: String,
+    enums: String,
+    defaults: true,
+    oneofs: true, // response.response is the name of the one field that is set
+  },
+);
+const api = grpc.loadPackageDefinition(definitions).seqgate.api;
+
+const MESSAGE_BYTES_MAX = 64 * 1024 * 1024;
+const CALL_TIMEOUT_MS = 10_000;
+
+/** A client for DedupService, LedgerService or DispatcherService at an address, host:port. (With
+ * TLS: grpc.credentials.createSsl in place of createInsecure.) */
+export function connect(service, address) {
+  const versions = { DedupService: api.dedup, LedgerService: api.ledger, DispatcherService: api.dispatcher };
+  return new versions[service].v1[service](address, grpc.credentials.createInsecure(), {
+    'grpc.initial_reconnect_backoff_ms': 50,
+    'grpc.max_reconnect_backoff_ms': 1_000,
+    'grpc.keepalive_time_ms': 10_000,
+    'grpc.keepalive_timeout_ms': 5_000,
+    'grpc.max_receive_message_length': MESSAGE_BYTES_MAX,
+  });
+}
+
+/** The answer of a unary call. Throws a SeqgateError. */
+export function ask(client, method, request) {
+  return new Promise((resolve, reject) => {
+    client[method](request, { deadline: Date.now() + CALL_TIMEOUT_MS }, (error, answer) => {
+      if (error) reject(errorOfCall(error));
+      else resolve(answer);
+    });
+  });
+}
+
+/** The same, and again for as long as the service is away. Only for what is safe to repeat. */
+export async function askUntilAnswered(client, method, request) {
+  for (let attempt = 0; ; attempt++) {
+    try {
+      return await ask(client, method, request);
+    } catch (error) {
+      if (!error.isAway) throw error;
+      await pause(attempt, error);
+    }
+  }
+}
+
+/** Wait before another attempt: longer each time, a part of it by chance, and as long as the service
+ * asks for. */
+export async function pause(attempt, error) {
+  const backoffMs = Math.min(50 * 2 ** attempt, 2_000) * (0.5 + Math.random() / 2);
+  await sleep(Math.max(backoffMs, error.retryAfterMs));
+}
+
+// ---- errors
+
+const STATUS = definitions['google.rpc.Status'];
+const ERROR_INFO = definitions['google.rpc.ErrorInfo'];
+const RETRY_INFO = definitions['google.rpc.RetryInfo'];
+
+const AWAY = [grpc.status.UNAVAILABLE, grpc.status.DEADLINE_EXCEEDED, grpc.status.CANCELLED];
+
+/** What a service refused, and why. */
+export class SeqgateError extends Error {
+  /** @param status a google.rpc.Status: that of a call, or one inside a stream's message. */
+  constructor(status) {
+    let reason = '', details = {}, retryAfterMs = 0;
+    for (const { type_url: type, value } of status.details) {
+      if (type.endsWith('/google.rpc.ErrorInfo')) {
+        ({ reason, metadata: details } = ERROR_INFO.deserialize(value));
+      } else if (type.endsWith('/google.rpc.RetryInfo')) {
+        const { seconds, nanos } = RETRY_INFO.deserialize(value).retryDelay;
+        retryAfterMs = Number(seconds) * 1_000 + nanos / 1e6;
+      }
+    }
+    super(`${reason || grpc.status[status.code]}: ${status.message}`);
+    this.code = status.code;
+    /** For programs; '' when the error is gRPC's own. */
+    this.reason = reason;
+    /** Fields that belong to the reason. */
+    this.details = details;
+    this.retryAfterMs = retryAfterMs;
+  }
+
+  /** Whether the same request may be answered later. */
+  get isAway() {
+    return AWAY.includes(this.code);
+  }
+
+  /** The address of the instance that has what was asked for; '' when this is another error. */
+  get owner() {
+    return this.reason === 'NOT_OWNER' ? this.details.owner ?? '' : '';
+  }
+}
+
+/** How a call ended, as a SeqgateError: the details are in a trailer of the call. */
+export function errorOfCall(error) {
+  const [trailer] = error.metadata?.get('grpc-status-details-bin') ?? [];
+  if (trailer) return new SeqgateError(STATUS.deserialize(trailer));
+  if (error.code === undefined) return error; // a mistake of ours, not an answer
+  return new SeqgateError({ code: error.code, message: error.details, details: [] });
+}
+
+// ---- entries
+
+/** A seqgate.api.ledger.v1.Entry from and to bytes. */
+export const Entry = definitions['seqgate.api.ledger.v1.Entry'];
+
+/** The bytes of a seqgate.api.entry.v1.BatchPayload as an object. */
+export const readBatch = definitions['seqgate.api.entry.v1.BatchPayload'].deserialize;
+
+/** A position as text. */
+export const textOf = ({ ledgerId, entryId }) => `${ledgerId}:${entryId}`;
+
+const CRC32C = Uint32Array.from({ length: 256 }, (_, byte) => {
+  for (let bit = 0; bit < 8; bit++) byte = (byte >>> 1) ^ (byte & 1 ? 0x82f63b78 : 0);
+  return byte;
+});
+
+/** CRC-32C (Castagnoli) of bytes; zlib's crc32 is another one. */
+export function crc32c(bytes) {
+  let crc = ~0;
+  for (const byte of bytes) crc = (crc >>> 8) ^ CRC32C[(crc ^ byte) & 0xff];
+  return ~crc >>> 0;
+}
+
+/** What is sent as JSON lines over standard input: an array for each chunk that arrives. */
+export async function* linesIn() {
+  let rest = '';
+  for await (const chunk of process.stdin.setEncoding('utf8')) {
+    const lines = (rest + chunk).split('\n');
+    rest = lines.pop();
+    if (lines.length > 0) yield lines.map((line) => JSON.parse(line));
+  }
+}
+
+/** Write objects as JSON lines to standard output. */
+export function say(...objects) {
+  process.stdout.write(objects.map((each) => `${JSON.stringify(each)}\n`).join(''));
+}

