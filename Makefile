@@ -17,7 +17,7 @@ help:
 
 setup: $(READY)
 
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements.lock requirements-checkov.lock pyproject.toml
 	@sh tools/dev/venv.sh $(PYTHON)
 	@touch $@
 

@@ -58,6 +58,15 @@ class UnavailableError(SeqgateError):
     """A service does not answer, or not now: try again."""
 
 
+class AuthenticationError(SeqgateError):
+    """Who calls is not known: a token or a certificate is missing, or does not count (any more).
+    `reason` says why."""
+
+
+class PermissionDeniedError(SeqgateError):
+    """Who calls may not do that. `details` has the principal, the verb, and what it was about."""
+
+
 class DataLossError(SeqgateError):
     """What was stored is damaged."""
 
@@ -165,6 +174,8 @@ BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
     "INVALID_EXPRESSION": InvalidRequestError,
     "INVALID_CHAIN": InvalidRequestError,
     "INVALID_BATCH": InvalidRequestError,
+    "INVALID_INSTANCE": InvalidRequestError,
+    "INVALID_MOVE": InvalidRequestError,
     "ENTRY_TOO_LARGE": MessageTooLargeError,
     "CHECKSUM_MISMATCH": InvalidRequestError,
     "TOPIC_NOT_FOUND": NotFoundError,
@@ -173,6 +184,7 @@ BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
     "CURSOR_NOT_FOUND": NotFoundError,
     "SUBSCRIPTION_NOT_FOUND": NotFoundError,
     "KEY_NOT_HELD": NotFoundError,
+    "TOPIC_NOT_PLACED": NotFoundError,
     "PRODUCER_BUSY": InUseError,
     "TOPIC_IN_USE": InUseError,
     "CURSOR_EXISTS": InUseError,
@@ -181,6 +193,8 @@ BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
     "RANGE_CONFLICT": InUseError,
     "SUBSCRIPTION_BUSY": InUseError,
     "NOT_OWNER": InUseError,
+    "NOT_KEEPER": InUseError,
+    "ALREADY_HERE": InUseError,
     "PRODUCER_TAKEN_OVER": FencedError,
     "FENCED": FencedError,
     "VERSION_CONFLICT": FencedError,
@@ -203,10 +217,21 @@ BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
     "DEAD_LETTER_REFUSED": UnavailableError,
     "SLOW_CONSUMER": UnavailableError,
     "RECOVERING": UnavailableError,
+    "MOVING": UnavailableError,
+    "MOVE_FAILED": UnavailableError,
+    "PLACEMENT_UNAVAILABLE": UnavailableError,
     "DRAINING": UnavailableError,
+    "MISSING_CREDENTIALS": AuthenticationError,
+    "INVALID_TOKEN": AuthenticationError,
+    "TOKEN_EXPIRED": AuthenticationError,
+    "TOKEN_NOT_YET_VALID": AuthenticationError,
+    "WRONG_AUDIENCE": AuthenticationError,
+    "WRONG_ISSUER": AuthenticationError,
+    "PERMISSION_DENIED": PermissionDeniedError,
     "ENTRY_CORRUPT": DataLossError,
     "FILTERS_UNREADABLE": DataLossError,
     "CURSOR_CORRUPT": DataLossError,
+    "TOPIC_LOST": DataLossError,
     "INTERNAL": InternalError,
 }
 """The class of every reason that a service gives."""

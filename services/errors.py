@@ -28,6 +28,10 @@ class Kind(Enum):
     """Try again later."""
     DATA_LOSS = auto()
     """Call an operator: what was stored is damaged."""
+    UNKNOWN_CALLER = auto()
+    """Show who you are."""
+    DENIED = auto()
+    """Have a right granted."""
 
 
 class DomainError(Exception):

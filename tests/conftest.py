@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Verbosity, settings
 
 from tests.support.nursery import Nursery
+from tests.support.redis_groups import Cluster, Sentinels, running
 from tests.support.redis_server import RedisServer, running_redis
 from tools.stack.stack import Stack
 
@@ -48,6 +49,20 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """One server for all tests that only need a database of their own topics."""
     with running_redis(tmp_path_factory.mktemp("redis")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sentinels]:
+    """A master behind Sentinels. Who kills a server starts it again, and lets things settle."""
+    with running(Sentinels(tmp_path_factory.mktemp("sentinels"))) as group:
+        yield group
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster whose first primary has a replica; the same goes for it."""
+    with running(Cluster(tmp_path_factory.mktemp("cluster"), replicas=1)) as group:
+        yield group
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ import typer
 
 from seqgate.cli._failure import DONE, INTERRUPTED, WRONG, WrongUsage, exit_code
 from seqgate.cli._output import Format, Output, OutputClosed
-from seqgate.cli._settings import Settings, resolve
+from seqgate.cli._settings import FILES, Settings, resolve
 from seqgate.errors import SeqgateError
 from seqgate.types import InvalidNameError, TopicName
 
@@ -55,6 +55,24 @@ class Given:
     filter: Annotated[
         str | None,
         typer.Option("--filter", metavar="HOST:PORT", help="The filter service."),
+    ] = None
+    ca_file: Annotated[
+        str | None,
+        typer.Option(
+            "--ca-file", metavar="FILE", help="Connect over TLS; the authorities to believe, PEM."
+        ),
+    ] = None
+    certificate_file: Annotated[
+        str | None,
+        typer.Option("--certificate-file", metavar="FILE", help="The certificate to show, PEM."),
+    ] = None
+    key_file: Annotated[
+        str | None,
+        typer.Option("--key-file", metavar="FILE", help="Its key, PEM, without a passphrase."),
+    ] = None
+    token_file: Annotated[
+        str | None,
+        typer.Option("--token-file", metavar="FILE", help="The token to show."),
     ] = None
     timeout: Annotated[
         float | None,
@@ -155,6 +173,7 @@ def _run(options: Given, work: Callable[[Run], Coroutine[Any, Any, int]]) -> int
             dispatcher=options.dispatcher,
             filter=options.filter,
             timeout_s=options.timeout,
+            files={name: getattr(options, name) for name in FILES},
         )
         return asyncio.run(work(Run(settings, output)))
     except SeqgateError as error:

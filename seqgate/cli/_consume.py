@@ -13,8 +13,9 @@ from seqgate.cli._left_out import LeftOut, tell_left_out
 from seqgate.cli._message import Listing
 from seqgate.cli._names import subscription_name
 from seqgate.cli._place import PLACE_HELP, place
+from seqgate.cli._service import client as client_of
 from seqgate.cli._service import reaching
-from seqgate.client import Consumer, SubscriptionType, connect
+from seqgate.client import Consumer, SubscriptionType
 from seqgate.client._subscribing import Place
 from seqgate.errors import CorruptMessageError
 from seqgate.types import TopicName
@@ -95,7 +96,7 @@ async def _consume(
     settings = run.settings
     target = settings.dispatcher.value
     left_out = LeftOut()
-    async with connect(settings.ledger.value, target) as client:
+    async with client_of(settings, target) as client:
         consumer = client.consumer(
             str(topic),
             subscription,

@@ -58,6 +58,7 @@ async def show(run: Run) -> int:
         "cursor": settings.cursor,
         "dispatcher": settings.dispatcher,
         "filter": settings.filter,
+        **{name: each for name, each in settings.files.items() if each is not None},
     }
     if run.output.json:
         run.output.record(

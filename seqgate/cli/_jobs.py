@@ -5,6 +5,7 @@ module, with the same options.
 """
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
@@ -15,6 +16,7 @@ import typer
 
 from seqgate.cli._command import Run, topic_name
 from seqgate.cli._failure import WrongUsage
+from seqgate.cli._settings import FILES
 
 REBUILD: Final = "tools.rebuild"
 AUDIT: Final = "tools.audit"
@@ -138,11 +140,18 @@ async def _job(
         *(["--json"] if run.output.json else []),
         "--",
         *names,
+        env={**os.environ, **_shown(run)},
     )
     # Ctrl-C reaches both; what stops this process otherwise is to stop the job as well.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, process.terminate)
     status = await process.wait()
     return status if status >= 0 else 128 - status
+
+
+def _shown(run: Run) -> dict[str, str]:
+    """The variables that tell a job what to show to the services."""
+    files = {each: run.settings.files.get(each) for each in FILES}
+    return {f"SEQGATE_{name.upper()}": each.value for name, each in files.items() if each}
 
 
 def _expanded(text: str) -> str:

@@ -27,8 +27,9 @@ from seqgate.cli._failure import DONE, REFUSED, InvalidInput, OutputFailed, Wron
 from seqgate.cli._lines import WHOLE_BYTES_MAX, numbered_lines, open_input, whole
 from seqgate.cli._message import Draft, parse
 from seqgate.cli._output import Output, OutputClosed
+from seqgate.cli._service import client as client_of
 from seqgate.cli._service import reaching
-from seqgate.client import Batching, Chunking, Compression, Producer, Receipt, connect
+from seqgate.client import Batching, Chunking, Compression, Producer, Receipt
 from seqgate.errors import (
     FencedError,
     InvalidRequestError,
@@ -240,7 +241,7 @@ async def _publish(run: Run, topic: TopicName, options: _Options, file: FileIO) 
     target = run.settings.ledger.value
     with file, reaching("ledger", target):
         async with (
-            connect(target) as client,
+            client_of(run.settings) as client,
             client.producer(
                 str(topic),
                 name=options.name,

@@ -12,8 +12,9 @@ from seqgate.cli._command import Run, topic_name
 from seqgate.cli._failure import DONE, WrongUsage
 from seqgate.cli._left_out import LeftOut, tell_left_out
 from seqgate.cli._message import Listing
+from seqgate.cli._service import client as client_of
 from seqgate.cli._service import ledger_service, reaching
-from seqgate.client import EARLIEST, LATEST, Message, MessageId, Start, connect
+from seqgate.client import EARLIEST, LATEST, Message, MessageId, Start
 from seqgate.errors import UnavailableError
 from seqgate.types import TopicName
 
@@ -94,7 +95,7 @@ async def messages(
     target = run.settings.ledger.value
     limit_s = None if follow else run.settings.timeout_s
     async with (
-        connect(target) as client,
+        client_of(run.settings) as client,
         client.reader(
             str(topic),
             start=start,

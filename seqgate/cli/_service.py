@@ -1,17 +1,26 @@
 """Calls to a service, with a time limit, and with its address in what went wrong."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+from grpc import aio
 
 from seqgate.api.cursor.v1 import cursor_pb2_grpc
 from seqgate.api.dedup.v1 import dedup_pb2_grpc
 from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc
 from seqgate.api.filter.v1 import filter_pb2_grpc
 from seqgate.api.ledger.v1 import ledger_pb2_grpc
+from seqgate.api.placement.v1 import placement_pb2_grpc
+from seqgate.cli._failure import InvalidSettings
 from seqgate.cli._settings import Settings
+from seqgate.client import Client, connect
 from seqgate.client._channel import open_channel, translated
 from seqgate.errors import InUseError, UnavailableError
+from seqgate.owners import FollowingChannel
+
+Placing = Literal["ledger", "cursor"]
+"""The services whose topics may be spread over instances."""
 
 REDIRECTS_MAX: Final = 2
 """How often a request is sent on to the instance that is said to have a subscription."""
@@ -36,12 +45,42 @@ class Service:
             return await translated(getattr(self.stub, method)(request, timeout=self._timeout_s))
 
 
+def opener(settings: Settings) -> Callable[[str], aio.Channel]:
+    """What opens a channel to an address, as the settings say."""
+
+    def opened(target: str) -> aio.Channel:
+        with usable_files():
+            return open_channel(target, settings.security)
+
+    return opened
+
+
+def client(settings: Settings, dispatcher: str | None = None) -> Client:
+    """A client of the services, as the settings say."""
+    with usable_files():
+        return connect(
+            settings.ledger.value,
+            dispatcher,
+            tls=settings.security.tls,
+            token=settings.security.token,
+        )
+
+
+@contextmanager
+def usable_files() -> Iterator[None]:
+    """Say that it is a file of the settings that cannot be used."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise InvalidSettings(str(error)) from error
+
+
 @asynccontextmanager
 async def ledger_service(settings: Settings) -> AsyncIterator[Service]:
     """The ledger service."""
     target = settings.ledger.value
-    async with open_channel(target) as channel:
-        stub = ledger_pb2_grpc.LedgerServiceStub(channel)
+    async with FollowingChannel(target, opener(settings)) as channel:
+        stub = ledger_pb2_grpc.LedgerServiceStub(channel)  # type: ignore[call-overload]
         yield Service("ledger", target, stub, settings.timeout_s)
 
 
@@ -49,7 +88,7 @@ async def ledger_service(settings: Settings) -> AsyncIterator[Service]:
 async def dedup_service(settings: Settings) -> AsyncIterator[Service]:
     """The dedup service."""
     target = settings.dedup.value
-    async with open_channel(target) as channel:
+    async with opener(settings)(target) as channel:
         stub = dedup_pb2_grpc.DedupServiceStub(channel)
         yield Service("dedup", target, stub, settings.timeout_s)
 
@@ -58,16 +97,25 @@ async def dedup_service(settings: Settings) -> AsyncIterator[Service]:
 async def cursor_service(settings: Settings) -> AsyncIterator[Service]:
     """The cursor service."""
     target = settings.cursor.value
-    async with open_channel(target) as channel:
-        stub = cursor_pb2_grpc.CursorServiceStub(channel)
+    async with FollowingChannel(target, opener(settings)) as channel:
+        stub = cursor_pb2_grpc.CursorServiceStub(channel)  # type: ignore[call-overload]
         yield Service("cursor", target, stub, settings.timeout_s)
+
+
+@asynccontextmanager
+async def placement_service(settings: Settings, placing: Placing) -> AsyncIterator[Service]:
+    """What says which instances of a service have which topics."""
+    target = (settings.ledger if placing == "ledger" else settings.cursor).value
+    async with FollowingChannel(target, opener(settings)) as channel:
+        stub = placement_pb2_grpc.PlacementServiceStub(channel)  # type: ignore[call-overload]
+        yield Service(placing, target, stub, settings.timeout_s)
 
 
 @asynccontextmanager
 async def filter_service(settings: Settings) -> AsyncIterator[Service]:
     """The filter service."""
     target = settings.filter.value
-    async with open_channel(target) as channel:
+    async with opener(settings)(target) as channel:
         stub = filter_pb2_grpc.FilterServiceStub(channel)
         yield Service("filter", target, stub, settings.timeout_s)
 
@@ -108,7 +156,7 @@ class Dispatcher:
             ) from error
 
     async def _ask(self, target: str, method: str, request: Any, timeout_s: float | None) -> Any:
-        async with open_channel(target) as channel:
+        async with opener(self._settings)(target) as channel:
             stub = dispatcher_pb2_grpc.DispatcherServiceStub(channel)
             limit_s = self._settings.timeout_s if timeout_s is None else timeout_s
             service = Service("dispatcher", target, stub, limit_s)

@@ -14,15 +14,24 @@ A config file names contexts, and the one that is used unless another is asked f
     cursor = "127.0.0.1:7703"
     dispatcher = "127.0.0.1:7704"
     filter = "127.0.0.1:7705"
+    ca_file = "ca.pem"                   # connect over TLS, and believe these authorities
+    certificate_file = "me.pem"          # what services are shown, where they ask
+    key_file = "me.key"
+    token_file = "token"
+
+Relative names of files are relative to the config file there. A token itself is taken from
+SEQGATE_TOKEN alone: other users of the machine see a command's options.
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from seqgate.cli._failure import InvalidSettings
+from seqgate.client._channel import PLAIN, Security
+from seqgate.tls import TLS, is_loopback
 
 LEDGER_DEFAULT: Final = "127.0.0.1:7702"
 DEDUP_DEFAULT: Final = "127.0.0.1:7701"
@@ -53,6 +62,14 @@ class Context:
     cursor: str | None = None
     dispatcher: str | None = None
     filter: str | None = None
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+    token_file: str | None = None
+
+
+FILES: Final = ("ca_file", "certificate_file", "key_file", "token_file")
+"""The settings that name files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +93,10 @@ class Settings:
     dispatcher: Setting
     filter: Setting
     timeout_s: float
+    files: Mapping[str, Setting | None] = field(default_factory=dict)
+    """By the names of FILES; None: not set."""
+    security: Security = PLAIN
+    """How to connect, and what to show."""
 
 
 def resolve(
@@ -88,12 +109,13 @@ def resolve(
     dispatcher: str | None = None,
     filter: str | None = None,  # noqa: A002 - the option's name
     timeout_s: float | None = None,
+    files: Mapping[str, str | None] | None = None,
 ) -> Settings:
     """The settings, given the options of the command line.
 
     Raises:
-        InvalidSettings: an address cannot be one, the context is unknown, or the config file is
-            wrong.
+        InvalidSettings: an address cannot be one, the context is unknown, the config file is
+            wrong, or files are missing that go with others.
     """
     config = load(environment)
     name = _first(
@@ -136,16 +158,48 @@ def resolve(
     timeout_s = TIMEOUT_DEFAULT_S if timeout_s is None else timeout_s
     if not 0 < timeout_s <= TIMEOUT_MAX_S:
         raise InvalidSettings(f"--timeout is more than 0 and at most {TIMEOUT_MAX_S:.0f} seconds")
-    return Settings(
-        config,
-        name,
+    services = (
         ledger_setting,
         dedup_setting,
         cursor_setting,
         dispatcher_setting,
         filter_setting,
-        timeout_s,
     )
+    given = files or {}
+    named = {
+        each: _first(
+            Setting(given.get(each) or "", f"--{each.replace('_', '-')}"),
+            Setting(environment.get(f"SEQGATE_{each.upper()}", ""), f"SEQGATE_{each.upper()}"),
+            Setting(_beside(config.path, getattr(chosen, each)), origin),
+        )
+        for each in FILES
+    }
+    security = _security(named, environment.get("SEQGATE_TOKEN", ""), services)
+    return Settings(config, name, *services, timeout_s, named, security)
+
+
+def _beside(config: Path, file: str | None) -> str:
+    return str(config.parent / file) if file else ""
+
+
+def _security(
+    named: Mapping[str, Setting | None], token: str, services: Sequence[Setting]
+) -> Security:
+    paths = {each: None if it is None else Path(it.value) for each, it in named.items()}
+    authorities, certificate, key = (paths[each] for each in FILES[:3])
+    if (certificate is None) != (key is None):
+        raise InvalidSettings("a certificate and its key (--key-file) are given together")
+    if authorities is None and certificate is not None:
+        raise InvalidSettings("a certificate is shown over TLS only: --ca-file is missing")
+    shown = paths["token_file"] or token or None
+    if shown is not None and authorities is None:
+        for service in services:
+            if not is_loopback(service.value):
+                raise InvalidSettings(
+                    f"a token is not sent to {service.value} ({service.source}) without TLS: "
+                    "--ca-file is missing"
+                )
+    return Security(None if authorities is None else TLS(authorities, certificate, key), shown)
 
 
 def load(environment: Environment) -> Config:
@@ -188,7 +242,8 @@ def _config(path: Path, values: Mapping[str, Any]) -> Config:
         _known(path, f"contexts.{name}.", table, services)
         for key, value in table.items():
             if not isinstance(value, str):
-                raise InvalidSettings(f"{path}: contexts.{name}.{key} is a text, HOST:PORT")
+                what = "the name of a file" if key in FILES else "HOST:PORT"
+                raise InvalidSettings(f"{path}: contexts.{name}.{key} is a text, {what}")
         contexts[name] = Context(**table)
     config = Config(path, values.get("current"), contexts)
     if config.current is not None:

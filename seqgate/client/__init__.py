@@ -25,10 +25,12 @@ from seqgate.client._subscribing import (
     SubscriptionType,
 )
 from seqgate.message_id import ChunkMessageId, MessageId
+from seqgate.tls import TLS
 
 __all__ = [
     "connect",
     "Client",
+    "TLS",
     "Producer",
     "Batching",
     "Chunking",

@@ -1,14 +1,19 @@
 """The channel to a service, and what every call on it shares."""
 
+import logging
 from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, TypeVar
 
 from grpc import aio
 
 from seqgate.client._status import error_of_call
+from seqgate.tls import TLS, BearerToken, secure_channel
 
 T = TypeVar("T")
+
+_log: Final = logging.getLogger("seqgate.client")
 
 MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
 """The largest gRPC message that is taken from a service; services bound what they send."""
@@ -35,9 +40,34 @@ OPTIONS: Final[Sequence[tuple[str, Any]]] = (
 )
 
 
-def open_channel(target: str) -> aio.Channel:
-    """A channel that is quick to connect again, and notices a dead peer within 15 seconds."""
-    return aio.insecure_channel(target, options=list(OPTIONS))
+@dataclass(frozen=True, slots=True)
+class Security:
+    """How a client connects, and shows who it is."""
+
+    tls: TLS | None = None
+    token: BearerToken | None = None
+
+
+PLAIN: Final = Security()
+"""Without either."""
+
+
+def open_channel(target: str, security: Security = PLAIN) -> aio.Channel:
+    """A channel that is quick to connect again, and notices a dead peer within 15 seconds.
+
+    Raises:
+        OSError, ValueError: a file cannot be used, or a token would be sent to another machine
+            without TLS.
+    """
+    tls, token = security.tls, security.token
+    if tls is None and token is None:
+        return aio.insecure_channel(target, options=list(OPTIONS))
+    return secure_channel(target, tls=tls, token=token, options=list(OPTIONS), told=_told)
+
+
+def _told(why: str) -> None:
+    if why:
+        _log.warning("new files cannot be used, those from before count on: %s", why)
 
 
 async def translated(call: Awaitable[T]) -> T:

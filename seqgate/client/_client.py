@@ -1,6 +1,7 @@
 """The client: the connections to the services, and what is made from them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from grpc import aio
@@ -8,7 +9,7 @@ from grpc import aio
 from seqgate.client._assembler import AssemblyLimits, Dropped
 from seqgate.client._batcher import Batching
 from seqgate.client._breaker import Breaker
-from seqgate.client._channel import open_channel
+from seqgate.client._channel import PLAIN, Security, open_channel
 from seqgate.client._chunking import Chunking
 from seqgate.client._codec import Compression
 from seqgate.client._consumer import Consumer, Subscribing
@@ -23,6 +24,8 @@ from seqgate.client._subscribing import (
     SubscriptionOptions,
     SubscriptionType,
 )
+from seqgate.owners import FollowingChannel
+from seqgate.tls import TLS, BearerToken
 from seqgate.types import TopicName
 
 MAX_PENDING_MESSAGES: Final = 10_000
@@ -37,7 +40,13 @@ BREAKER: Final = Breaker()
 """When a consumer stops for a while unless told otherwise."""
 
 
-def connect(ledger: str, dispatcher: str | None = None) -> "Client":
+def connect(
+    ledger: str,
+    dispatcher: str | None = None,
+    *,
+    tls: TLS | None = None,
+    token: BearerToken | None = None,
+) -> "Client":
     """A client of the ledger service at `ledger` (host:port, or dns:///name:port), and, for
     consumers, of the dispatcher service at `dispatcher`. It connects when it is first used.
 
@@ -45,17 +54,29 @@ def connect(ledger: str, dispatcher: str | None = None) -> "Client":
             async with client.producer("orders", name="checkout") as producer:
                 receipt = await producer.send(b"...", key="customer-17")
 
+    Args:
+        tls: connect over TLS, with a certificate of its own if one is given. Files are read again
+            when they change: what is called from then on uses the new ones.
+        token: shows who calls: a token, a file (Path) that is read again when it changes, or a
+            function that is called for each call and must not block. Beyond this machine it needs
+            TLS.
+
     Raises:
         RuntimeError: there is no running event loop.
+        OSError, ValueError: a file cannot be used, or a token would be sent in the clear.
     """
-    return Client(ledger, dispatcher)
+    return Client(ledger, dispatcher, Security(tls, token))
 
 
 class Client:
     """See connect."""
 
-    def __init__(self, ledger: str, dispatcher: str | None = None) -> None:
-        self._channel = open_channel(ledger)
+    def __init__(
+        self, ledger: str, dispatcher: str | None = None, security: Security = PLAIN
+    ) -> None:
+        self._open_channel = partial(open_channel, security=security)
+        self._channel = FollowingChannel(ledger, self._open_channel)
+        self._channel.at(ledger)  # what is wrong with files is said at once
         self._dispatcher = dispatcher
         self._dispatchers: dict[str, aio.Channel] = {}  # by address: consumers are sent on
 
@@ -237,7 +258,7 @@ class Client:
     def _dispatcher_channel(self, address: str) -> aio.Channel:
         channel = self._dispatchers.get(address)
         if channel is None:
-            channel = self._dispatchers[address] = open_channel(address)
+            channel = self._dispatchers[address] = self._open_channel(address)
         return channel
 
     async def close(self) -> None:

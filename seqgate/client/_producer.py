@@ -39,6 +39,7 @@ from seqgate.errors import (
     SeqgateError,
     UnavailableError,
 )
+from seqgate.owners import NOT_OWNER, FollowingChannel
 from seqgate.types import SEQUENCE_ID_MAX, TopicName, check_producer_name
 
 REQUEST_BYTES_MAX: Final = 1024 * 1024
@@ -78,7 +79,7 @@ class Producer:
 
     def __init__(
         self,
-        channel: aio.Channel,
+        channel: FollowingChannel,
         topic: TopicName,
         *,
         name: str | None,
@@ -101,7 +102,7 @@ class Producer:
             raise ValueError("at least one message may be pending")
         if batching is not None and chunking is not None:
             raise ValueError("a producer batches or chunks its messages: not both")
-        self._stub: Any = pb_grpc.LedgerServiceStub(channel)
+        self._stub: Any = pb_grpc.LedgerServiceStub(channel)  # type: ignore[call-overload]
         self._topic = topic
         self._name = name or ""
         self._initial_sequence_id = initial_sequence_id
@@ -470,7 +471,7 @@ class Producer:
             # Another writer has the topic: connect again, and find it. Another stream has the name:
             # this producer is over.
             return error.reason != "PRODUCER_TAKEN_OVER"
-        return isinstance(error, _RETRYABLE)
+        return isinstance(error, _RETRYABLE) or error.reason == NOT_OWNER
 
     async def _stream(self, backoff: Backoff) -> None:
         """One stream, from its opening until the service moves away.

@@ -26,11 +26,13 @@ from seqgate.client._status import error_of_call
 from seqgate.errors import (
     CorruptMessageError,
     DataLossError,
+    InUseError,
     MessageTooLargeError,
     SeqgateError,
     UnavailableError,
 )
 from seqgate.message_id import LATEST_ID, ChunkMessageId, MessageId
+from seqgate.owners import NOT_OWNER, FollowingChannel
 from seqgate.types import Position, TopicName
 
 EARLIEST: Final = "earliest"
@@ -54,7 +56,7 @@ class Reader:
 
     def __init__(
         self,
-        channel: aio.Channel,
+        channel: FollowingChannel,
         topic: TopicName,
         *,
         start: Start,
@@ -63,7 +65,7 @@ class Reader:
         assembly: AssemblyLimits,
         on_dropped: Callable[[Dropped], None] | None,
     ) -> None:
-        self._stub: Any = pb_grpc.LedgerServiceStub(channel)
+        self._stub: Any = pb_grpc.LedgerServiceStub(channel)  # type: ignore[call-overload]
         self._topic = topic
         self._follow = follow
         self._call: Any = None
@@ -187,7 +189,8 @@ class Reader:
             response = await self._next_response()
         except _Dropped:
             return True
-        except UnavailableError as error:
+        except (UnavailableError, InUseError) as error:
+            _check_retryable(error)
             self._drop_call()
             await asyncio.sleep(self._backoff.next_s(error.retry_after_s))
             return True
@@ -255,7 +258,8 @@ class Reader:
         stored = self._arrived[0]
         try:
             messages = await self._messages(stored)
-        except UnavailableError as error:
+        except (UnavailableError, InUseError) as error:
+            _check_retryable(error)
             await asyncio.sleep(self._backoff.next_s(error.retry_after_s))
             return
         except (CorruptMessageError, MessageTooLargeError) as damage:
@@ -381,6 +385,13 @@ def _look(reading: asyncio.Task[Any]) -> None:
 
 async def _read(call: Any) -> Any:
     return await call.read()
+
+
+def _check_retryable(error: SeqgateError) -> None:
+    """Raise what no second attempt helps against. One does when the service was away, or the topic
+    on its way to another instance."""
+    if not isinstance(error, UnavailableError) and error.reason != NOT_OWNER:
+        raise error
 
 
 def _position(stored: pb.StoredEntry) -> Position:

@@ -6,6 +6,7 @@ from grpc_status import rpc_status
 
 from seqgate.errors import (
     BY_REASON,
+    AuthenticationError,
     DataLossError,
     FencedError,
     InternalError,
@@ -13,6 +14,7 @@ from seqgate.errors import (
     InvalidRequestError,
     LimitExceededError,
     NotFoundError,
+    PermissionDeniedError,
     SeqgateError,
     UnavailableError,
 )
@@ -28,6 +30,8 @@ _BY_CODE: dict[StatusCode, type[SeqgateError]] = {
     StatusCode.DEADLINE_EXCEEDED: UnavailableError,
     StatusCode.CANCELLED: UnavailableError,
     StatusCode.DATA_LOSS: DataLossError,
+    StatusCode.UNAUTHENTICATED: AuthenticationError,
+    StatusCode.PERMISSION_DENIED: PermissionDeniedError,
     # Without a reason these two are what gRPC and proxies make of a connection that breaks at a bad
     # moment. A service of ours that is to blame says so.
     StatusCode.INTERNAL: UnavailableError,

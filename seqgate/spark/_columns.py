@@ -4,6 +4,7 @@ An entry costs no Python of its own unless it is a marker, a chunk, or its metad
 numbers go from the wire to Arrow as they are.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,9 @@ from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client._channel import OPTIONS, Backoff
 from seqgate.client._status import error_of_call
 from seqgate.errors import SeqgateError, UnavailableError
+from seqgate.owners import NOT_OWNER
+from seqgate.spark._owners import FollowingChannel
+from seqgate.tls import blocking_channel, of_environment
 from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position
 
 T = TypeVar("T")
@@ -73,14 +77,25 @@ def connected(ledger: str) -> Iterator[LedgerServiceStub]:
     """A stub for the ledger service at HOST:PORT. Opened in the process that uses it: a channel
     does not survive a fork."""
     with open_channel(ledger) as channel:
-        yield LedgerServiceStub(channel)
+        yield LedgerServiceStub(channel)  # type: ignore[call-overload]
 
 
-def open_channel(target: str) -> grpc.Channel:
-    """A channel that notices a dead peer, as the client library's. A stream is read by who asks for
-    it: a thread for each would cost more than reading a topic of a few thousand entries."""
+def open_channel(target: str) -> FollowingChannel:
+    """A channel that notices a dead peer, as the client library's, and finds the instance that has
+    a topic."""
+    return FollowingChannel(target, _open_channel)
+
+
+def _open_channel(target: str) -> grpc.Channel:
+    """A channel to one address. A stream is read by who asks for it: a thread for each would cost
+    more than reading a topic of a few thousand entries. What it shows is named by the environment
+    (SEQGATE_CA_FILE, SEQGATE_CERTIFICATE_FILE, SEQGATE_KEY_FILE, SEQGATE_TOKEN_FILE), here and in
+    every executor."""
     in_this_thread = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
-    return grpc.insecure_channel(target, options=[*OPTIONS, in_this_thread])
+    tls, token_file = of_environment(os.environ)
+    return blocking_channel(
+        target, tls=tls, token_file=token_file, options=[*OPTIONS, in_this_thread]
+    )
 
 
 def asked(call: Callable[..., T], request: Any, timeout_s: float) -> T:
@@ -97,7 +112,7 @@ def asked(call: Callable[..., T], request: Any, timeout_s: float) -> T:
             failure = error_of_call(error)  # type: ignore[arg-type]
             wait_s = backoff.next_s(failure.retry_after_s)
             late = time.monotonic() + wait_s >= deadline
-            if late or not isinstance(failure, UnavailableError):
+            if late or not _may_retry(failure):
                 raise failure from error
         time.sleep(wait_s)
 
@@ -140,7 +155,7 @@ def read_blocks(
                 return
         except grpc.RpcError as error:
             failure = error_of_call(error)  # type: ignore[arg-type]
-            if not isinstance(failure, UnavailableError):
+            if not _may_retry(failure):
                 failure.details.setdefault("topic", wanted.topic)
                 raise failure from error
         finally:
@@ -151,6 +166,11 @@ def read_blocks(
         if time.monotonic() + wait_s >= deadline:
             raise failure
         time.sleep(wait_s)
+
+
+def _may_retry(failure: SeqgateError) -> bool:
+    """Whether the service is only away, or the topic on its way to another instance."""
+    return isinstance(failure, UnavailableError) or failure.reason == NOT_OWNER
 
 
 def to_position(position: Position) -> entry_pb2.Position:

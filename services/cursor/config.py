@@ -5,10 +5,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from services.runtime.config import Port, ServiceConfig, settings_for
+from services.placement.config import PlacedConfig
+from services.runtime.config import Port, settings_for
 
 
-class CursorConfig(ServiceConfig):
+class CursorConfig(PlacedConfig):
     """What the cursor service can be told."""
 
     model_config = settings_for("cursor")

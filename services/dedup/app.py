@@ -7,16 +7,18 @@ from contextlib import asynccontextmanager
 from grpc import aio
 
 from seqgate.api.dedup.v1 import dedup_pb2_grpc
+from services.dedup.adapters.connect import connect_redis
 from services.dedup.adapters.cursors import GrpcCursors, NoCursors
 from services.dedup.adapters.policy_file import PolicyFile
-from services.dedup.adapters.redis import RedisStateStore, connect_redis
+from services.dedup.adapters.redis import RedisStateStore
 from services.dedup.config import DedupConfig
 from services.dedup.policies import DurablePolicies
 from services.dedup.ports import Cursors, StateStore
+from services.dedup.rights import RIGHTS
 from services.dedup.service import Deduplication
 from services.dedup.servicer import DedupServicer
 from services.dedup.snapshots import Snapshots
-from services.runtime.channels import peer_channel
+from services.runtime.channels import following_channel
 from services.runtime.drain import Drain
 from services.runtime.server import grpc_server, told_to_stop
 from services.runtime.tasks import end
@@ -43,7 +45,9 @@ async def connect_cursors(config: DedupConfig) -> AsyncIterator[Cursors]:
     if not config.cursor_target:
         yield NoCursors()
         return
-    async with peer_channel(config.cursor_target, keepalive_s=config.keepalive_s) as channel:
+    async with following_channel(
+        config.cursor_target, keepalive_s=config.keepalive_s, as_caller=config
+    ) as channel:
         yield GrpcCursors(channel, timeout_s=config.cursor_timeout_s)
 
 
@@ -67,7 +71,12 @@ async def serve(config: DedupConfig, store: StateStore, cursors: Cursors) -> Non
             tasks.create_task(snapshots.by_time_forever(config.snapshot_check_interval_s)),
         ]
         async with grpc_server(
-            config, drain, register=register, services=[SERVICE], checks={"redis": store.check}
+            config,
+            drain,
+            register=register,
+            services=[SERVICE],
+            checks={"redis": store.check},
+            rights=RIGHTS,
         ):
             await told_to_stop()
         await end(*watching)

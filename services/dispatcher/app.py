@@ -12,9 +12,10 @@ from services.dispatcher.adapters.ledger import GrpcLog
 from services.dispatcher.adapters.letters import GrpcDeadLetters
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.ports import Cursors, DeadLetters, Filters, Log, Ports
+from services.dispatcher.rights import RIGHTS
 from services.dispatcher.service import Dispatcher
 from services.dispatcher.servicer import DispatcherServicer
-from services.runtime.channels import peer_channel
+from services.runtime.channels import following_channel, peer_channel
 from services.runtime.drain import Drain
 from services.runtime.server import grpc_server, told_to_stop
 from services.runtime.tasks import end
@@ -25,9 +26,15 @@ SERVICE = "seqgate.api.dispatcher.v1.DispatcherService"
 async def run(config: DispatcherConfig) -> None:
     """Serve until told to stop."""
     async with (
-        peer_channel(config.ledger_target, keepalive_s=config.keepalive_s) as ledger,
-        peer_channel(config.cursor_target, keepalive_s=config.keepalive_s) as cursor,
-        peer_channel(config.filter_target, keepalive_s=config.keepalive_s) as filter_,
+        following_channel(
+            config.ledger_target, keepalive_s=config.keepalive_s, as_caller=config
+        ) as ledger,
+        following_channel(
+            config.cursor_target, keepalive_s=config.keepalive_s, as_caller=config
+        ) as cursor,
+        peer_channel(
+            config.filter_target, keepalive_s=config.keepalive_s, as_caller=config
+        ) as filter_,
     ):
         await serve(
             config,
@@ -62,6 +69,7 @@ async def serve(
             register=register,
             services=[SERVICE],
             checks={"ledger": ports.log.check, "cursor": ports.cursors.check},
+            rights=RIGHTS,
         ):
             await told_to_stop()
         await end(keeping)

@@ -4,13 +4,13 @@ from typing import Annotated, ClassVar, Final, Self
 
 from pydantic import Field, model_validator
 
-from services.runtime.config import Port, Seconds, ServiceConfig, settings_for
+from services.runtime.config import CallerConfig, Port, Seconds, settings_for
 
 EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104
 """Hosts to listen on that are not addresses to connect to."""
 
 
-class DispatcherConfig(ServiceConfig):
+class DispatcherConfig(CallerConfig):
     """What the dispatcher service can be told."""
 
     model_config = settings_for("dispatcher")

@@ -6,6 +6,7 @@ from seqgate.api.filter.v1 import filter_pb2_grpc
 from services.filter.adapters.cel import CelEngine
 from services.filter.config import FilterConfig
 from services.filter.core.memo import Memo
+from services.filter.rights import RIGHTS
 from services.filter.service import Filters
 from services.filter.servicer import FilterServicer
 from services.runtime.drain import Drain
@@ -28,5 +29,7 @@ async def run(config: FilterConfig) -> None:
         servicer = FilterServicer(filters, drain)
         filter_pb2_grpc.add_FilterServiceServicer_to_server(servicer, server)
 
-    async with grpc_server(config, drain, register=register, services=[SERVICE], checks={}):
+    async with grpc_server(
+        config, drain, register=register, services=[SERVICE], checks={}, rights=RIGHTS
+    ):
         await told_to_stop()

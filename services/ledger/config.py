@@ -6,13 +6,14 @@ from typing import Annotated, ClassVar, Final
 from pydantic import Field
 
 from seqgate.types import LARGE_MESSAGE_BYTES_MAX
-from services.runtime.config import Port, Seconds, ServiceConfig, settings_for
+from services.placement.config import PlacedConfig
+from services.runtime.config import Port, Seconds, settings_for
 
 MINUTES_MAX: Final = 100 * 366 * 24 * 60
 """A hundred years."""
 
 
-class LedgerConfig(ServiceConfig):
+class LedgerConfig(PlacedConfig):
     """What the ledger service can be told."""
 
     model_config = settings_for("ledger")

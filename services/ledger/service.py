@@ -8,7 +8,7 @@ import fnmatch
 import time
 import uuid
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import structlog
@@ -128,6 +128,7 @@ class Ledger:
         self._taking = asyncio.Lock()
         self._streams = 0
         self._nothing_grows = Pulse()
+        self._check_writable: Callable[[str], None] = lambda _: None
 
     # ---- publishing
 
@@ -166,15 +167,29 @@ class Ledger:
         opened.topic.close(opened.session)
         self._streams -= 1
 
+    def may_create(self, topic: TopicName) -> bool:
+        """Whether publishing to a topic that does not exist makes it."""
+        patterns = self._config.auto_create
+        return any(fnmatch.fnmatchcase(topic.namespace, pattern) for pattern in patterns)
+
+    def keep_to(self, check_writable: Callable[[str], None]) -> None:
+        """Write only topics of which this returns; it raises of those that others hold."""
+        self._check_writable = check_writable
+
+    async def let_go(self, topic: str, error: DomainError) -> None:
+        """Write a topic no more, for those who are connected end with this error. After it, nothing
+        is written here unless the topic is taken again."""
+        async with self._taking:
+            live = self._live.pop(TopicName.parse(topic), None)
+            if live is not None:
+                live.stop(error)
+
     async def _take(self, topic: TopicName) -> LiveTopic:
         async with self._taking:
             live = self._live.get(topic)
             if live is None or live.stopped:
-                create = any(
-                    fnmatch.fnmatchcase(topic.namespace, pattern)
-                    for pattern in self._config.auto_create
-                )
-                state = await self._store.take(topic, create=create)
+                self._check_writable(str(topic))
+                state = await self._store.take(topic, create=self.may_create(topic))
                 log.info("topic taken", topic=str(topic), ledger_id=state.ledger_id)
                 limits = Limits(
                     self._config.group_entries_max,
@@ -403,6 +418,7 @@ class Ledger:
         deduplication is made to forget them, and its producer starts it again.
         """
         async with self._taking:
+            self._check_writable(str(topic))
             if await self._store.cuts_unfinished(topic, before):
                 live = self._live.pop(topic, None)
                 if live is not None:

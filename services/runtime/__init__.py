@@ -1,1 +1,2 @@
-"""What every process stands on: settings, server, interceptors, status, channels, health, logs."""
+"""What every process stands on: settings, server, interceptors, rights, status, channels, health,
+logs."""

@@ -7,9 +7,9 @@ value out of its bounds, ends the process before it listens.
 
 import os
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -25,6 +25,10 @@ def _with_port(text: str) -> str:
     if not (host and port.isascii() and port.isdecimal() and int(port[:9]) <= PORT_MAX):
         raise ValueError(f"host:port, the port at most {PORT_MAX}")
     return text
+
+
+def _with_port_or_none(text: str) -> str:
+    return text and _with_port(text)
 
 
 Port = Annotated[str, AfterValidator(_with_port)]
@@ -49,6 +53,10 @@ class ServiceConfig(BaseSettings):
     stop_grace_s: Seconds = 5
     """How long unary calls may take to finish after that."""
 
+    health_listen: Annotated[str, AfterValidator(_with_port_or_none)] = ""
+    """host:port on which the health protocol alone is served besides, without TLS, for probes that
+    know none, like the kubelet's. Empty: nowhere."""
+
     health_interval_s: Seconds = 1
     """How often the dependencies are asked whether they answer."""
 
@@ -64,11 +72,58 @@ class ServiceConfig(BaseSettings):
     keepalive_s: Annotated[float, Field(ge=1, le=7200)] = 5
     """How often a silent connection is probed; one that does not answer within as long is dead."""
 
+    tls_certificate_file: Path | None = None
+    """The service's certificate chain, in PEM; read again when it changes, as all files below. Its
+    names are those under which it is reached. None: no TLS."""
+
+    tls_key_file: Path | None = None
+    """Its key, in PEM, without a passphrase."""
+
+    tls_client_ca_file: Path | None = None
+    """The authorities, in PEM, whose certificates callers may show. Then every caller must show
+    one. (Probes that have none use health_listen.)"""
+
+    jwt_keys_file: Path | None = None
+    """Public keys, a JWKS or PEM, of who signs callers' tokens. None: tokens do not count. A caller
+    that sends a token is who the token says, whatever its certificate."""
+
+    jwt_audience: str = ""
+    """For whom tokens must be."""
+
+    jwt_issuer: str = ""
+    """Of whom they must be."""
+
+    access_file: Path | None = None
+    """The TOML file that says who may do what; what it does not allow is denied. Required with
+    tls_client_ca_file or jwt_keys_file."""
+
+    allow_insecure: bool = False
+    """Whether to listen beyond this machine although anybody could call, or could read the tokens
+    of those who do."""
+
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe messages that are logged."""
 
     log_format: Literal["json", "text"] = "json"
     """json: one object a line, for machines. text: for people."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_certificate_file and tls_key_file go together")
+        if self.tls_client_ca_file is not None and self.tls_certificate_file is None:
+            raise ValueError("tls_client_ca_file needs tls_certificate_file")
+        of_tokens = (self.jwt_keys_file is not None, self.jwt_audience, self.jwt_issuer)
+        if any(of_tokens) and not all(of_tokens):
+            raise ValueError("jwt_keys_file, jwt_audience and jwt_issuer go together")
+        if self.authenticates != (self.access_file is not None):
+            raise ValueError("access_file goes with tls_client_ca_file or jwt_keys_file")
+        return self
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether callers must show who they are."""
+        return self.tls_client_ca_file is not None or self.jwt_keys_file is not None
 
     @classmethod
     def settings_customise_sources(
@@ -85,6 +140,31 @@ class ServiceConfig(BaseSettings):
         if file:
             sources += (TomlConfigSettingsSource(settings_cls, toml_file=_existing(Path(file))),)
         return sources
+
+
+class CallerConfig(ServiceConfig):
+    """What a service can be told that calls others."""
+
+    peer_ca_file: Path | None = None
+    """The authorities, in PEM, of the services that this one calls; it calls them over TLS then.
+    None: without."""
+
+    peer_certificate_file: Path | None = None
+    """The certificate chain, in PEM, that it shows them; None: none."""
+
+    peer_key_file: Path | None = None
+    """Its key, in PEM, without a passphrase."""
+
+    peer_token_file: Path | None = None
+    """The token that it sends them; None: none."""
+
+    @model_validator(mode="after")
+    def _calls_can_be_made(self) -> Self:
+        if (self.peer_certificate_file is None) != (self.peer_key_file is None):
+            raise ValueError("peer_certificate_file and peer_key_file go together")
+        if self.peer_certificate_file is not None and self.peer_ca_file is None:
+            raise ValueError("peer_certificate_file needs peer_ca_file")
+        return self
 
 
 def settings_for(service: str) -> SettingsConfigDict:

@@ -5,6 +5,10 @@
     drained     new calls are refused while the service goes away; streams are counted
     deadlined   the caller's deadline is noted, to be passed on
 
+and, where callers must show who they are, innermost:
+
+    judged      the caller may do that (guard.py)
+
 Each is an async context manager around the handler, whatever its style: unary, async generator, or
 read/write on the context. One gRPC interceptor applies them all.
 """
@@ -27,6 +31,7 @@ from grpc_status import rpc_status
 from services.errors import DomainError, MalformedRequest
 from services.runtime import deadline
 from services.runtime.drain import Drain
+from services.runtime.guard import Guard
 from services.runtime.status import INTERNAL, grpc_code, status_of
 
 log = structlog.get_logger()
@@ -35,7 +40,11 @@ Context = aio.ServicerContext[Any, Any]
 Around = Callable[[str, Context], AbstractAsyncContextManager[None]]
 
 OURS = "/seqgate.api."
-"""How the methods of our own services begin; health and reflection are let alone."""
+"""How the methods of our own services begin."""
+
+HEALTH = "/grpc.health.v1.Health/"
+"""How the methods begin that everybody may call: they tell nothing but whether a service is
+ready."""
 
 
 @asynccontextmanager
@@ -64,7 +73,13 @@ async def logged(method: str, context: Context) -> AsyncIterator[None]:
         )
 
 
-_QUIET = {grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.NOT_FOUND}
+_QUIET = {
+    grpc.StatusCode.OK,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.UNAUTHENTICATED,  # these two the guard logs, now and then
+    grpc.StatusCode.PERMISSION_DENIED,
+}
 
 
 @asynccontextmanager
@@ -108,11 +123,13 @@ async def deadlined(method: str, context: Context) -> AsyncIterator[None]:
 
 
 class Interceptor(aio.ServerInterceptor):
-    """Applies `arounds` to every method of our services, the first one outermost."""
+    """Applies `arounds` to every method of our services, the first one outermost. With a guard no
+    handler but health's sees a call that was not judged."""
 
-    def __init__(self, arounds: Sequence[Around], drain: Drain) -> None:
+    def __init__(self, arounds: Sequence[Around], drain: Drain, guard: Guard | None = None) -> None:
         self._arounds = arounds
         self._drain = drain
+        self._guard = guard
 
     async def intercept_service(
         self,
@@ -123,9 +140,14 @@ class Interceptor(aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or not method.startswith(OURS):
+        if handler is None or not self._is_ours(method):
             return handler
         return self._wrapped(handler, method)
+
+    def _is_ours(self, method: str) -> bool:
+        if self._guard is not None:
+            return not method.startswith(HEALTH)
+        return method.startswith(OURS)
 
     def _wrapped(self, handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:
         kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
@@ -135,15 +157,15 @@ class Interceptor(aio.ServerInterceptor):
         async def writing(request: Any, context: Context) -> None:
             # Not a generator: grpc.aio abandons those when a call is cancelled, and what they have
             # to clean up would wait for the garbage collector.
-            async with (
-                self._around(method, context, stream=True),
-                aclosing(behaviour(request, context)) as responses,
-            ):
-                async for response in responses:
-                    await context.write(response)
+            async with self._around(method, context, stream=True):
+                request, context = self._judged(method, handler, request, context)
+                async with aclosing(behaviour(request, context)) as responses:
+                    async for response in responses:
+                        await context.write(response)
 
         async def returning(request: Any, context: Context) -> Any:
             async with self._around(method, context, stream=bool(handler.response_streaming)):
+                request, context = self._judged(method, handler, request, context)
                 return await behaviour(request, context)
 
         return make(
@@ -151,6 +173,19 @@ class Interceptor(aio.ServerInterceptor):
             request_deserializer=_lenient(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
+
+    def _judged(
+        self, method: str, handler: Any, request: Any, context: Context
+    ) -> tuple[Any, Context]:
+        """What the handler sees: a request that its caller may make, and a context that lets only
+        such requests through."""
+        if self._guard is None:
+            return request, context
+        seen: Any = self._guard.begin(method, context)
+        if handler.request_streaming:
+            return seen.judging(request), seen
+        seen.judge(request)
+        return request, seen
 
     @asynccontextmanager
     async def _around(self, method: str, context: Context, *, stream: bool) -> AsyncIterator[None]:

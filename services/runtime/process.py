@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from services.runtime.config import ServiceConfig
 from services.runtime.logs import configure_logs
+from services.runtime.security import check_exposure, check_files
 
 C = TypeVar("C", bound=ServiceConfig)
 
@@ -28,6 +29,8 @@ def run_service(config_type: type[C], run: Callable[[C], Awaitable[None]]) -> in
         return EXIT_USAGE
     try:
         config = config_type()
+        check_exposure(config)
+        check_files(config)
     except (ValidationError, OSError, ValueError) as error:
         sys.stderr.write(f"{config_type.service}: {error}\n")
         return EXIT_USAGE

@@ -14,6 +14,8 @@ from services.runtime.config import ServiceConfig
 from services.runtime.drain import Drain
 from services.runtime.health import Check, Readiness
 from services.runtime.interceptors import Interceptor, deadlined, drained, logged, translated
+from services.runtime.rights import Rights
+from services.runtime.security import exposure, guard_of, server_credentials
 from services.runtime.tasks import end
 
 log = structlog.get_logger()
@@ -27,6 +29,7 @@ async def grpc_server(
     register: Callable[[aio.Server], None],
     services: Sequence[str],
     checks: Mapping[str, Check],
+    rights: Rights | None = None,
 ) -> AsyncIterator[int]:
     """A server that is listening; its port is what the context gives. On the way out it drains.
 
@@ -36,18 +39,32 @@ async def grpc_server(
         register: adds the servicers.
         services: their full names, for health and reflection.
         checks: what must answer before the service is ready.
+        rights: what each method needs, where callers must show who they are.
+
+    Raises:
+        OSError, ValueError: a certificate, or another file that says who may do what, cannot be
+            used.
     """
     arounds = [logged, translated, drained(drain), deadlined]
-    server = aio.server(interceptors=[Interceptor(arounds, drain)], options=_options(config))
+    interceptor = Interceptor(arounds, drain, guard_of(config, rights or {}))
+    server = aio.server(interceptors=[interceptor], options=_options(config))
     readiness = Readiness(checks, services, config.health_interval_s)
     register(server)
     health_pb2_grpc.add_HealthServicer_to_server(readiness.servicer, server)
     if config.reflection:
         names = [*services, "grpc.health.v1.Health", reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, server)
-    port = server.add_insecure_port(config.listen)
+    credentials = server_credentials(config)
+    if credentials is None:
+        port = server.add_insecure_port(config.listen)
+    else:
+        port = server.add_secure_port(config.listen, credentials)
+    probed = _health_server(config, readiness)
     await server.start()
-    log.info("listening", address=config.listen, port=port)
+    await probed.start()
+    log.info("listening", address=config.listen, port=port, tls=credentials is not None)
+    for danger in exposure(config):
+        log.warning("INSECURE: " + danger, address=config.listen)
     watching = asyncio.create_task(readiness.watch())
     try:
         yield port
@@ -59,8 +76,19 @@ async def grpc_server(
             drain.cut()
             await drain.emptied(config.stop_grace_s)
         await server.stop(config.stop_grace_s)
+        await probed.stop(None)
         await end(watching)
         log.info("stopped")
+
+
+def _health_server(config: ServiceConfig, readiness: Readiness) -> aio.Server:
+    """A server for probes that know no TLS; without a port unless one is asked for."""
+    server = aio.server(options=_options(config))
+    health_pb2_grpc.add_HealthServicer_to_server(readiness.servicer, server)
+    if config.health_listen:
+        port = server.add_insecure_port(config.health_listen)
+        log.info("listening for probes", address=config.health_listen, port=port)
+    return server
 
 
 async def told_to_stop() -> None:

@@ -23,6 +23,8 @@ _CODES: Final = {
     Kind.EXHAUSTED: code_pb2.RESOURCE_EXHAUSTED,
     Kind.UNAVAILABLE: code_pb2.UNAVAILABLE,
     Kind.DATA_LOSS: code_pb2.DATA_LOSS,
+    Kind.UNKNOWN_CALLER: code_pb2.UNAUTHENTICATED,
+    Kind.DENIED: code_pb2.PERMISSION_DENIED,
 }
 
 

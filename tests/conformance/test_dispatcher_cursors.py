@@ -277,7 +277,7 @@ async def test_a_lease_that_is_over_is_kept_until_somebody_takes_it(cursors: Cur
 
     await eventually(nobodys)
     await cursors.persist(TOPIC, NAME, entries(at(0)), epoch)
-    await cursors.renew(TOPIC, NAME, "me", epoch, 100)
+    await cursors.renew(TOPIC, NAME, "me", epoch, 2_000)
     assert (await cursors.get(TOPIC, NAME)).owner == "me"
     await eventually(nobodys)
     taken = await cursors.acquire(TOPIC, NAME, "you", LONG_MS)

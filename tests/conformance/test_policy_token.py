@@ -7,9 +7,10 @@ import pytest
 import pytest_asyncio
 
 from seqgate.types import Position, TopicName
+from services.dedup.adapters.connect import connect_redis
 from services.dedup.adapters.keys import POLICIES, topic_key
 from services.dedup.adapters.memory import MemoryStateStore
-from services.dedup.adapters.redis import RedisStateStore, connect_redis
+from services.dedup.adapters.redis import RedisStateStore
 from services.dedup.core.topic import Confirmation, Writer
 from services.dedup.ports import StateStore, StateUnavailable
 from tests.support.redis_server import RedisServer
@@ -26,12 +27,16 @@ async def in_redis(redis: RedisServer) -> AsyncIterator[RedisStateStore]:
         await client.flushdb()
 
 
-@pytest.fixture(params=["memory", "redis"])
-def store(request: pytest.FixtureRequest) -> StateStore:
+@pytest_asyncio.fixture(params=["memory", "redis", "sentinels", "cluster"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[StateStore]:
     if request.param == "memory":
-        return MemoryStateStore()
-    store: StateStore = request.getfixturevalue("in_redis")
-    return store
+        yield MemoryStateStore()
+        return
+    group = request.getfixturevalue(request.param)
+    group.flush()
+    async with connect_redis(group.url, timeout_s=30, connections_max=64) as client:
+        yield RedisStateStore(client)
+    group.flush()
 
 
 async def test_a_token_stays_until_another_is_set(store: StateStore) -> None:

@@ -2,18 +2,21 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 
 import pytest
 from redis.exceptions import ResponseError
 
 from services.dedup.adapters import redis as adapter
+from services.dedup.adapters.connect import connect_redis
 from services.dedup.adapters.memory import MemoryStateStore
-from services.dedup.adapters.redis import RedisStateStore, connect_redis, script_text
+from services.dedup.adapters.redis import RedisStateStore, script_text
 from tests.support.histories import Call, history_of, play
 from tests.support.redis_server import RedisServer
 
 HISTORIES = 4_000
+HISTORIES_FAR = 100
 MUTANT_HISTORIES = 20_000
 TELLING = {
     "tonumber(term) == topic.term and": 1_701,
@@ -67,14 +70,32 @@ class Judge:
         return await play(self._store, history), await play(MemoryStateStore(), history)
 
 
+@contextmanager
+def judging_at(url: str) -> Iterator[Callable[[], Judge]]:
+    with asyncio.Runner() as runner:
+        connection = connect_redis(url, timeout_s=30, connections_max=1)
+        client = runner.run(connection.__aenter__())
+        yield lambda: Judge(runner, RedisStateStore(client, leap=lambda: 0))
+        runner.run(connection.__aexit__(None, None, None))
+
+
 @pytest.fixture
 def judge(redis: RedisServer) -> Iterator[Callable[[], Judge]]:
     """Makes judges; each reads the scripts when it is made."""
-    with asyncio.Runner() as runner:
-        connection = connect_redis(redis.url, timeout_s=30, connections_max=1)
-        client = runner.run(connection.__aenter__())
-        yield lambda: Judge(runner, RedisStateStore(client))
-        runner.run(connection.__aexit__(None, None, None))
+    with judging_at(redis.url) as judge:
+        yield judge
+
+
+@pytest.mark.parametrize("group", ["sentinels", "cluster"])
+def test_they_agree_behind_sentinels_and_in_a_cluster(
+    request: pytest.FixtureRequest, group: str, seed: int
+) -> None:
+    """The scripts are the same ones: what may differ is the way to them, and back."""
+    with judging_at(request.getfixturevalue(group).url) as judge:
+        judging = judge()
+        for each in range(seed, seed + HISTORIES_FAR):
+            lua, python = judging.answers(history_of(each))
+            assert lua == python, f"history_of({each})"
 
 
 def test_lua_and_python_agree_on_every_history(judge: Callable[[], Judge], seed: int) -> None:

@@ -5,7 +5,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
@@ -21,12 +21,12 @@ from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client import connect as connect_client
-from seqgate.types import Position
 from tests.faults.world import World
 from tests.integration.refusals import refused
 from tests.integration.services import channel_to, serving
 from tests.support.crash_points import Order
-from tests.support.delivery_checkers import Deliveries, Token, check
+from tests.support.delivering import KEYS, Group, all_acknowledged, load
+from tests.support.delivery_checkers import check
 from tests.support.publisher import publishing, single
 from tests.support.raw_consumer import RawConsumer, connect, consuming, subscribe
 from tests.support.waiting import eventually
@@ -37,12 +37,6 @@ from tools.stack.stack import Stack
 MESSAGES = 300
 """How many messages there are where nobody publishes while something fails."""
 
-LOAD = 10
-"""How many messages are published at a time where somebody does."""
-
-KEYS = 25
-CONSUMERS = 3
-PERMITS = 8
 KILLS = 3
 
 QUICK = {"SEQGATE_DISPATCHER_LEASE_S": "0.5", "SEQGATE_DISPATCHER_CALL_TIMEOUT_S": "0.5"}
@@ -56,115 +50,6 @@ async def quick(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
         yield world
 
 
-class Recording(RawConsumer):
-    """A consumer that writes down what it sees, as it sees it."""
-
-    def __init__(self, history: Deliveries, call: Any, subscribed: pb.Subscribed) -> None:
-        self._history = history
-        self._asked: dict[int, list[Token]] = {}
-        super().__init__(call, subscribed)
-
-    async def done_with(self, deliveries: Sequence[pb.Delivery]) -> None:
-        """Ask to acknowledge deliveries."""
-        tokens = [Token(self.epoch, each.delivery) for each in deliveries]
-        for token in tokens:
-            self._history.asked(token)
-        self._asked[self._requests + 1] = tokens
-        await self.ask_acknowledge(*deliveries)
-
-    def _take(self, response: pb.ConsumeResponse) -> None:
-        for each in response.deliveries.deliveries:
-            token = Token(self.epoch, each.delivery)
-            position = Position(each.position.ledger_id, each.position.entry_id)
-            self._history.delivered(self._place, token, each.metadata.partition_key, position)
-        if response.HasField("settled"):
-            tokens = self._asked.pop(response.settled.request_id, [])
-            outcomes = response.settled.outcomes or [pb.OUTCOME_DONE] * len(tokens)
-            for token, outcome in zip(tokens, outcomes, strict=True):
-                if outcome == pb.OUTCOME_DONE:
-                    self._history.done(token)
-        super()._take(response)
-
-    @property
-    def _place(self) -> str:
-        return f"{self.name} ({self.epoch}, {self.subscribed.consumer_id})"
-
-
-class Group:
-    """Consumers of a subscription that come again whenever their stream ends. What they receive
-    they acknowledge, in order, some of it a little later."""
-
-    def __init__(self, topic: str, addresses: Sequence[str], random: Random) -> None:
-        self.topic = topic
-        self.addresses = list(addresses)
-        self.history = Deliveries()
-        self.connected: dict[str, Recording] = {}
-        self._random = random
-        self._channels: dict[str, Any] = {}
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """All of them consume meanwhile."""
-        tasks = [asyncio.create_task(self._keep(f"c{i}")) for i in range(CONSUMERS)]
-        try:
-            yield
-            for task in tasks:
-                if task.done():
-                    task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            for consumer in self.connected.values():
-                await consumer.crash()
-            for channel in self._channels.values():
-                await channel.close()
-
-    async def given(self, count: int) -> None:
-        """Wait until so many more deliveries were made."""
-        end = len(self.history.given) + count
-        await eventually(lambda: len(self.history.given) >= end, f"{count} more", within_s=30)
-
-    async def crash_one(self) -> None:
-        """Somebody vanishes, if anybody is connected."""
-        if self.connected:
-            await self._random.choice(list(self.connected.values())).crash()
-
-    async def _keep(self, name: str) -> None:
-        while True:
-            address = self._random.choice(self.addresses)
-            channel = self._channels.setdefault(address, channel_to(address))
-            stub: Any = DispatcherServiceStub(channel)
-            request = subscribe(self.topic, name=name)
-            try:
-                consumer = await connect(
-                    stub, request, lambda *opened: Recording(self.history, *opened)
-                )
-            except aio.AioRpcError:
-                await asyncio.sleep(0.02)
-                continue
-            assert isinstance(consumer, Recording)
-            self.connected[name] = consumer
-            await self._serve(consumer)
-            await consumer.crash()
-
-    async def _serve(self, consumer: Recording) -> None:
-        await consumer.permit(PERMITS)
-        while not consumer.has_ended:
-            with suppress(AssertionError):  # it ended
-                await consumer.until(lambda: consumer.waiting or consumer.draining.is_set())
-            some = await consumer.received(consumer.waiting)
-            for _ in range(self._random.randrange(3)):
-                await asyncio.sleep(0)
-            if some:
-                await consumer.done_with(some)
-                await consumer.permit(len(some))
-            if consumer.draining.is_set():
-                with suppress(aio.AioRpcError):
-                    await consumer.leave()
-                return
-
-
 async def publish(world: World, topic: str, count: int) -> None:
     """So many messages, to some keys each."""
     async with (
@@ -174,64 +59,6 @@ async def publish(world: World, topic: str, count: int) -> None:
         await asyncio.gather(
             *(producer.send_nowait(b"x", key=f"k{i % KEYS}") for i in range(count))
         )
-
-
-@asynccontextmanager
-async def load(world: World, topic: str) -> AsyncIterator[None]:
-    """There is always something new meanwhile, whatever becomes of the ledger."""
-    over = asyncio.Event()
-
-    async def keep_publishing() -> None:
-        async with (
-            connect_client(world.stack.address("ledger")) as client,
-            client.producer(topic, name="p", batching=None) as producer,
-        ):
-            i = 0
-            while not over.is_set():
-                some = [producer.send_nowait(b"x", key=f"k{i + n}") for n in range(LOAD)]
-                i = (i + LOAD) % KEYS
-                await asyncio.gather(*some)
-                await asyncio.sleep(0.02)
-
-    publishing = asyncio.create_task(keep_publishing())
-    try:
-        yield
-        over.set()
-        await publishing
-    finally:
-        publishing.cancel()
-        await asyncio.wait([publishing])
-
-
-async def positions(world: World, topic: str) -> list[Position]:
-    """Where the messages of a topic are."""
-    found: list[Position] = []
-    async with channel_to(world.stack.address("ledger")) as channel:
-        stub: Any = LedgerServiceStub(channel)
-        request = ledger_pb2.ReadRequest(
-            topic=topic, earliest=ledger_pb2.Earliest(), metadata_only=True
-        )
-        async for response in stub.Read(request):
-            found += (
-                Position(each.position.ledger_id, each.position.entry_id)
-                for each in response.entries.entries
-            )
-    return found
-
-
-async def all_acknowledged(world: World, topic: str) -> list[Position]:
-    """Wait until a subscription has everything behind it; where that was."""
-    published = await positions(world, topic)
-    async with channel_to(world.stack.address("cursor")) as channel:
-        stub: Any = CursorServiceStub(channel)
-
-        async def at_the_end() -> bool:
-            request = cursor_pb2.GetCursorRequest(topic=topic, name="s")
-            cursor = (await stub.GetCursor(request)).cursor
-            return published[-1] == (cursor.mark_delete.ledger_id, cursor.mark_delete.entry_id)
-
-        await eventually(at_the_end, "everything is acknowledged", within_s=40)
-    return published
 
 
 async def restart(world: World, name: str) -> None:
@@ -249,7 +76,7 @@ async def test_kills_under_load_leave_every_key_in_order(
     group = Group(topic, [quick.stack.address("dispatcher")], random)
     names = ["dispatcher", "cursor", "ledger", "consumer"] if victims == "all" else [victims]
     async with group.running():
-        async with load(quick, topic):
+        async with load(quick.stack, topic):
             for kill in range(max(KILLS, len(names))):
                 await group.given(random.randint(10, 60))
                 victim = names[kill % len(names)]
@@ -260,7 +87,7 @@ async def test_kills_under_load_leave_every_key_in_order(
                 else:
                     await restart(quick, victim)
             await group.given(10)
-        published = await all_acknowledged(quick, topic)
+        published = await all_acknowledged(quick.stack, topic)
     check(group.history, published)
 
 
@@ -301,14 +128,14 @@ async def test_a_rolling_restart_of_dispatchers_and_consumers_under_load(
         group.running(),
         AsyncExitStack() as started,
     ):
-        async with load(quick, topic):
+        async with load(quick.stack, topic):
             for port, process in zip(ports, (first, second), strict=True):
                 await started.enter_async_context(again(quick, port, process, group))
             for name in list(group.connected):
                 await group.given(20)
                 await group.connected[name].crash()
             await group.given(20)
-        published = await all_acknowledged(quick, topic)
+        published = await all_acknowledged(quick.stack, topic)
     check(group.history, published)
 
 
@@ -336,7 +163,7 @@ async def test_an_instance_that_stands_still_again_and_again(quick: World, seed:
         dispatcher(quick.stack, ports[1]) as second,
         group.running(),
     ):
-        async with load(quick, topic):
+        async with load(quick.stack, topic):
             for _ in range(2):
                 await group.given(random.randint(20, 60))
                 owner = await owner_of(quick, topic)
@@ -350,7 +177,7 @@ async def test_an_instance_that_stands_still_again_and_again(quick: World, seed:
                 os.kill(zombie.pid, signal.SIGCONT)
                 group.addresses = addresses
                 await group.given(20)
-        published = await all_acknowledged(quick, topic)
+        published = await all_acknowledged(quick.stack, topic)
     check(group.history, published)
 
 
@@ -374,7 +201,7 @@ async def test_answers_of_the_cursor_service_are_lost(quick: World, seed: int) -
             wire.share = 0.1
             await eventually(lambda: wire.lost >= 10, within_s=30)
             wire.share = 0
-            published = await all_acknowledged(quick, topic)
+            published = await all_acknowledged(quick.stack, topic)
     check(group.history, published)
 
 

@@ -7,12 +7,12 @@ from random import Random
 
 from tests.support.application import Application
 from tests.support.crash_points import ORDER, REPLAY_PAGE, Order
-from tools.stack.stack import Stack
+from tools.stack.stack import PLACED, Stack
 
 REPLAY_PAGE_ENTRIES = 40
 
 CRASHING = ("dedup", "ledger", "dispatcher")
-"""The services that can be told where to die."""
+"""The services that can be told where to die; where there are several instances, also these."""
 
 NO_SNAPSHOTS = "[cluster]\nsnapshot_entries = 0\nsnapshot_interval_s = 0\n"
 """So that a replay is as long as the log, and crashes of it can be aimed at."""
@@ -27,17 +27,22 @@ class World:
         *,
         ports: Mapping[str, int] | None = None,
         policies: str = NO_SNAPSHOTS,
+        instances: int = 1,
         **environment: str,
     ) -> None:
-        self.orders = {service: folder / f"order-{service}" for service in CRASHING}
+        more = [f"{service}-{i}" for service in PLACED for i in range(1, instances)]
+        crashing = [*CRASHING, *(["cursor", *more] if more else [])]
+        self.orders = {name: folder / f"order-{name}" for name in crashing}
         commands = {}
-        for service, file in self.orders.items():
+        for name, file in self.orders.items():
+            service = name.partition("-")[0]
             module = [sys.executable, "-m", "tests.support.crash_points", service]
-            commands[service] = ["env", f"{ORDER}={file}", *module]
+            commands[name] = ["env", f"{ORDER}={file}", *module]
         self.stack = Stack(
             folder,
             commands=commands,
             ports=ports,
+            instances=instances,
             environment={REPLAY_PAGE: str(REPLAY_PAGE_ENTRIES), **environment},
         )
         self._topics = 0
@@ -48,7 +53,7 @@ class World:
         """An application with a topic of its own."""
         self._topics += 1
         return Application(
-            ledger or self.stack.address("ledger"),
+            ledger or self.stack.target("ledger"),
             self.stack.address("dedup"),
             f"public/default/faults-{self._topics}",
             Random(seed),

@@ -146,7 +146,12 @@ def is_bad(line: dict[str, Any]) -> bool:
 
 @asynccontextmanager
 async def running(
-    folder: Path, *, services: Sequence[str] = SERVICES, policies: str = "", **environment: str
+    folder: Path,
+    *,
+    services: Sequence[str] = SERVICES,
+    policies: str = "",
+    instances: int = 1,
+    **environment: str,
 ) -> AsyncIterator[Services]:
     """A stack of a test's own.
 
@@ -154,9 +159,10 @@ async def running(
         folder: where it keeps its data.
         services: which services it has; the stubs of others reach nobody.
         policies: the deduplication policies, as TOML.
+        instances: how many the ledger and the cursor service have.
         environment: settings, by their full name.
     """
-    stack = Stack(folder, services=services, environment=environment)
+    stack = Stack(folder, services=services, environment=environment, instances=instances)
     stack.folder.mkdir(parents=True, exist_ok=True)
     if policies:
         stack.policy_file.write_text(policies)

@@ -230,7 +230,9 @@ async def test_filters_are_measured_beside_none_and_beside_ones_that_open_batche
 
 async def test_nothing_is_left_of_benchmarks_that_are_terminated(bench: Run) -> None:
     process = await bench.start("--seconds-per-measurement", "30", "--only", "price")
-    await eventually(lambda: any("tools.bench.load" in each for each in bench.processes))
+    await eventually(
+        lambda: any("tools.bench.load" in each for each in bench.processes), within_s=60
+    )
     process.terminate()
     async with asyncio.timeout(30):
         wrote, _ = await process.communicate()

@@ -14,10 +14,11 @@ from redis.asyncio import Redis
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.types import Position, TopicName
+from services.dedup.adapters.connect import connect_redis
 from services.dedup.adapters.cursors import NoCursors
 from services.dedup.adapters.keys import PREFIX, topic_key
 from services.dedup.adapters.memory import MemoryStateStore
-from services.dedup.adapters.redis import RedisStateStore, connect_redis
+from services.dedup.adapters.redis import RedisStateStore
 from services.dedup.core.policy import EffectivePolicy, Policies
 from services.dedup.core.sequence import Claim, Verdict
 from services.dedup.core.topic import (

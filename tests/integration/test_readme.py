@@ -50,5 +50,7 @@ def test_the_targets_and_files_that_it_names_exist(root: Path) -> None:
     makefile = (root / "Makefile").read_text()
     for target in re.findall(r"make (\w+)", text):
         assert f"\n{target}:" in makefile
-    for link in re.findall(r"\]\((?!http)([^)]+)\)", text):
-        assert (root / link).exists()
+    for named in re.findall(
+        r"\]\((?!http)([^)]+)\)|\b((?:deploy/k8s|deploy/docker|services)/[\w./-]+)", text
+    ):
+        assert (root / "".join(named)).exists()

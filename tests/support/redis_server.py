@@ -1,7 +1,7 @@
 """A real Redis-protocol server for a test, on a free port and in its own folder."""
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,15 +19,24 @@ START_RETRIES = 500
 class RedisServer:
     """A server that can be killed and started again where it was."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, *, port: int | None = None, options: Sequence[str] = ()
+    ) -> None:
         self.folder = folder
-        (self.port,) = free_ports(1)
+        self.port = free_ports(1)[0] if port is None else port
         self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._options = options
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The id of its process."""
+        assert self._process is not None
+        return self._process.pid
 
     def start(self) -> None:
         assert self._process is None
-        command = redis_command(self.folder, self.port)
+        command = [*redis_command(self.folder, self.port), *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         with self.client() as redis:
             redis.ping()
@@ -37,6 +46,11 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def flush(self) -> None:
+        """Have everything forgotten."""
+        with self.client() as redis:
+            redis.flushall()
 
     def client(self) -> Redis:
         """A blocking client that waits for the server to be up."""

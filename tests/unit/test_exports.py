@@ -33,6 +33,7 @@ def test_the_client_library_exports_these_names() -> None:
         "Start",
         "SubscriptionOptions",
         "SubscriptionType",
+        "TLS",
         "Token",
         "connect",
         "process_by_key",
@@ -49,6 +50,7 @@ def test_every_exported_name_exists_and_is_documented() -> None:
 def test_these_errors_may_be_caught() -> None:
     names = {name for name in vars(seqgate.errors) if name.endswith("Error")}
     assert names == {
+        "AuthenticationError",
         "ConsumerClosedError",
         "CorruptMessageError",
         "DataLossError",
@@ -60,6 +62,7 @@ def test_these_errors_may_be_caught() -> None:
         "MessageTooLargeError",
         "MixedSequenceIdsError",
         "NotFoundError",
+        "PermissionDeniedError",
         "ProducerClosedError",
         "ProducerQueueFullError",
         "SendTimeoutError",

@@ -254,7 +254,7 @@ def looker(logs: Logs) -> Callable[[pa.Table], pa.Table]:
         columns = _Columns(entries)
         rows = [columns.row(index) for index in range(entries.num_rows)]
         if not opened:
-            opened.append(LedgerServiceStub(open_channel(logs.ledger)))
+            opened.append(LedgerServiceStub(open_channel(logs.ledger)))  # type: ignore[call-overload]
         stub = opened[0]
         wrong = findings(rows, lambda row: ids_of(stub, logs, topic, row.position))
         told = [

@@ -12,7 +12,8 @@ from redis.asyncio import Redis
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
-from services.dedup.adapters.redis import RedisStateStore, connect_redis
+from services.dedup.adapters.connect import connect_redis
+from services.dedup.adapters.redis import RedisStateStore
 from tools.bench.bench import Bench
 from tools.bench.measurement import Measurement, latency, rate
 from tools.bench.rounds import rounds_of

@@ -19,7 +19,7 @@ from services.dispatcher.adapters.filters import GrpcFilters
 from services.dispatcher.adapters.ledger import GrpcLog
 from services.dispatcher.adapters.letters import GrpcDeadLetters
 from services.dispatcher.config import DispatcherConfig
-from services.runtime.channels import peer_channel
+from services.runtime.channels import following_channel, peer_channel
 from services.runtime.process import run_service
 
 PROPERTY: Final = "origin"
@@ -57,9 +57,15 @@ def answer_of(entry: StoredEntry) -> str:
 async def run(config: DispatcherConfig) -> None:
     """Serve until told to stop."""
     async with (
-        peer_channel(config.ledger_target, keepalive_s=config.keepalive_s) as ledger,
-        peer_channel(config.cursor_target, keepalive_s=config.keepalive_s) as cursor,
-        peer_channel(config.filter_target, keepalive_s=config.keepalive_s) as filter_,
+        following_channel(
+            config.ledger_target, keepalive_s=config.keepalive_s, as_caller=config
+        ) as ledger,
+        following_channel(
+            config.cursor_target, keepalive_s=config.keepalive_s, as_caller=config
+        ) as cursor,
+        peer_channel(
+            config.filter_target, keepalive_s=config.keepalive_s, as_caller=config
+        ) as filter_,
     ):
         await app.serve(
             config,

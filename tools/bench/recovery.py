@@ -26,8 +26,9 @@ from seqgate.client import Client, connect
 from seqgate.client._channel import open_channel
 from seqgate.message_id import MessageId
 from seqgate.types import DEDUP_CURSOR, Position, TopicName
+from services.dedup.adapters.connect import connect_redis
 from services.dedup.adapters.keys import topic_key
-from services.dedup.adapters.redis import RedisStateStore, connect_redis
+from services.dedup.adapters.redis import RedisStateStore
 from services.dedup.core.topic import Persisted
 from tools.bench import logs
 from tools.bench.bench import Bench

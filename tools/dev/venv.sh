@@ -1,5 +1,6 @@
 #!/bin/sh
 # Make .venv and install the pinned packages and this project into it: tools/dev/venv.sh PYTHON
+# Checkov, which tests/deploy runs, has an environment of its own in .venv/checkov.
 set -eu
 python=$1
 
@@ -25,3 +26,7 @@ pip() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"
 pip "$(grep '^setuptools==' requirements.lock)"
 pip --no-build-isolation -r requirements.lock
 pip --no-build-isolation --no-deps --editable .
+
+[ -x .venv/checkov/bin/python ] || .venv/bin/python -m venv .venv/checkov
+.venv/checkov/bin/python -m pip install --quiet --disable-pip-version-check \
+    -r requirements-checkov.lock

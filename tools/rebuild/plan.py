@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum, auto
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from seqgate.api.cursor.v1 import cursor_pb2
 from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
@@ -67,7 +67,7 @@ class Stubs:
         self._channels = [
             open_channel(target) for target in (services.ledger, services.dedup, services.cursor)
         ]
-        ledger, dedup, cursor = self._channels
+        ledger, dedup, cursor = cast("list[Any]", self._channels)
         self.ledger: Any = LedgerServiceStub(ledger)
         self.dedup: Any = DedupServiceStub(dedup)
         self.cursor: Any = CursorServiceStub(cursor)

@@ -6,6 +6,7 @@ goes on from it:
     redis/        the append-only file
     ledger/       the SQLite database of the logs
     cursor/       the SQLite database of the cursors
+    ledger-1/ ... those of further instances
     logs/         what each process wrote, appended
     policies.toml deduplication policies, if there are any
 """
@@ -40,6 +41,9 @@ SERVICES: Final = ("cursor", "dedup", "ledger", "filter", "dispatcher")
 PORTS: Final = ("redis", "dedup", "ledger", "cursor", "dispatcher", "filter")
 """In the order of their ports, where these are consecutive."""
 
+PLACED: Final = ("cursor", "ledger")
+"""The services whose topics may be spread over instances."""
+
 
 class StackError(Exception):
     """A process did not start, or ended by itself."""
@@ -58,6 +62,8 @@ class Stack:
         environment: Mapping[str, str] | None = None,
         commands: Mapping[str, Sequence[str]] | None = None,
         ports: Mapping[str, int] | None = None,
+        instances: int = 1,
+        replicas: int = 1,
     ) -> None:
         """
         Args:
@@ -66,14 +72,24 @@ class Stack:
             environment: settings (SEQGATE_<SERVICE>_<NAME>) on top of the stack's own.
             commands: what to run instead of `python -m services.<name>`.
             ports: on which ports to listen, by name; free ones otherwise.
+            instances: how many each of PLACED has: ledger, ledger-1, ledger-2 ...
+            replicas: how many each of the others has, in the same way.
         """
         self.folder = folder.resolve()
-        self.services = tuple(services)
+        counts = {service: instances if service in PLACED else replicas for service in SERVICES}
+        self.instances = {
+            service: [service, *(f"{service}-{number}" for number in range(1, count))]
+            for service, count in counts.items()
+        }
+        """The names of the processes of each service."""
+        self.services = tuple(name for service in services for name in self.instances[service])
         self.environment = dict(environment or {})
         """Settings on top of the stack's own; a change counts from a process's next start on."""
         self._commands = dict(commands or {})
         # A service that does not run has an address, too.
-        chosen = dict(zip(PORTS, free_ports(len(PORTS)), strict=True)) | dict(ports or {})
+        more = (name for names in self.instances.values() for name in names[1:])
+        names = [*PORTS, *more]
+        chosen = dict(zip(names, free_ports(len(names)), strict=True)) | dict(ports or {})
         self.ports = chosen
         self._processes: dict[str, Child] = {}
         self._lock: int | None = None
@@ -86,8 +102,13 @@ class Stack:
         return f"redis://127.0.0.1:{self.ports['redis']}/0"
 
     def address(self, service: str) -> str:
-        """Where a service listens."""
+        """Where a service, or an instance of one, listens."""
         return f"127.0.0.1:{self.ports[service]}"
+
+    def target(self, service: str) -> str:
+        """Where any instance of a service answers."""
+        addresses = [self.address(each) for each in self.instances[service]]
+        return addresses[0] if len(addresses) == 1 else "ipv4:" + ",".join(addresses)
 
     @property
     def policy_file(self) -> Path:
@@ -133,7 +154,8 @@ class Stack:
         Raises:
             StackError: a process ended, or was not ready in time; another stack has the folder.
         """
-        for part in ("redis", "ledger", "cursor", "logs"):
+        stores = [each for service in PLACED for each in self.instances[service]]
+        for part in ("redis", "logs", *stores):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
         if not self.policy_file.exists():
             self.policy_file.write_text("# Deduplication policies; read again when this changes.\n")
@@ -218,7 +240,7 @@ class Stack:
     async def _spawn(self, name: str) -> None:
         assert name not in self._processes
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
-            environment = {**os.environ, **self.settings}
+            environment = {**os.environ, **self.settings, **self._own_settings(name)}
             self._processes[name] = await self.start_process(
                 self._command(name), log.fileno(), environment
             )
@@ -226,7 +248,21 @@ class Stack:
     def _command(self, name: str) -> Sequence[str]:
         if name == "redis":
             return redis_command(self.folder / "redis", self.ports["redis"])
-        return self._commands.get(name, (sys.executable, "-m", f"services.{name}"))
+        module = f"services.{_service(name)}"
+        return self._commands.get(name, (sys.executable, "-m", module))
+
+    def _own_settings(self, name: str) -> dict[str, str]:
+        """What one of several instances is told besides."""
+        service = _service(name)
+        instances = self.instances.get(service, [])
+        if len(instances) < 2:
+            return {}
+        own = {"LISTEN": self.address(name)}
+        if service in PLACED:
+            own["STORE_PATH"] = str(self.folder / name / f"{service}.db")
+            own["INSTANCES"] = json.dumps([self.address(each) for each in instances])
+            own["ADVERTISED"] = self.address(name)
+        return {f"SEQGATE_{service.upper()}_{key}": value for key, value in own.items()}
 
     @property
     def settings(self) -> dict[str, str]:
@@ -234,13 +270,13 @@ class Stack:
         return {
             "SEQGATE_DEDUP_LISTEN": self.address("dedup"),
             "SEQGATE_DEDUP_REDIS_URL": self.redis_url,
-            "SEQGATE_DEDUP_CURSOR_TARGET": self.address("cursor"),
+            "SEQGATE_DEDUP_CURSOR_TARGET": self.target("cursor"),
             "SEQGATE_DEDUP_POLICY_FILE": str(self.policy_file),
             "SEQGATE_DEDUP_POLICY_INTERVAL_S": "0.2",
             "SEQGATE_DEDUP_HEALTH_INTERVAL_S": "0.1",
             "SEQGATE_LEDGER_LISTEN": self.address("ledger"),
-            "SEQGATE_LEDGER_DEDUP_TARGET": self.address("dedup"),
-            "SEQGATE_LEDGER_CURSOR_TARGET": self.address("cursor"),
+            "SEQGATE_LEDGER_DEDUP_TARGET": self.target("dedup"),
+            "SEQGATE_LEDGER_CURSOR_TARGET": self.target("cursor"),
             "SEQGATE_LEDGER_STORE_PATH": str(self.folder / "ledger" / "ledger.db"),
             "SEQGATE_LEDGER_HEALTH_INTERVAL_S": "0.1",
             "SEQGATE_CURSOR_LISTEN": self.address("cursor"),
@@ -249,9 +285,9 @@ class Stack:
             "SEQGATE_FILTER_LISTEN": self.address("filter"),
             "SEQGATE_FILTER_HEALTH_INTERVAL_S": "0.1",
             "SEQGATE_DISPATCHER_LISTEN": self.address("dispatcher"),
-            "SEQGATE_DISPATCHER_LEDGER_TARGET": self.address("ledger"),
-            "SEQGATE_DISPATCHER_CURSOR_TARGET": self.address("cursor"),
-            "SEQGATE_DISPATCHER_FILTER_TARGET": self.address("filter"),
+            "SEQGATE_DISPATCHER_LEDGER_TARGET": self.target("ledger"),
+            "SEQGATE_DISPATCHER_CURSOR_TARGET": self.target("cursor"),
+            "SEQGATE_DISPATCHER_FILTER_TARGET": self.target("filter"),
             "SEQGATE_DISPATCHER_HEALTH_INTERVAL_S": "0.1",
             "SEQGATE_DISPATCHER_LEASE_S": "3",
             **self.environment,
@@ -270,6 +306,11 @@ class Stack:
             os.close(lock)
             raise StackError(f"another stack is using {self.folder}") from None
         self._lock = lock
+
+
+def _service(name: str) -> str:
+    """Of which service a process is an instance."""
+    return name.partition("-")[0]
 
 
 async def _pings(port: int) -> bool:

@@ -27,6 +27,7 @@ from services.cursor.core.cursor import CursorState
 from services.cursor.core.state import PAGE_ENTRIES, Batch, Head, Lease
 from services.cursor.ports import CursorCorrupt, CursorNotFound
 from services.errors import DomainError, StoreUnavailable
+from services.placement.adapters.sqlite import STAGED
 from services.runtime.sqlite import Connections, connections
 
 T = TypeVar("T")
@@ -158,6 +159,8 @@ _SUCCESSION: Final = """SELECT next_ledger, next_entry FROM succession
     WHERE topic = ? AND last_ledger = ? AND last_entry = ?"""
 _PUT_SUCCESSION: Final = "INSERT OR REPLACE INTO succession VALUES (?, ?, ?, ?, ?)"
 
+_NOBODYS: Final = """SELECT id FROM cursor
+    WHERE topic IS NULL AND id NOT IN (SELECT id FROM staged) LIMIT 1"""
 _REMOVE_SOME: Final = (
     "DELETE FROM page WHERE rowid IN (SELECT rowid FROM page WHERE cursor = ? LIMIT ?)",
     "DELETE FROM properties WHERE rowid IN (SELECT rowid FROM properties WHERE cursor = ? LIMIT ?)",
@@ -182,6 +185,7 @@ async def open_sqlite_store(
 
     def prepare(db: apsw.Connection) -> None:
         _make_tables(db)
+        db.execute(STAGED)
         if size_max_bytes:
             page_bytes = int(db.pragma("page_size"))
             db.pragma("max_page_count", size_max_bytes // page_bytes)
@@ -217,6 +221,11 @@ class SqliteCursorStore:
     def __init__(self, opened: Connections) -> None:
         self._connections = opened
         self._properties = _Properties()
+
+    @property
+    def connections(self) -> Connections:
+        """For what is noted beside the cursors."""
+        return self._connections
 
     async def create(
         self,
@@ -630,7 +639,7 @@ def _now_ms() -> int:
 
 def _remove_deleted(db: apsw.Connection) -> bool:
     """Remove a few rows of a deleted cursor; whether there is more to remove."""
-    rows = _rows(db, "SELECT id FROM cursor WHERE topic IS NULL LIMIT 1")
+    rows = _rows(db, _NOBODYS)
     if not rows:
         return False
     ((cursor_id,),) = rows

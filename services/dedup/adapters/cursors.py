@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
 import structlog
-from grpc import aio
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import cursor_pb2_grpc as pb_grpc
 from seqgate.api.entry.v1 import entry_pb2
+from seqgate.owners import CHANGING_HANDS, FollowingChannel
 from seqgate.types import Position, TopicName
 from services.dedup.ports import Cursor, CursorConflict, CursorsUnavailable
 from services.runtime.refused import Refused, answer
@@ -31,7 +31,7 @@ NOT_FOUND: Final = "CURSOR_NOT_FOUND"
 CONFLICTS: Final = frozenset({"VERSION_CONFLICT", "ALREADY_MARK_DELETED", NOT_FOUND})
 """Why the cursor service does not move a cursor: it is not what the caller took it for."""
 
-EXPECTED: Final = frozenset({"", "STORE_UNAVAILABLE", "STORE_FULL", "DRAINING"})
+EXPECTED: Final = frozenset({"", "STORE_UNAVAILABLE", "STORE_FULL", "DRAINING"}) | CHANGING_HANDS
 """Why it does nothing now; for any other reason, somebody has to look."""
 
 
@@ -40,8 +40,8 @@ class GrpcCursors:
 
     configured = True
 
-    def __init__(self, channel: aio.Channel, *, timeout_s: float) -> None:
-        self._stub: Any = pb_grpc.CursorServiceStub(channel)
+    def __init__(self, channel: FollowingChannel, *, timeout_s: float) -> None:
+        self._stub: Any = pb_grpc.CursorServiceStub(channel)  # type: ignore[call-overload]
         self._timeout_s = timeout_s
 
     async def get(self, topic: TopicName, name: str, *, whole: bool) -> Cursor | None:

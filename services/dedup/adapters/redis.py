@@ -1,26 +1,26 @@
-"""The state of topics in Redis or Valkey: one hash a topic, one script a verb.
+"""The state of topics in Redis or Valkey: one hash a topic, one script a verb. One server, a master
+behind Sentinels and a cluster are alike here (connect.py, cluster.py): each command has one key.
 
 No command is retried here. After a lost reply nobody knows whether a script ran, and a blind second
 run would judge the first run's claims as copies of themselves. The caller is told
 (StateUnavailable), and its next call finds out by position and revision.
 """
 
+import hashlib
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import resources
 from typing import Any, Final
 
 import msgpack
 from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.commands.core import AsyncScript
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position, TopicName
+from services.dedup.adapters.cluster import ClusterRedis
 from services.dedup.adapters.keys import (
     META,
     POLICIES,
@@ -65,6 +65,9 @@ RETRY_AFTER_S: Final = 0.2
 CLOCK_AGE_MAX_S: Final = 10.0
 """How long one reading of Redis's clock is carried forward by the monotonic clock here."""
 
+LEAP_MAX: Final = 2**40
+"""Revisions begin anew at 2^52: numbers in Lua are doubles."""
+
 _CURSOR: Final = re.compile(r"[0-9]{0,20}")
 """Redis's scan cursors are 64-bit numbers."""
 
@@ -92,43 +95,49 @@ def script_text(name: str) -> str:
     return text
 
 
-@asynccontextmanager
-async def connect_redis(
-    url: str, *, timeout_s: float, connections_max: int
-) -> AsyncIterator[Redis]:
-    """A pool of connections that neither retries nor waits for longer than `timeout_s`."""
-    redis = Redis.from_url(
-        url,
-        decode_responses=False,
-        retry=Retry(NoBackoff(), 0),
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-        socket_keepalive=True,
-        max_connections=connections_max,
-    )
-    async with redis:
-        yield redis
+class Script:
+    """A script that goes with the key of one topic."""
+
+    def __init__(self, redis: Any, name: str) -> None:
+        self._redis = redis
+        self._text = script_text(name)
+        self._digest = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
+
+    async def __call__(self, topic: TopicName, *args: str | bytes) -> Any:
+        """Run it on a topic. A server that does not know it has run nothing, and is given the whole
+        text, in the same way as any command: a cluster's other nodes are not asked for that."""
+        key = topic_key(topic)
+        try:
+            return await self._redis.execute_command("EVALSHA", self._digest, 1, key, *args)
+        except NoScriptError:
+            return await self._redis.execute_command("EVAL", self._text, 1, key, *args)
+
+
+def _random_leap() -> int:
+    return secrets.randbelow(LEAP_MAX)
 
 
 class RedisStateStore:
     """See services.dedup.ports.StateStore."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(
+        self, redis: Redis | ClusterRedis, *, leap: Callable[[], int] = _random_leap
+    ) -> None:
+        """`leap` says how much further than by one a revision moves when claims are withdrawn: see
+        topic.lua."""
         self._redis: Any = redis  # its types mix text and bytes, which decode_responses decides
-        self._admit = self._script("admit")
-        self._confirm = self._script("confirm")
-        self._rollback = self._script("rollback")
-        self._load = self._script("load")
-        self._note_saved = self._script("note_saved")
-        self._keep = self._script("keep")
-        self._forget = self._script("forget")
-        self._forget_topic = self._script("forget_topic")
+        self._admit = Script(redis, "admit")
+        self._confirm = Script(redis, "confirm")
+        self._rollback = Script(redis, "rollback")
+        self._load = Script(redis, "load")
+        self._note_saved = Script(redis, "note_saved")
+        self._keep = Script(redis, "keep")
+        self._forget = Script(redis, "forget")
+        self._forget_topic = Script(redis, "forget_topic")
+        self._summary = script_text("summary")
+        self._leap = leap
         self._clock_ms = 0
         self._clock_read_at = float("-inf")
-
-    def _script(self, name: str) -> AsyncScript:
-        script: AsyncScript = self._redis.register_script(script_text(name))
-        return script
 
     async def admit(
         self,
@@ -140,7 +149,7 @@ class RedisStateStore:
         now_ms: int,
         max_producers: int,
     ) -> Judged | Behind | Changed | Full:
-        call = _call(writer, confirmation)
+        call = self._call(writer, confirmation)
         call["revision"] = False if writer.revision is None else writer.revision
         call["claims"] = [[producer, *_claims(ranges)] for producer, ranges in claims]
         call["now_ms"] = now_ms
@@ -159,7 +168,7 @@ class RedisStateStore:
     async def confirm(
         self, topic: TopicName, writer: Writer, confirmation: Confirmation
     ) -> Applied | Behind:
-        reply = await self._run(self._confirm, topic, _call(writer, confirmation))
+        reply = await self._run(self._confirm, topic, self._call(writer, confirmation))
         return Applied(*reply[1:]) if reply[0] == "applied" else _gate(reply)
 
     async def rollback(
@@ -169,7 +178,7 @@ class RedisStateStore:
         confirmation: Confirmation | None,
         withdrawals: Sequence[Withdrawal],
     ) -> Applied | Behind:
-        call = _call(writer, confirmation)
+        call = self._call(writer, confirmation)
         call["withdrawals"] = [
             [each.producer, encode_id(each.keep_through)] for each in withdrawals
         ]
@@ -178,12 +187,12 @@ class RedisStateStore:
 
     async def keep(self, topic: TopicName, producers: Sequence[str], now_ms: int) -> None:
         with _translated():
-            await self._keep(keys=[topic_key(topic)], args=[_pack([now_ms, list(producers)])])
+            await self._keep(topic, _pack([now_ms, list(producers)]))
 
     async def producer(self, topic: TopicName, name: str) -> Tracked | None:
         with _translated():
-            meta, value = await self._redis.hmget(
-                topic_key(topic), [META, PRODUCER + name.encode()]
+            meta, value = await self._redis.execute_command(
+                "HMGET", topic_key(topic), META, PRODUCER + name.encode()
             )
         if meta is None or value is None:
             return None
@@ -194,10 +203,12 @@ class RedisStateStore:
             raise InvalidPage("no page has this token", field="page_token")
         key = topic_key(topic)
         with _translated():
-            meta = await self._redis.hget(key, META.decode())
+            meta = await self._redis.execute_command("HGET", key, META)
             if meta is None:
                 return Page([], "")
-            cursor, fields = await self._redis.hscan(key, int(token or 0), count=size)
+            cursor, fields = await self._redis.execute_command(
+                "HSCAN", key, int(token or 0), "COUNT", size
+            )
         term = _unpack(meta)["term"]
         listed = [
             (field.removeprefix(PRODUCER).decode(), decode_producer(value.decode(), term))
@@ -207,10 +218,10 @@ class RedisStateStore:
         return Page(listed, str(cursor) if cursor else "")
 
     async def summary(self, topic: TopicName) -> Summary | None:
-        key = topic_key(topic)
         with _translated():
-            async with self._redis.pipeline(transaction=True) as pipeline:
-                meta, fields = await pipeline.hget(key, META.decode()).hlen(key).execute()
+            meta, fields = await self._redis.execute_command(
+                "EVAL", self._summary, 1, topic_key(topic)
+            )
         if meta is None:
             return None
         state = _unpack(meta)
@@ -227,7 +238,9 @@ class RedisStateStore:
 
     async def freeze(self, topic: TopicName) -> Frozen | None:
         with _translated():
-            fields: dict[bytes, bytes] = await self._redis.hgetall(topic_key(topic))
+            fields: dict[bytes, bytes] = await self._redis.execute_command(
+                "HGETALL", topic_key(topic)
+            )
         meta = fields.pop(META, None)
         if meta is None:
             return None
@@ -253,7 +266,7 @@ class RedisStateStore:
             ]
         )
         with _translated():
-            await self._note_saved(keys=[topic_key(topic)], args=[packed])
+            await self._note_saved(topic, packed)
 
     async def load(
         self,
@@ -267,6 +280,7 @@ class RedisStateStore:
     ) -> Loaded:
         call = {
             "incarnation": encode_id(incarnation),
+            "leap": self._leap(),
             "through": encode_position(through),
             "replacing": replacing,
             "taken_ms": False if taken_ms is None else taken_ms,
@@ -291,15 +305,13 @@ class RedisStateStore:
         evict: Sequence[tuple[str, int]],
     ) -> int:
         with _translated():
-            dropped: int = await self._forget(
-                keys=[topic_key(topic)], args=[_pack([list(purge), list(evict)])]
-            )
+            dropped: int = await self._forget(topic, _pack([list(purge), list(evict)]))
         return dropped
 
     async def forget_topic(self, topic: TopicName, incarnation: int | None) -> None:
         newest = SEQUENCE_ID_MAX if incarnation is None else incarnation
         with _translated():
-            await self._forget_topic(keys=[topic_key(topic)], args=[encode_id(newest)])
+            await self._forget_topic(topic, encode_id(newest))
 
     async def topics(self) -> AsyncIterator[TopicName]:
         with _translated():
@@ -308,10 +320,10 @@ class RedisStateStore:
 
     async def policy_token(self) -> str:
         with _translated():
-            token = await self._redis.get(POLICIES)
+            token = await self._redis.execute_command("GET", POLICIES)
             if token is None:
-                await self._redis.set(POLICIES, secrets.token_hex(16), nx=True)
-                token = await self._redis.get(POLICIES)
+                await self._redis.execute_command("SET", POLICIES, secrets.token_hex(16), "NX")
+                token = await self._redis.execute_command("GET", POLICIES)
         if token is None:
             raise StateUnavailable(
                 "the deduplication state forgets at once", retry_after_s=RETRY_AFTER_S
@@ -320,7 +332,7 @@ class RedisStateStore:
 
     async def set_policy_token(self, token: str) -> None:
         with _translated():
-            await self._redis.set(POLICIES, token)
+            await self._redis.execute_command("SET", POLICIES, token)
 
     async def now_ms(self) -> int:
         elapsed_s = time.monotonic() - self._clock_read_at
@@ -336,20 +348,20 @@ class RedisStateStore:
         with _translated():
             await self._redis.ping()
 
-    async def _run(self, script: AsyncScript, topic: TopicName, call: dict[str, Any]) -> list[Any]:
+    def _call(self, writer: Writer, confirmation: Confirmation | None) -> dict[str, Any]:
+        return {
+            "incarnation": encode_id(writer.incarnation),
+            "epoch": encode_id(writer.epoch),
+            "leap": self._leap(),
+            "position": encode_position(writer.position),
+            "confirmation": False if confirmation is None else _confirmation(confirmation),
+        }
+
+    async def _run(self, script: Script, topic: TopicName, call: dict[str, Any]) -> list[Any]:
         with _translated():
-            packed: bytes = await script(keys=[topic_key(topic)], args=[_pack(call)])
+            packed: bytes = await script(topic, _pack(call))
         reply: list[Any] = _unpack(packed)
         return reply
-
-
-def _call(writer: Writer, confirmation: Confirmation | None) -> dict[str, Any]:
-    return {
-        "incarnation": encode_id(writer.incarnation),
-        "epoch": encode_id(writer.epoch),
-        "position": encode_position(writer.position),
-        "confirmation": False if confirmation is None else _confirmation(confirmation),
-    }
 
 
 def _confirmation(confirmation: Confirmation) -> list[Any]:

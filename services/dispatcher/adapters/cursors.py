@@ -10,11 +10,11 @@ from itertools import islice
 from typing import Any, Final, NoReturn
 
 import structlog
-from grpc import aio
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import cursor_pb2_grpc as pb_grpc
 from seqgate.api.entry.v1 import entry_pb2
+from seqgate.owners import CHANGING_HANDS, FollowingChannel
 from seqgate.types import Position, TopicName
 from services.dispatcher.core.effects import Persist
 from services.dispatcher.ports import (
@@ -41,15 +41,15 @@ PAGE_SIZE: Final = 10_000
 CALL_ITEMS_MAX: Final = 10_000
 """How many ranges, batches, successions or attempts one call takes."""
 
-EXPECTED: Final = frozenset({"", "STORE_UNAVAILABLE", "STORE_FULL", "DRAINING"})
+EXPECTED: Final = frozenset({"", "STORE_UNAVAILABLE", "STORE_FULL", "DRAINING"}) | CHANGING_HANDS
 """Why the cursor service does nothing now; for any other reason, somebody has to look."""
 
 
 class GrpcCursors:
     """See services.dispatcher.ports.Cursors."""
 
-    def __init__(self, channel: aio.Channel, *, timeout_s: float) -> None:
-        self._stub: Any = pb_grpc.CursorServiceStub(channel)
+    def __init__(self, channel: FollowingChannel, *, timeout_s: float) -> None:
+        self._stub: Any = pb_grpc.CursorServiceStub(channel)  # type: ignore[call-overload]
         self._timeout_s = timeout_s
 
     async def create(
@@ -195,7 +195,7 @@ class GrpcCursors:
         await self._call(self._stub.ReleaseLease, request)
 
     async def check(self) -> None:
-        await self._call(self._stub.ListCursors, pb.ListCursorsRequest(page_size=1))
+        await self._call(self._stub.ListCursors, pb.ListCursorsRequest(page_size=1, local=True))
 
     async def _call(self, method: Any, request: Any) -> Any:
         try:

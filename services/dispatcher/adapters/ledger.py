@@ -12,6 +12,7 @@ from grpc import aio
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
+from seqgate.owners import CHANGING_HANDS, FollowingChannel
 from seqgate.types import Position, TopicName
 from services.dispatcher.ports import Ends, EntryCorrupt, LedgerUnavailable, Run, TopicNotFound
 from services.runtime.channels import check_health
@@ -27,16 +28,16 @@ RETRY_AFTER_S: Final = 0.5
 READ_TIMEOUT_S: Final = 30.0
 """How long one page of a log may take."""
 
-EXPECTED: Final = frozenset({"", "STORE_UNAVAILABLE", "DRAINING"})
+EXPECTED: Final = frozenset({"", "STORE_UNAVAILABLE", "DRAINING"}) | CHANGING_HANDS
 """Why the ledger does nothing now; for any other reason, somebody has to look."""
 
 
 class GrpcLog:
     """See services.dispatcher.ports.Log."""
 
-    def __init__(self, channel: aio.Channel, *, timeout_s: float) -> None:
+    def __init__(self, channel: FollowingChannel, *, timeout_s: float) -> None:
         self._channel = channel
-        self._stub: Any = pb_grpc.LedgerServiceStub(channel)
+        self._stub: Any = pb_grpc.LedgerServiceStub(channel)  # type: ignore[call-overload]
         self._timeout_s = timeout_s
 
     async def ends(self, topic: TopicName) -> Ends:

@@ -9,6 +9,7 @@ from grpc import StatusCode, aio
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
+from seqgate.owners import CHANGING_HANDS, FollowingChannel
 from seqgate.types import PRODUCER_NAME_BYTES_MAX
 from services.dispatcher.ports import LedgerUnavailable, Letter, LetterRefused
 from services.runtime.refused import refused
@@ -54,8 +55,8 @@ class GrpcDeadLetters:
     and in whatever order messages die, none has an id that is too low.
     """
 
-    def __init__(self, channel: aio.Channel, *, timeout_s: float) -> None:
-        self._stub: Any = pb_grpc.LedgerServiceStub(channel)
+    def __init__(self, channel: FollowingChannel, *, timeout_s: float) -> None:
+        self._stub: Any = pb_grpc.LedgerServiceStub(channel)  # type: ignore[call-overload]
         self._timeout_s = timeout_s
 
     async def put(self, letter: Letter) -> bool:
@@ -68,7 +69,7 @@ class GrpcDeadLetters:
         except aio.AioRpcError as error:
             said = refused(error)
             because = said.reason or said.code.name
-            if said.code in _REFUSING:
+            if said.code in _REFUSING and said.reason not in CHANGING_HANDS:
                 raise _refused(letter, because) from error
             raise LedgerUnavailable(
                 "the dead letter topic does not answer",

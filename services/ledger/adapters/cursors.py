@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from typing import Any, Final, NoReturn
 
 import structlog
-from grpc import aio
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import cursor_pb2_grpc as pb_grpc
+from seqgate.owners import CHANGING_HANDS, FollowingChannel
 from seqgate.types import Position, TopicName
 from services.ledger.ports import CursorsUnavailable
 from services.runtime.refused import Refused, answer
@@ -26,15 +26,15 @@ PAGE_SIZE: Final = 1_000
 
 NOT_FOUND: Final = "CURSOR_NOT_FOUND"
 
-EXPECTED: Final = frozenset({"", "STORE_UNAVAILABLE", "STORE_FULL", "DRAINING"})
+EXPECTED: Final = frozenset({"", "STORE_UNAVAILABLE", "STORE_FULL", "DRAINING"}) | CHANGING_HANDS
 """Why the cursor service does nothing now; for any other reason, somebody has to look."""
 
 
 class GrpcCursors:
     """See services.ledger.ports.Cursors."""
 
-    def __init__(self, channel: aio.Channel) -> None:
-        self._stub: Any = pb_grpc.CursorServiceStub(channel)
+    def __init__(self, channel: FollowingChannel) -> None:
+        self._stub: Any = pb_grpc.CursorServiceStub(channel)  # type: ignore[call-overload]
 
     async def mark_deletes(self, topic: TopicName) -> dict[str, Position | None]:
         try:

@@ -23,6 +23,7 @@ from services.ledger.ports import (
     TopicNotFound,
     Trimmed,
 )
+from services.placement.adapters.sqlite import STAGED
 from services.runtime.sqlite import Connections, connections
 
 LAYOUT: Final = 3
@@ -118,6 +119,8 @@ _BLOCK_AT: Final = """SELECT {} FROM block WHERE id = (
     ) AND first_entry <= ?3"""
 _RUN_FROM: Final = """SELECT ledger_id, first_entry, last_entry, append_ms FROM block
     WHERE topic = ? AND (ledger_id, last_entry) >= (?, ?) ORDER BY ledger_id, last_entry LIMIT 1"""
+_NOBODYS: Final = """SELECT id FROM topic
+    WHERE name IS NULL AND id NOT IN (SELECT id FROM staged) LIMIT 1"""
 _LOG: Final = """name, incarnation, ledger_id, created_ms, first_ledger, first_entry, tail_ledger,
     tail_entry, entries, messages, size_bytes"""
 
@@ -136,6 +139,7 @@ async def open_sqlite_store(
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         elif version != LAYOUT:
             raise StoreUnavailable("the database has another layout", found=version, known=LAYOUT)
+        connection.execute(STAGED)
         if size_max_bytes:
             ((page_bytes,),) = _rows(connection, "PRAGMA page_size")
             connection.execute(f"PRAGMA max_page_count = {size_max_bytes // page_bytes}")
@@ -151,6 +155,11 @@ class SqliteLedgerStore:
 
     def __init__(self, opened: Connections) -> None:
         self._connections = opened
+
+    @property
+    def connections(self) -> Connections:
+        """For what is noted beside the logs."""
+        return self._connections
 
     async def create(self, topic: TopicName) -> tuple[LogState, bool]:
         def work(db: apsw.Connection) -> tuple[LogState, bool]:
@@ -783,7 +792,7 @@ def _first_from(db: apsw.Connection, topic_id: int, position: Position) -> Posit
 
 def _remove_deleted(db: apsw.Connection) -> bool:
     """Remove a few blocks of a deleted topic; whether there is more to remove."""
-    rows = _rows(db, "SELECT id FROM topic WHERE name IS NULL LIMIT 1")
+    rows = _rows(db, _NOBODYS)
     if not rows:
         return False
     ((topic_id,),) = rows

@@ -45,7 +45,8 @@ class CursorServiceStub:
     RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
     cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
     epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    nobody ever got that one.
+    nobody ever got that one. Where the service has several instances, also those of
+    PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
     """
 
     def __init__(self, channel):
@@ -156,7 +157,8 @@ class CursorServiceServicer:
     RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
     cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
     epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    nobody ever got that one.
+    nobody ever got that one. Where the service has several instances, also those of
+    PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
     """
 
     def CreateCursor(self, request, context):
@@ -177,7 +179,8 @@ class CursorServiceServicer:
 
     def ListCursors(self, request, context):
         """ListCursors pages through a topic's cursors in the order of their names,
-        or through those of all topics.
+        or through those of all topics. Of a topic that is moved to another instance
+        meanwhile, the latter may lack all.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
         """
@@ -428,7 +431,8 @@ class CursorService:
     RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
     cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
     epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    nobody ever got that one.
+    nobody ever got that one. Where the service has several instances, also those of
+    PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
     """
 
     @staticmethod

@@ -46,7 +46,8 @@ class CursorServiceStub:
     RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
     cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
     epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    nobody ever got that one.
+    nobody ever got that one. Where the service has several instances, also those of
+    PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
     """
 
     @_typing.overload
@@ -62,7 +63,8 @@ class CursorServiceStub:
     """GetCursor returns a cursor. Retry: safe."""
     ListCursors: _grpc.UnaryUnaryMultiCallable[_cursor_pb2.ListCursorsRequest, _cursor_pb2.ListCursorsResponse]
     """ListCursors pages through a topic's cursors in the order of their names,
-    or through those of all topics.
+    or through those of all topics. Of a topic that is moved to another instance
+    meanwhile, the latter may lack all.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
     """
@@ -167,7 +169,8 @@ class CursorServiceAsyncStub(CursorServiceStub):
     RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
     cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
     epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    nobody ever got that one.
+    nobody ever got that one. Where the service has several instances, also those of
+    PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -180,7 +183,8 @@ class CursorServiceAsyncStub(CursorServiceStub):
     """GetCursor returns a cursor. Retry: safe."""
     ListCursors: _aio.UnaryUnaryMultiCallable[_cursor_pb2.ListCursorsRequest, _cursor_pb2.ListCursorsResponse]  # type: ignore[assignment]
     """ListCursors pages through a topic's cursors in the order of their names,
-    or through those of all topics.
+    or through those of all topics. Of a topic that is moved to another instance
+    meanwhile, the latter may lack all.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
     """
@@ -284,7 +288,8 @@ class CursorServiceServicer(metaclass=_abc_1.ABCMeta):
     RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
     cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
     epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    nobody ever got that one.
+    nobody ever got that one. Where the service has several instances, also those of
+    PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
     """
 
     @_abc_1.abstractmethod
@@ -313,7 +318,8 @@ class CursorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cursor_pb2.ListCursorsResponse, _abc.Awaitable[_cursor_pb2.ListCursorsResponse]]:
         """ListCursors pages through a topic's cursors in the order of their names,
-        or through those of all topics.
+        or through those of all topics. Of a topic that is moved to another instance
+        meanwhile, the latter may lack all.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
         """

@@ -33,7 +33,8 @@ class LedgerServiceStub:
     tenant/namespace/name; NOT_FOUND with reason
     TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
     the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
-    does not match its checksum.
+    does not match its checksum. Where the service has several instances, also those
+    of PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
     """
 
     def __init__(self, channel):
@@ -122,7 +123,8 @@ class LedgerServiceServicer:
     tenant/namespace/name; NOT_FOUND with reason
     TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
     the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
-    does not match its checksum.
+    does not match its checksum. Where the service has several instances, also those
+    of PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
     """
 
     def Publish(self, request_iterator, context):
@@ -233,7 +235,8 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTopics(self, request, context):
-        """ListTopics pages through the topics in the order of their names.
+        """ListTopics pages through the topics in the order of their names. One that is
+        moved to another instance meanwhile may be missing.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
         """
@@ -387,7 +390,8 @@ class LedgerService:
     tenant/namespace/name; NOT_FOUND with reason
     TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
     the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
-    does not match its checksum.
+    does not match its checksum. Where the service has several instances, also those
+    of PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
     """
 
     @staticmethod

@@ -34,7 +34,8 @@ class LedgerServiceStub:
     tenant/namespace/name; NOT_FOUND with reason
     TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
     the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
-    does not match its checksum.
+    does not match its checksum. Where the service has several instances, also those
+    of PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
     """
 
     @_typing.overload
@@ -116,7 +117,8 @@ class LedgerServiceStub:
     GetTopic: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetTopicRequest, _ledger_pb2.GetTopicResponse]
     """GetTopic describes a topic. Retry: safe."""
     ListTopics: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListTopicsRequest, _ledger_pb2.ListTopicsResponse]
-    """ListTopics pages through the topics in the order of their names.
+    """ListTopics pages through the topics in the order of their names. One that is
+    moved to another instance meanwhile may be missing.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
     """
@@ -166,7 +168,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     tenant/namespace/name; NOT_FOUND with reason
     TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
     the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
-    does not match its checksum.
+    does not match its checksum. Where the service has several instances, also those
+    of PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -245,7 +248,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     GetTopic: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetTopicRequest, _ledger_pb2.GetTopicResponse]  # type: ignore[assignment]
     """GetTopic describes a topic. Retry: safe."""
     ListTopics: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListTopicsRequest, _ledger_pb2.ListTopicsResponse]  # type: ignore[assignment]
-    """ListTopics pages through the topics in the order of their names.
+    """ListTopics pages through the topics in the order of their names. One that is
+    moved to another instance meanwhile may be missing.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
     """
@@ -294,7 +298,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     tenant/namespace/name; NOT_FOUND with reason
     TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
     the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
-    does not match its checksum.
+    does not match its checksum. Where the service has several instances, also those
+    of PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
     """
 
     @_abc_1.abstractmethod
@@ -425,7 +430,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ListTopicsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.ListTopicsResponse, _abc.Awaitable[_ledger_pb2.ListTopicsResponse]]:
-        """ListTopics pages through the topics in the order of their names.
+        """ListTopics pages through the topics in the order of their names. One that is
+        moved to another instance meanwhile may be missing.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
         """

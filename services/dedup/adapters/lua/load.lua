@@ -3,6 +3,7 @@
 -- call, in place of what topic.lua names:
 --     incarnation  19 digits
 --     through      38 digits
+--     leap         as there
 --     replacing    also when the state that is there covers as much, or more
 --     taken_ms     false, or when the snapshot that it comes from was taken
 --     producers    {producer, mark, active_ms, ...}

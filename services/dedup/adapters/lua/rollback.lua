@@ -32,7 +32,6 @@ else
     if not p.known then producers[name] = nil end
   end
   write_producers(producers)
-  topic.revision = topic.revision + 1
-  changed = true
+  leap()
 end
 return answer(refusal or { "applied", topic.revision, unsaved() })

@@ -15,6 +15,8 @@
 --
 -- ARGV[1]  MessagePack of the table `call`:
 --     incarnation, epoch   19 digits
+--     leap                 a number below 2^40, at random: how much further than by one the revision
+--                          moves when claims are withdrawn
 --     position             38 digits or ""
 --     confirmation         false, or {after, through, entry_count, remaining,
 --                          {{producer, last_append_ms, entry, entry, ...}, ...}}
@@ -28,6 +30,7 @@
 
 local KEY = KEYS[1]
 local FIELDS = 1000 -- a HMGET or HSET: Lua's stack bounds unpack()
+local REVISIONS = 2 ^ 52 -- numbers up to twice that are exact
 local ID = 19 -- digits: what is longer stands inside a large message
 
 local call = cmsgpack.unpack(ARGV[1])
@@ -109,10 +112,17 @@ local function new_topic(incarnation, epoch)
   }
 end
 
+-- The revision moves by one in core/topic.py, where there is one state. Redis may have two for a while,
+-- on a master that was cut off and on its successor, and one writer may meet both: what it has let
+-- through on one of them must never be looked for on the other under the same revision.
+local function leap()
+  topic.revision = (topic.revision + 1 + call.leap) % REVISIONS
+  changed = true
+end
+
 local function withdraw_all()
   topic.term = topic.term + 1
-  topic.revision = topic.revision + 1
-  changed = true
+  leap()
 end
 
 -- core/topic.py:TopicState.entered_by. Answers a refusal or nil.

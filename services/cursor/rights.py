@@ -1,0 +1,99 @@
+"""What each method of the cursor service needs.
+
+Other services keep their records in cursors' properties, and act on them: what a dispatcher finds
+there it publishes to where it says, under the dispatcher's own name. So properties whose names
+belong to the system are for services alone.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from seqgate.api.cursor.v1 import cursor_pb2 as pb
+from seqgate.api.cursor.v1 import managed_pb2
+from services.placement.rights import rights_among
+from services.runtime.access import SYSTEM_CURSOR, Need, Part, Role, Verb
+from services.runtime.rights import (
+    NOBODY,
+    Right,
+    Rights,
+    of_cursor,
+    roles,
+    table,
+    the_topic,
+    topics_from,
+)
+
+CONSUME, ADMINISTER, KEEP = Verb.CONSUME, Verb.ADMINISTER, Verb.KEEP
+
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["CursorService"]
+
+SYSTEM_PROPERTIES: Final = (SYSTEM_CURSOR, "#seqgate.")
+"""How the names of properties begin that belong to the system."""
+
+
+def _list_cursors(request: Any) -> Sequence[Need]:
+    topics = the_topic(request.topic) if request.topic else topics_from("")
+    return [Need(frozenset({CONSUME, ADMINISTER, KEEP}), topics)]
+
+
+def _kept(request: Any, properties: Iterable[str]) -> Sequence[Need]:
+    own = Need(frozenset({KEEP}), the_topic(request.topic), Part(request.name))
+    return [own, NOBODY] if any(map(_is_system, properties)) else [own]
+
+
+def _is_system(name: str) -> bool:
+    return name.startswith(SYSTEM_PROPERTIES)
+
+
+def _create(request: Any) -> Sequence[Need]:
+    return _kept(request, request.properties)
+
+
+def _update_properties(request: Any) -> Sequence[Need]:
+    return _kept(request, [*request.put, *request.remove])
+
+
+def _import(request: Any) -> Sequence[Need]:
+    info = managed_pb2.ManagedCursorInfo()
+    try:
+        info.ParseFromString(request.managed_cursor_info)
+    except DecodeError:  # it is refused
+        return _kept(request, ())
+    return _kept(request, [each.name for each in info.cursor_properties])
+
+
+_DISPATCHER: Final = roles(Role.DISPATCHER)
+
+_OWN: Final = table(
+    SERVICE.full_name,
+    {
+        "CreateCursor": Right(_create, roles(Role.DISPATCHER, Role.DEDUP)),
+        "GetCursor": Right(
+            of_cursor(CONSUME, ADMINISTER, KEEP), roles(Role.DISPATCHER, Role.DEDUP, Role.JOBS)
+        ),
+        "ListCursors": Right(
+            _list_cursors, roles(Role.DISPATCHER, Role.LEDGER, Role.JOBS, Role.CURSOR)
+        ),
+        "DeleteCursor": Right(
+            of_cursor(ADMINISTER, KEEP), roles(Role.DISPATCHER, Role.DEDUP, Role.LEDGER)
+        ),
+        "ResetCursor": Right(of_cursor(ADMINISTER, KEEP), _DISPATCHER),
+        "MarkDelete": Right(of_cursor(KEEP), roles(Role.DEDUP)),
+        "Acknowledge": Right(of_cursor(KEEP), _DISPATCHER),
+        "ReadAcknowledged": Right(of_cursor(CONSUME, ADMINISTER, KEEP), _DISPATCHER),
+        "RecordAttempts": Right(of_cursor(KEEP), _DISPATCHER),
+        "ListAttempts": Right(of_cursor(CONSUME, ADMINISTER, KEEP), _DISPATCHER),
+        "UpdateCursorProperties": Right(_update_properties, roles(Role.DISPATCHER, Role.DEDUP)),
+        "AcquireLease": Right(of_cursor(KEEP), _DISPATCHER),
+        "RenewLease": Right(of_cursor(KEEP), _DISPATCHER),
+        "ReleaseLease": Right(of_cursor(KEEP), _DISPATCHER),
+        "ImportManagedCursor": Right(_import),
+        "ExportManagedCursor": Right(of_cursor(CONSUME, ADMINISTER, KEEP)),
+    },
+    SERVICE.methods_by_name,
+)
+
+RIGHTS: Final[Rights] = {**_OWN, **rights_among(Role.CURSOR)}
+"""By the full names of the methods."""

@@ -1,0 +1,227 @@
+"""Redis Cluster: each command goes to the node that has its key's slot.
+
+redis-py brings a client for clusters, and everything here but the way to the node is redis-py's.
+That client is not used, because its commands' outcome must be known to be unknown at once: it
+sends ASKING on another connection than the command, so that a slot that is being moved is out of
+reach; it cuts everybody's connections off, and waits, when one slot is not served; and it asks
+nodes one after the other where the slots are, for as long as a silent one may take.
+
+What is repeated here is only what was not executed: a command that a node answered with MOVED or
+ASK. Every other error goes to the caller, and makes the next command ask where the slots are.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple, Self
+
+from redis.asyncio import Redis
+from redis.crc import key_slot
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MovedError,
+    NoScriptError,
+    RedisError,
+)
+from redis.exceptions import ConnectionError as NotConnected
+
+from services.dedup.adapters.keys import POLICIES
+from services.dedup.redis_url import Node
+
+SLOTS: Final = 16_384
+
+REDIRECTIONS_MAX: Final = 5
+"""How often a command is sent elsewhere: a slot has at most moved once, and is being moved."""
+
+_KEY_AT: Final = {"EVAL": 3, "EVALSHA": 3}
+"""Where a command's key is; others have it right behind their name."""
+
+
+class ClusterRedis:
+    """A cluster, as far as commands with one key go, and a walk over all keys. The methods are
+    those of Redis."""
+
+    def __init__(
+        self, seeds: Sequence[Node], connect: Callable[[Node], Redis], *, timeout_s: float
+    ) -> None:
+        """
+        Args:
+            seeds: some nodes.
+            connect: makes a client of one node, which does not retry.
+            timeout_s: how long a command may take with all its redirections.
+        """
+        self._seeds = tuple(seeds)
+        self._connect = connect
+        self._timeout_s = timeout_s
+        self._clients: dict[Node, Any] = {}  # Redis; its types mix synchronous and not
+        self._owners: list[Node | None] = [None] * SLOTS
+        self._learning = asyncio.Lock()
+        self._learned = 0  # how often it was asked where the slots are
+        self._doubtful = True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for client in self._clients.values():
+            await client.aclose()
+
+    # ---- commands
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        """Run a command where its key is.
+
+        Raises:
+            RedisError, OSError, TimeoutError: the outcome is not known, or the command was refused.
+        """
+        key = args[_KEY_AT.get(args[0], 1)]
+        slot = key_slot(key if isinstance(key, bytes) else key.encode())
+        with self._doubting():
+            async with asyncio.timeout(self._timeout_s):
+                if self._doubtful:
+                    await self._learn()
+                return await self._routed(slot, args, options)
+
+    async def time(self) -> tuple[int, int]:
+        """The clock of one node, for everybody the same: the owner of the policies' slot."""
+        script = 'return redis.call("TIME")'
+        seconds, microseconds = await self.execute_command("EVAL", script, 1, POLICIES)
+        return int(seconds), int(microseconds)
+
+    async def ping(self) -> bool:
+        """Return if the policies' slot is served. Without it no topic is; that another one is not
+        concerns the topics in that slot, and no others."""
+        await self.execute_command("EXISTS", POLICIES)
+        return True
+
+    async def scan_iter(self, match: str, count: int) -> AsyncIterator[bytes]:
+        """All keys, of all primaries; one that is moved meanwhile may come twice, or not."""
+        with self._doubting():
+            async with asyncio.timeout(self._timeout_s):
+                await self._learn()
+            for node in dict.fromkeys(self._owners):
+                if node is None:
+                    raise ClusterDownError("a slot has no node")
+                async for key in self._client(node).scan_iter(match, count):
+                    yield key
+
+    async def _routed(self, slot: int, args: Sequence[Any], options: dict[str, Any]) -> Any:
+        node, asking = self._owners[slot], False
+        for _ in range(REDIRECTIONS_MAX):
+            if node is None:
+                raise ClusterDownError("the slot has no node")
+            try:
+                if asking:
+                    return await _asking(self._client(node), args, options)
+                return await self._client(node).execute_command(*args, **options)
+            except MovedError as error:
+                node, asking = _named(error, node), False
+                self._owners[slot] = node
+            except AskError as error:
+                node, asking = _named(error, node), True
+        raise ClusterDownError("the nodes do not agree who has the slot")
+
+    def _client(self, node: Node) -> Any:
+        if node not in self._clients:
+            self._clients[node] = self._connect(node)
+        return self._clients[node]
+
+    # ---- where the slots are
+
+    @contextmanager
+    def _doubting(self) -> Iterator[None]:
+        """Whatever ends a command early, or its caller's patience, may be due to a node that has
+        not got the slot any more."""
+        try:
+            yield
+        except NoScriptError:
+            raise
+        except BaseException:
+            self._doubtful = True
+            raise
+
+    async def _learn(self) -> None:
+        """Find out where the slots are, once for all who want to know."""
+        learned = self._learned
+        async with self._learning:
+            if self._learned != learned:
+                return
+            view = await self._newest_view()
+            self._owners = view.owners
+            self._doubtful = False
+            self._learned += 1
+            for node in self._clients.keys() - view.nodes - set(self._seeds):
+                await self._clients[node].aclose()
+                del self._clients[node]
+
+    async def _newest_view(self) -> "_View":
+        """The view of the first node that is in touch with most of the cluster; all are asked at
+        once. One that was cut off would name itself for ever as the owner of what others took
+        over, and is believed only where nobody else answers."""
+        asked = {*self._seeds, *self._clients}
+        tasks = [asyncio.create_task(_view_of(node, self._client(node))) for node in asked]
+        best: _View | None = None
+        failure: Exception | None = None
+        try:
+            for answer in asyncio.as_completed(tasks, timeout=self._timeout_s / 2):
+                try:
+                    best = await answer
+                except (RedisError, OSError) as error:
+                    failure = error
+                    continue
+                if best.in_touch:
+                    return best
+        except TimeoutError as error:
+            failure = error
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if best is None:
+            raise NotConnected("no node of the cluster answers") from failure
+        return best
+
+
+class _View(NamedTuple):
+    """What a node says of the cluster."""
+
+    in_touch: bool
+    owners: list[Node | None]
+    nodes: set[Node]
+
+
+async def _view_of(node: Node, client: Any) -> _View:
+    async with client.pipeline(transaction=False) as pipeline:
+        pipeline.execute_command("CLUSTER INFO")
+        pipeline.execute_command("CLUSTER SLOTS")
+        info, ranges = await pipeline.execute()
+    owners: list[Node | None] = [None] * SLOTS
+    nodes: set[Node] = set()
+    for first, last, *serving in ranges:
+        listed = [_at(str(host or b"", "utf-8"), port, node) for host, port, *_ in serving]
+        owners[first : last + 1] = [listed[0]] * (last + 1 - first)
+        nodes.update(listed)
+    return _View(info["cluster_state"] == "ok", owners, nodes)
+
+
+async def _asking(client: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+    """Run a command where its slot is moving to. ASKING counts for the next command on the same
+    connection."""
+    async with client.pipeline(transaction=False) as pipeline:
+        pipeline.execute_command("ASKING")
+        pipeline.execute_command(*args, **options)
+        asked, reply = await pipeline.execute(raise_on_error=False)
+    for each in (asked, reply):
+        if isinstance(each, Exception):
+            raise each
+    return reply
+
+
+def _named(error: AskError, by: Node) -> Node:
+    return _at(error.host, error.port, by)
+
+
+def _at(host: str, port: int, by: Node) -> Node:
+    """A node as another one names it; without a host it is the other one's."""
+    return Node(by.host if host in ("", "?") else host, port)

@@ -1,0 +1,95 @@
+"""The way to Redis: one server, the master that Sentinels name, or a cluster.
+
+Whichever it is, no command is sent twice, and after an error the next one looks for the right
+server: connections that broke are made anew, Sentinels are asked at each new connection, and a
+cluster's nodes where the slots are.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.connection import Connection
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as NotConnected
+from redis.exceptions import ReadOnlyError
+
+from services.dedup.adapters.cluster import ClusterRedis
+from services.dedup.redis_url import Node, RedisUrl, Served, parse_redis_url
+
+
+@asynccontextmanager
+async def connect_redis(url: str, *, timeout_s: float, connections_max: int) -> AsyncIterator[Any]:
+    """A client, Redis or ClusterRedis, whose connections (in a cluster, those to each node) are so
+    many at most; it neither retries nor waits for longer than `timeout_s`."""
+    at = parse_redis_url(url)
+    patience = _patience(timeout_s)
+    options: dict[str, Any] = {"max_connections": connections_max, **at.options}
+    async with AsyncExitStack() as stack:
+        client: Any
+        if at.served is Served.SENTINEL:
+            client = await stack.enter_async_context(_master(at, timeout_s, options | patience))
+        elif at.served is Served.CLUSTER:
+
+            def connect(node: Node) -> Redis:
+                return Redis(host=node.host, port=node.port, **options, **patience)
+
+            client = ClusterRedis(at.nodes, connect, timeout_s=timeout_s)
+        elif at.served is Served.SOCKET:
+            client = _Server(unix_socket_path=at.path, db=at.database, **options, **patience)
+        else:
+            ((host, port),) = at.nodes
+            client = _Server(host=host, port=port, db=at.database, **options, **patience)
+        yield await stack.enter_async_context(client)
+
+
+def _patience(timeout_s: float) -> dict[str, Any]:
+    return {
+        "retry": Retry(NoBackoff(), 0),
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "socket_keepalive": True,
+    }
+
+
+@asynccontextmanager
+async def _master(at: RedisUrl, timeout_s: float, options: dict[str, Any]) -> AsyncIterator[Redis]:
+    """The Sentinels are asked one after the other. All of them together, and the connection to the
+    master, have the time that one connection has otherwise, so that one that is silent does not
+    use it up."""
+    share_s = timeout_s / (len(at.nodes) + 1)
+    sentinel: Any = Sentinel(  # type: ignore[no-untyped-call]
+        at.nodes, sentinel_kwargs={**at.sentinel, **_patience(share_s)}
+    )
+    async with sentinel:
+        yield sentinel.master_for(
+            at.master,
+            db=at.database,
+            redis_connect_func=_to_a_master,
+            **(options | {"socket_connect_timeout": share_s}),
+        )
+
+
+async def _to_a_master(connection: Connection) -> None:
+    """What is done first on a connection. Sentinels that are late name a server that is none any
+    more, and what it answers would be old."""
+    await connection.on_connect()
+    await connection.send_command("ROLE")
+    role, *_ = await connection.read_response()
+    if role != b"master":
+        raise NotConnected(f"not a master, but {role!r}")
+
+
+class _Server(Redis):
+    """One address. What is behind it may change: where a server may not be written to any more, the
+    next connection may lead to its successor."""
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        except ReadOnlyError:
+            await self.connection_pool.disconnect(inuse_connections=False)
+            raise

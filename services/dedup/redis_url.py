@@ -1,0 +1,177 @@
+"""Where Redis is, as one text.
+
+    redis://[user:password@]host[:port][/database]          one server, or one address of several
+    redis+sentinel://[...@]host[:port],.../name[/database]  the master that Sentinels know by a name
+    redis+cluster://[...@]host[:port],...                   a cluster, by some of its nodes
+    unix:///path[?db=database]                              one server on this machine
+
+With rediss, rediss+sentinel and rediss+cluster all of it goes over TLS. The user and the password
+are Redis's own; what Sentinels want is among the options, which follow a question mark.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from typing import Final, NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+REDIS_PORT: Final = 6379
+SENTINEL_PORT: Final = 26379
+PORT_MAX: Final = 65_535
+DATABASE_MAX: Final = 1_000_000
+
+_FORM: Final = re.compile(
+    r"([a-z+]+)://(?:([^@/?]*)@)?([^/?@]*)((?:/[^?]*)?)(?:\?(.*))?", re.DOTALL
+)
+_HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s\[\]:%]+)(?::([0-9]{1,5}))?")
+
+
+class Served(Enum):
+    """By what."""
+
+    SERVER = auto()
+    SOCKET = auto()
+    SENTINEL = auto()
+    CLUSTER = auto()
+
+
+class Node(NamedTuple):
+    """Where one process listens."""
+
+    host: str
+    port: int
+
+
+class RedisUrl(NamedTuple):
+    """What such a text says. `options` and `sentinel` are arguments of redis-py's connections, to
+    Redis and to Sentinels."""
+
+    served: Served
+    nodes: tuple[Node, ...] = ()
+    path: str = ""
+    master: str = ""
+    database: int = 0
+    options: Mapping[str, str | bool] = {}
+    sentinel: Mapping[str, str | bool] = {}
+
+
+_SCHEMES: Final = {
+    f"redis{tls}{by}": (served, bool(tls))
+    for tls in ("", "s")
+    for by, served in (
+        ("", Served.SERVER),
+        ("+sentinel", Served.SENTINEL),
+        ("+cluster", Served.CLUSTER),
+    )
+} | {"unix": (Served.SOCKET, False)}
+
+
+def parse_redis_url(text: str) -> RedisUrl:
+    """What a text says.
+
+    Raises:
+        ValueError: nothing that can be; the message does not repeat a password.
+    """
+    form = _FORM.fullmatch(text)
+    if form is None or form[1] not in _SCHEMES:
+        raise ValueError(f"one of {', '.join(f'{each}://' for each in _SCHEMES)} and an address")
+    scheme, credentials, hosts, path, query = form.groups(default="")
+    served, tls = _SCHEMES[scheme]
+    given = _query(query, served, tls=tls)
+    options: dict[str, str | bool] = dict(_credentials(credentials))
+    options |= {name: value for name, value in given.items() if name not in _OF_SENTINELS}
+    if tls:
+        options["ssl"] = True
+    if served is Served.SOCKET:
+        database = str(options.pop("db", "0"))
+        if hosts or len(path) < 2:
+            raise ValueError("unix:///path: the path of a socket")
+        return RedisUrl(served, path=unquote(path), database=_database(database), options=options)
+    nodes = tuple(
+        _node(host, SENTINEL_PORT if served is Served.SENTINEL else REDIS_PORT)
+        for host in hosts.split(",")
+    )
+    parts = [unquote(part) for part in path.split("/")[1:]]
+    master = ""
+    if served is Served.SERVER and len(nodes) > 1:
+        raise ValueError(f"{scheme}://: one host; several are of {scheme}+sentinel or +cluster")
+    if served is Served.SENTINEL:
+        master, *parts = parts or [""]
+        if not master:
+            raise ValueError(f"{scheme}://host:port,host:port/name: the name of the master")
+    if len(parts) > 1 or (served is Served.CLUSTER and parts not in ([], [""], ["0"])):
+        raise ValueError("too much after the address; a cluster has no database but 0")
+    sentinel = {
+        **{name: value for name, value in options.items() if name.startswith("ssl")},
+        **{_OF_SENTINELS[name]: given[name] for name in given if name in _OF_SENTINELS},
+    }
+    return RedisUrl(
+        served,
+        nodes,
+        master=master,
+        database=_database(parts[0] if parts and parts[0] else "0"),
+        options=options,
+        sentinel=sentinel if served is Served.SENTINEL else {},
+    )
+
+
+def _node(text: str, port: int) -> Node:
+    found = _HOST.fullmatch(text)
+    if found is None:
+        raise ValueError("host, host:port or [address]:port; several with commas between them")
+    number = port if found[2] is None else int(found[2])
+    if not 0 < number <= PORT_MAX:
+        raise ValueError(f"ports are 1 to {PORT_MAX}")
+    return Node(found[1].strip("[]"), number)
+
+
+def _database(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text[:9]) <= DATABASE_MAX):
+        raise ValueError("a database is a number")
+    return int(text)
+
+
+def _credentials(text: str) -> dict[str, str]:
+    user, _, password = text.partition(":")
+    given = {"username": unquote(user), "password": unquote(password)}
+    return {name: value for name, value in given.items() if value}
+
+
+def _query(text: str, served: Served, *, tls: bool) -> dict[str, str | bool]:
+    given: dict[str, str | bool] = {}
+    for name, value in parse_qsl(text, keep_blank_values=True):
+        fits = {
+            "db": served is Served.SOCKET,
+            "sentinel_username": served is Served.SENTINEL,
+            "sentinel_password": served is Served.SENTINEL,
+        }.get(name, tls)
+        if name not in _OPTIONS or not fits or name in given:
+            raise ValueError(f"an option that is not known here, or comes twice: {name}")
+        given[name] = _OPTIONS[name](value)
+    return given
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError("ssl_check_hostname is true or false")
+    return text.lower() == "true"
+
+
+def _demand(text: str) -> str:
+    if text not in ("none", "optional", "required"):
+        raise ValueError("ssl_cert_reqs is none, optional or required")
+    return text
+
+
+_OPTIONS: Final[Mapping[str, Callable[[str], str | bool]]] = {
+    "db": str,
+    "ssl_ca_certs": str,
+    "ssl_certfile": str,
+    "ssl_keyfile": str,
+    "ssl_cert_reqs": _demand,
+    "ssl_check_hostname": _flag,
+    "sentinel_username": str,
+    "sentinel_password": str,
+}
+
+_OF_SENTINELS: Final = {"sentinel_username": "username", "sentinel_password": "password"}

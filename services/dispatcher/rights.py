@@ -1,0 +1,49 @@
+"""What each method of the dispatcher service needs."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from services.runtime.access import Need, Part, Verb
+from services.runtime.rights import Right, Rights, of_subscription, of_topic, table, the_topic
+
+PUBLISH, CONSUME, ADMINISTER = Verb.PUBLISH, Verb.CONSUME, Verb.ADMINISTER
+
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["DispatcherService"]
+
+
+def _consume(request: Any) -> Sequence[Need]:
+    if request.WhichOneof("request") != "subscribe":
+        return ()
+    given = request.subscribe
+    needs = [Need(frozenset({CONSUME}), the_topic(given.topic), Part(given.subscription))]
+    if given.options.dead_letter_topic:
+        # The dispatcher publishes there, under its own name.
+        letters = the_topic(given.options.dead_letter_topic)
+        needs.append(Need(frozenset({PUBLISH}), letters))
+    return needs
+
+
+_OF_CONSUMERS: Final = of_subscription(CONSUME, ADMINISTER)
+_OF_OPERATORS: Final = of_subscription(ADMINISTER)
+
+RIGHTS: Final[Rights] = table(
+    SERVICE.full_name,
+    {
+        "Consume": Right(_consume),
+        "CreateSubscription": Right(_OF_CONSUMERS),
+        "GetSubscription": Right(_OF_CONSUMERS),
+        "ListSubscriptions": Right(of_topic(CONSUME, ADMINISTER)),
+        "DeleteSubscription": Right(_OF_OPERATORS),
+        "ResetSubscription": Right(_OF_CONSUMERS),  # as Seek on the stream
+        "UpdateSubscriptionProperties": Right(_OF_OPERATORS),
+        "ReleaseKey": Right(_OF_CONSUMERS),
+        "SetFilters": Right(_OF_OPERATORS),
+        "GetFilters": Right(_OF_CONSUMERS),
+        "AnalyzeBacklog": Right(_OF_CONSUMERS),
+        "Report": Right(_OF_CONSUMERS),
+        "Explain": Right(_OF_CONSUMERS),
+    },
+    SERVICE.methods_by_name,
+)
+"""By the full names of the methods."""

@@ -1,0 +1,63 @@
+"""What each method of the ledger service needs."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from services.placement.rights import rights_among
+from services.runtime.access import Need, Role, Verb
+from services.runtime.rights import (
+    ANY_VERB,
+    Right,
+    Rights,
+    of_topic,
+    of_topic_somehow,
+    roles,
+    table,
+    the_topic,
+    topics_from,
+)
+
+PUBLISH, READ, ADMINISTER = Verb.PUBLISH, Verb.READ, Verb.ADMINISTER
+
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["LedgerService"]
+
+
+def _publish(request: Any) -> Sequence[Need]:
+    if request.WhichOneof("request") != "open":
+        return ()
+    return [Need(frozenset({PUBLISH}), the_topic(request.open.topic))]
+
+
+def _list_topics(request: Any) -> Sequence[Need]:
+    return [Need(frozenset({READ, ADMINISTER}), topics_from(request.prefix))]
+
+
+_READERS: Final = roles(Role.DISPATCHER, Role.JOBS)
+
+_OWN: Final = table(
+    SERVICE.full_name,
+    {
+        # The dispatcher publishes dead letters; whoever names a dead letter topic of their own
+        # needs the right to publish there themselves.
+        "Publish": Right(_publish, roles(Role.DISPATCHER)),
+        "Read": Right(of_topic(READ), _READERS),
+        "ReadEntries": Right(of_topic(READ), _READERS),
+        "ReadColumns": Right(of_topic(READ), roles(Role.JOBS)),
+        "ListLedgers": Right(of_topic(READ), _READERS),
+        "ListTrimmedProducers": Right(of_topic(READ), roles(Role.JOBS)),
+        "LastMessageId": Right(of_topic(READ), roles(Role.JOBS)),
+        "FindMessage": Right(of_topic(READ, PUBLISH), roles(Role.JOBS)),
+        "FindPosition": Right(of_topic(READ), roles(Role.DISPATCHER)),
+        # Whoever has to do with a topic may know that it is there.
+        "GetTopic": Right(of_topic_somehow(*ANY_VERB), _READERS),
+        "ListTopics": Right(_list_topics, roles(Role.JOBS, Role.LEDGER)),
+        "CreateTopic": Right(of_topic(ADMINISTER)),
+        "TrimTopic": Right(of_topic(ADMINISTER)),
+        "DeleteTopic": Right(of_topic(ADMINISTER)),
+    },
+    SERVICE.methods_by_name,
+)
+
+RIGHTS: Final[Rights] = {**_OWN, **rights_among(Role.LEDGER)}
+"""By the full names of the methods."""

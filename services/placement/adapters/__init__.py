@@ -1,0 +1,1 @@
+"""What placement stands on: one outside thing each."""

@@ -1,0 +1,267 @@
+"""Who may do what: rules, as a file has them. What no rule allows is denied.
+
+    [services]                                     # the services' own identities, by their role
+    ledger = ["uri:spiffe://example/ns/seqgate/sa/ledger"]
+
+    [[rules]]
+    principals = ["uri:spiffe://example/ns/shop/*", "sub:alice"]
+    verbs = ["publish", "consume"]
+    topics = ["shop/prod/*"]
+    subscriptions = ["billing-*"]                  # of consume, administer and keep; absent: all
+
+In patterns * stands for any characters and ? for one; in topics not across a slash. A topic whose
+name begins with __, or a cursor whose name begins with "seqgate.", belongs to the system: a pattern
+means it only if it begins so itself, as files that begin with a dot in a shell.
+
+    publish      write to a topic
+    consume      take part in a subscription: create it, receive, settle, seek, ask about it
+    read         read a topic
+    administer   create, trim and delete topics; subscriptions, their filters; policies
+    keep         keep a log of one's own under these topics: what services ask of each other. Not
+                 for topics that the ledger service keeps: who confirms what is not stored breaks
+                 them
+
+A role allows what its service needs to ask of others, of any topic, and nothing else. No rule
+gives a role.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from services.runtime.identity import KINDS, Principal
+
+DECISIONS_MAX: Final = 10_000
+"""How many decisions are remembered."""
+
+RULES_MAX: Final = 10_000
+"""How many rules a file may have."""
+
+SYSTEM_TOPIC: Final = "__"
+SYSTEM_CURSOR: Final = "seqgate."
+"""How the names begin that belong to the system."""
+
+
+class Verb(Enum):
+    """What a rule allows."""
+
+    PUBLISH = "publish"
+    CONSUME = "consume"
+    READ = "read"
+    ADMINISTER = "administer"
+    KEEP = "keep"
+
+
+class Role(Enum):
+    """A service, or a job, that asks things of others."""
+
+    LEDGER = "ledger"
+    DEDUP = "dedup"
+    DISPATCHER = "dispatcher"
+    CURSOR = "cursor"
+    """Its instances, among themselves."""
+    JOBS = "jobs"
+    """The rebuild and the audit."""
+
+
+_WITH_SUBSCRIPTIONS: Final = frozenset({Verb.CONSUME, Verb.ADMINISTER, Verb.KEEP})
+
+
+class InvalidAccess(ValueError):
+    """The file with the rules is wrong."""
+
+
+class Part(NamedTuple):
+    """A name, or (`is_open`) every name that begins so."""
+
+    text: str
+    is_open: bool = False
+
+
+EVERY: Final = Part("", is_open=True)
+
+Topics = tuple[Part, Part, Part]
+"""Which topics something is about: tenant, namespace and name."""
+
+
+class Need(NamedTuple):
+    """A right that somebody needs: one of these verbs, for these topics and subscriptions."""
+
+    verbs: frozenset[Verb]
+    topics: Topics | None
+    """None: whichever the rule is for."""
+    subscriptions: Part | None = EVERY
+    """None: whichever the rule is for. EVERY: it is about the topic, not a subscription of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One table of the file."""
+
+    principals: tuple[str, ...]
+    verbs: frozenset[Verb]
+    topics: tuple[tuple[str, str, str], ...]
+    subscriptions: tuple[str, ...]
+
+    def allows(self, need: Need) -> bool:
+        """Whether it gives what is needed."""
+        if self.verbs.isdisjoint(need.verbs):
+            return False
+        if need.topics is not None and not any(
+            _covers_topics(patterns, need.topics) for patterns in self.topics
+        ):
+            return False
+        return need.subscriptions is None or any(
+            _covers(pattern, need.subscriptions, SYSTEM_CURSOR) for pattern in self.subscriptions
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """All rules."""
+
+    services: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+    _decisions: dict[tuple[Principal, Need], bool] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> "Access":
+        """Read what a TOML file says.
+
+        Raises:
+            InvalidAccess: it says what is not known, or leaves out what is needed.
+        """
+        _known("", document, {"services", "rules"})
+        services = document.get("services", {})
+        if not isinstance(services, Mapping):
+            raise InvalidAccess("services must be a table")
+        _known("services.", services, {role.value for role in Role})
+        rules = document.get("rules", [])
+        if not isinstance(rules, list) or len(rules) > RULES_MAX:
+            raise InvalidAccess(f"rules are tables, [[rules]], at most {RULES_MAX:,}")
+        return cls(
+            {Role(name): _principals(f"services.{name}", it) for name, it in services.items()},
+            tuple(_rule(f"rules[{index}]", rule) for index, rule in enumerate(rules)),
+        )
+
+    def has_role(self, principal: Principal, roles: frozenset[Role]) -> bool:
+        """Whether somebody has one of these roles."""
+        return any(
+            matches(pattern, name)
+            for role in roles
+            for pattern in self.services.get(role, ())
+            for name in principal.names
+        )
+
+    def allows(self, principal: Principal, need: Need) -> bool:
+        """Whether a rule gives somebody what is needed."""
+        asked = principal, need
+        decision = self._decisions.get(asked)
+        if decision is None:
+            if len(self._decisions) >= DECISIONS_MAX:
+                self._decisions.clear()
+            decision = self._decisions[asked] = any(
+                rule.allows(need)
+                and any(
+                    matches(pattern, name)
+                    for pattern in rule.principals
+                    for name in principal.names
+                )
+                for rule in self.rules
+            )
+        return decision
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Whether a text is what a pattern with * and ? says. Takes at most as many steps as both
+    lengths multiplied."""
+    at = place = 0
+    star, after = -1, 0
+    while place < len(text):
+        if at < len(pattern) and pattern[at] == "*":
+            star, after, at = at, place, at + 1
+        elif at < len(pattern) and pattern[at] in ("?", text[place]):
+            at, place = at + 1, place + 1
+        elif star >= 0:
+            after += 1
+            at, place = star + 1, after
+        else:
+            return False
+    return not pattern[at:].strip("*")
+
+
+def _covers(pattern: str, part: Part, system: str) -> bool:
+    """Whether a pattern means all that a part is. A pattern that ends in * and means a beginning
+    means everything that begins so."""
+    if part.text.startswith(system) and not pattern.startswith(system):
+        return False
+    if part.is_open and not pattern.endswith("*"):
+        return False
+    return matches(pattern, part.text)
+
+
+def _covers_topics(patterns: tuple[str, str, str], topics: Topics) -> bool:
+    systems = ("\0", "\0", SYSTEM_TOPIC)  # tenants and namespaces are nobody's
+    return all(map(_covers, patterns, topics, systems))
+
+
+def _rule(name: str, rule: Any) -> Rule:
+    if not isinstance(rule, Mapping):
+        raise InvalidAccess(f"{name} must be a table")
+    _known(f"{name}.", rule, {"principals", "verbs", "topics", "subscriptions"})
+    verbs = frozenset(_texts(f"{name}.verbs", rule.get("verbs"), _verb))
+    if "subscriptions" in rule and not verbs <= _WITH_SUBSCRIPTIONS:
+        only = ", ".join(sorted(verb.value for verb in _WITH_SUBSCRIPTIONS))
+        raise InvalidAccess(f"{name}.subscriptions: only {only} are about subscriptions")
+    return Rule(
+        _principals(f"{name}.principals", rule.get("principals")),
+        verbs,
+        tuple(_texts(f"{name}.topics", rule.get("topics"), _topics)),
+        tuple(_texts(f"{name}.subscriptions", rule.get("subscriptions", ["*"]), str)),
+    )
+
+
+def _principals(name: str, given: Any) -> tuple[str, ...]:
+    return tuple(_texts(name, given, _principal))
+
+
+def _principal(text: str) -> str:
+    kind, _, rest = text.partition(":")
+    if kind not in KINDS or not rest:
+        raise InvalidAccess(f"a principal begins with its kind, {':, '.join(KINDS)}: {text!r}")
+    return text
+
+
+def _verb(text: str) -> Verb:
+    try:
+        return Verb(text)
+    except ValueError:
+        known = ", ".join(verb.value for verb in Verb)
+        raise InvalidAccess(f"verbs are {known}: {text!r}") from None
+
+
+def _topics(text: str) -> tuple[str, str, str]:
+    parts = text.split("/")
+    if len(parts) != 3 or not all(parts):
+        raise InvalidAccess(f"topics are patterns of tenant/namespace/name: {text!r}")
+    return parts[0], parts[1], parts[2]
+
+
+def _texts(name: str, given: Any, read: Callable[[str], Any]) -> Sequence[Any]:
+    if not isinstance(given, list) or not given or not all(isinstance(it, str) for it in given):
+        raise InvalidAccess(f"{name} must be a list of texts, one at least")
+    if not all(given):
+        raise InvalidAccess(f"{name} has an empty text")
+    try:
+        return [read(text) for text in given]
+    except InvalidAccess as error:
+        raise InvalidAccess(f"{name}: {error}") from None
+
+
+def _known(where: str, values: Mapping[str, Any], known: set[str]) -> None:
+    unknown = set(values) - known
+    if unknown:
+        raise InvalidAccess(f"unknown key: {where}{min(unknown)}")

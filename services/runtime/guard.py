@@ -1,0 +1,249 @@
+"""Before a handler: who calls, and may they?
+
+A call is judged before anything changes, by each of its messages that names something. What goes on
+for long is judged again when the rules change. Whose call it is, is settled once, when it begins: a
+token that expires later, or a certificate, does not end it.
+"""
+
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import structlog
+from grpc import aio
+
+from seqgate.watched import Watched
+from services.errors import DomainError, Kind
+from services.runtime.access import EVERY, Access, Need, Part, Topics
+from services.runtime.identity import Principal, of_certificate
+from services.runtime.rights import Right, Rights
+from services.runtime.tokens import InvalidToken, MissingCredentials, Tokens
+
+log = structlog.get_logger()
+
+LOG_INTERVAL_S: Final = 60.0
+"""How often it is logged, at most, that somebody was denied something for the same reason."""
+
+LOGGED_MAX: Final = 1_000
+"""Of how many it is remembered when that was."""
+
+NEEDS_MAX: Final = 1_000
+"""How many needs of a stream are judged again when the rules change; more are judged with the next
+messages that have them."""
+
+BEARER: Final = "bearer "
+
+Context = Any
+"""A ServicerContext, or what stands for one."""
+
+
+class PermissionDenied(DomainError):
+    """No rule gives the caller this right."""
+
+    kind = Kind.DENIED
+    reason = "PERMISSION_DENIED"
+
+
+class Denials:
+    """How often somebody was denied something, and a line of the log for it now and then."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """By the reason and the method."""
+        self._clock = clock
+        self._logged: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def note(self, refusal: DomainError, method: str, principal: str, peer: str) -> None:
+        """Count a denial. The log has one line for each reason and principal in LOG_INTERVAL_S,
+        which says how many there were since the last one."""
+        self.counts[refusal.reason, method] += 1
+        now = self._clock()
+        key = refusal.reason, principal
+        since, unsaid = self._logged.get(key, (-LOG_INTERVAL_S, 0))
+        if now - since < LOG_INTERVAL_S:
+            self._logged[key] = since, unsaid + 1
+            return
+        if key not in self._logged and len(self._logged) >= LOGGED_MAX:
+            self._logged.clear()
+        self._logged[key] = now, 0
+        log.warning(
+            "denied",
+            reason=refusal.reason,
+            method=method,
+            principal=principal or None,
+            peer=peer,
+            unsaid=unsaid,
+            **{name: refusal.details.get(name) for name in ("verb", "topic", "subscription")},
+        )
+
+
+class Guard:
+    """See the module."""
+
+    def __init__(
+        self,
+        access: Watched[Access],
+        tokens: Tokens | None,
+        rights: Rights,
+        *,
+        certificates: bool,
+    ) -> None:
+        """
+        Args:
+            access: the rules.
+            tokens: what tokens say; None: they do not count.
+            rights: what each method needs; of one that is not there nobody has any.
+            certificates: whether callers' certificates count.
+        """
+        self._access = access
+        self._tokens = tokens
+        self._rights = rights
+        self._certificates = certificates
+        self.denials = Denials()
+
+    @property
+    def access(self) -> Access:
+        """The rules that are in force now."""
+        return self._access.get()
+
+    def begin(self, method: str, context: Context) -> "Judged":
+        """A call begins.
+
+        Raises:
+            MissingCredentials, InvalidToken, TokenExpired, TokenNotYetValid, WrongAudience,
+            WrongIssuer: it is not known whose it is.
+            PermissionDenied: nobody may call that.
+        """
+        try:
+            principal = self._principal(context)
+        except DomainError as refusal:
+            self.denials.note(refusal, method, "", context.peer())
+            raise
+        right = self._rights.get(method)
+        if right is None:
+            right = _NOBODYS
+        return Judged(self, method, right, principal, context)
+
+    def _principal(self, context: Context) -> Principal:
+        given = [
+            value for name, value in context.invocation_metadata() or () if name == "authorization"
+        ]
+        if given and self._tokens is not None:
+            return self._tokens.principal(_bearer(given))
+        if self._certificates:
+            principal = of_certificate(context.auth_context())
+            if principal is not None:
+                return principal
+        raise MissingCredentials("the call shows neither a token nor a certificate that count here")
+
+
+def _bearer(given: Sequence[str | bytes]) -> str:
+    if len(given) > 1 or not isinstance(given[0], str):
+        raise InvalidToken("a call has one token")
+    if not given[0].lower().startswith(BEARER):
+        raise InvalidToken("authorization is Bearer and a token")
+    return given[0][len(BEARER) :].strip()
+
+
+_NOBODYS: Final = Right(lambda _: [Need(frozenset(), None, None)])
+
+
+class Judged:
+    """A call's context, as its handler sees it: what it reads was judged before.
+
+    Everything else is the context's own.
+    """
+
+    def __init__(
+        self, guard: Guard, method: str, right: Right, principal: Principal, context: Context
+    ) -> None:
+        self._guard = guard
+        self._method = method
+        self._right = right
+        self._principal = principal
+        self._context = context
+        self._peer = context.peer()  # once the call is over, asking for it would crash
+        self._access = guard.access
+        self._is_service = self._access.has_role(principal, right.roles)
+        self._given: dict[Need, None] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def judge(self, message: Any) -> None:
+        """Raise PermissionDenied if the caller may not say that."""
+        if self._guard.access is not self._access:
+            self._judge_again()
+        if self._is_service:
+            return
+        needs = self._right.needs(message)
+        if not needs and not self._given:
+            self._deny("nothing is named that somebody could have a right to", None)
+        for need in needs:
+            if need not in self._given:
+                self._check(need)
+                if len(self._given) >= NEEDS_MAX:
+                    self._given.clear()
+                self._given[need] = None
+
+    async def judging(self, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """The messages that the caller may send, for a handler that iterates over them."""
+        async for message in messages:
+            self.judge(message)
+            yield message
+
+    async def read(self) -> Any:
+        message = await self._context.read()
+        if message is not aio.EOF:
+            self.judge(message)
+        return message
+
+    async def write(self, message: Any) -> None:
+        if self._guard.access is not self._access:
+            self._judge_again()
+        await self._context.write(message)
+
+    def _judge_again(self) -> None:
+        """The rules have changed."""
+        was_service = self._is_service
+        self._access = self._guard.access
+        self._is_service = self._access.has_role(self._principal, self._right.roles)
+        if self._is_service:
+            return
+        if was_service:  # what it was about was not noted
+            self._deny(f"{self._principal} has this role no more", None)
+        for need in self._given:
+            self._check(need)
+
+    def _check(self, need: Need) -> None:
+        if not self._access.allows(self._principal, need):
+            verbs = " or ".join(sorted(verb.value for verb in need.verbs))
+            self._deny(f"no rule allows {self._principal} to {verbs or 'ask that'}", need)
+
+    def _deny(self, message: str, need: Need | None) -> None:
+        refusal = PermissionDenied(message)
+        refusal.details |= {"principal": str(self._principal)}
+        if need is not None:
+            refusal.details |= _details(need)
+        self._guard.denials.note(refusal, self._method, str(self._principal), self._peer)
+        raise refusal
+
+
+def _details(need: Need) -> Mapping[str, str]:
+    details = {"verb": "|".join(sorted(verb.value for verb in need.verbs))}
+    if need.topics is not None:
+        details["topic"] = _topics(need.topics)
+    if need.subscriptions not in (None, EVERY):
+        details["subscription"] = _part(need.subscriptions)
+    return details
+
+
+def _topics(topics: Topics) -> str:
+    return "/".join(map(_part, topics))
+
+
+def _part(part: Part | None) -> str:
+    if part is None:
+        return "*"
+    return part.text + ("*" if part.is_open else "")

@@ -1,0 +1,147 @@
+"""What a service's settings mean for who may call it: its certificate, its guard, and what it must
+not do.
+"""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import grpc
+import structlog
+
+from seqgate.tls import certificates, is_loopback, key_pair
+from seqgate.watched import Told, Watched
+from services.runtime.access import Access, Need, Verb
+from services.runtime.config import ServiceConfig
+from services.runtime.guard import Guard
+from services.runtime.rights import Right, Rights, always
+from services.runtime.tokens import Tokens
+
+log = structlog.get_logger()
+
+ACCESS_BYTES_MAX: Final = 4 * 1024 * 1024
+"""The largest file with rules."""
+
+REFLECTION: Final = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
+
+class OpenToEverybody(ValueError):
+    """A service would listen beyond this machine for whoever calls."""
+
+
+def exposure(config: ServiceConfig) -> Sequence[str]:
+    """What is dangerous about how a service listens; nothing, where only this machine can call."""
+    if is_loopback(config.listen):
+        return []
+    found = []
+    if not config.authenticates:
+        found.append("anybody who reaches this service may do anything")
+    if config.tls_certificate_file is None:
+        found.append("what callers send, tokens too, can be read and changed on the way")
+    return found
+
+
+def check_exposure(config: ServiceConfig) -> None:
+    """
+    Raises:
+        OpenToEverybody: the service would be reached by others, and is not told to allow that.
+    """
+    found = exposure(config)
+    if found and not config.allow_insecure:
+        raise OpenToEverybody(
+            f"listen = {config.listen!r} is refused: {'; '.join(found)}. Set tls_certificate_file "
+            "and tls_key_file, tls_client_ca_file or jwt_keys_file, and access_file; or "
+            "allow_insecure, or listen on 127.0.0.1"
+        )
+
+
+def check_files(config: ServiceConfig) -> None:
+    """
+    Raises:
+        OSError, ValueError: a file cannot be used.
+    """
+    server_credentials(config)
+    guard_of(config, {})
+
+
+def server_credentials(config: ServiceConfig) -> grpc.ServerCredentials | None:
+    """The service's certificate, and whose certificates it asks for; None: no TLS. Each connection
+    is made with what the files say then.
+
+    Raises:
+        OSError, ValueError: a file cannot be used.
+    """
+    certificate, key, authorities = (
+        config.tls_certificate_file,
+        config.tls_key_file,
+        config.tls_client_ca_file,
+    )
+    if certificate is None or key is None:
+        return None
+    files = [file for file in (certificate, key, authorities) if file is not None]
+
+    def read() -> grpc.ServerCertificateConfiguration:
+        chain, secret = key_pair(certificate, key)
+        roots = None if authorities is None else certificates(authorities)
+        return grpc.ssl_server_certificate_configuration([(secret, chain)], root_certificates=roots)
+
+    held = Watched(files, read, _told("the certificate", certificate))
+    return grpc.dynamic_ssl_server_credentials(
+        held.get(), held.get, require_client_authentication=authorities is not None
+    )
+
+
+def guard_of(config: ServiceConfig, rights: Rights) -> Guard | None:
+    """Who judges the calls; None: nobody does.
+
+    Raises:
+        OSError, ValueError: a file cannot be used.
+    """
+    if config.access_file is None:
+        return None
+    file = config.access_file
+    tokens = None
+    if config.jwt_keys_file is not None:
+        tokens = Tokens(
+            config.jwt_keys_file,
+            audience=config.jwt_audience,
+            issuer=config.jwt_issuer,
+            told=_told("keys of tokens", config.jwt_keys_file),
+        )
+    access = Watched([file], lambda: read_access(file), _told("the access file", file))
+    return Guard(
+        access,
+        tokens,
+        {**rights, REFLECTION: _TO_REFLECT},
+        certificates=config.tls_client_ca_file is not None,
+    )
+
+
+_TO_REFLECT: Final = Right(always(Need(frozenset({Verb.ADMINISTER}), None, None)))
+"""Who administers anything may ask which methods there are."""
+
+
+def read_access(file: Path) -> Access:
+    """The rules in a file.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is wrong.
+    """
+    held = file.read_bytes()
+    if len(held) > ACCESS_BYTES_MAX:
+        raise ValueError(f"{file}: more than {ACCESS_BYTES_MAX:,} bytes")
+    try:
+        return Access.parse(tomllib.loads(held.decode()))
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _told(what: str, file: Path) -> Told:
+    def told(why: str) -> None:
+        if why:
+            log.warning(f"{what} cannot be used: what was there before counts on", error=why)
+        else:
+            log.info(f"{what} read", file=str(file))
+
+    return told

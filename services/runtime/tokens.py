@@ -1,0 +1,233 @@
+"""Bearer tokens: JWTs of an issuer whose public keys are in a file.
+
+Only signatures that need no shared secret count, and each key has one algorithm: a token cannot
+choose. A token must say when it ends, for whom it is, by whom, and about whom.
+"""
+
+import hashlib
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from seqgate.watched import Told, Watched
+from services.errors import DomainError, Kind
+from services.runtime.identity import Principal, of_token
+
+LEEWAY_S: Final = 30
+"""By how much clocks may differ: so much longer a token counts, and so much earlier."""
+
+RSA_BITS_MIN: Final = 2048
+"""The shortest RSA key."""
+
+KEYS_MAX: Final = 100
+"""How many keys a file may have."""
+
+REMEMBERED_MAX: Final = 10_000
+"""Of how many tokens it is remembered that they count."""
+
+_PEM_END: Final = b"-----END PUBLIC KEY-----"
+
+
+class MissingCredentials(DomainError):
+    """The caller has no token, nor a certificate with a name, or none that counts here."""
+
+    kind = Kind.UNKNOWN_CALLER
+    reason = "MISSING_CREDENTIALS"
+
+
+class InvalidToken(DomainError):
+    """The token is none, was signed by nobody who counts here, or does not say what it must."""
+
+    kind = Kind.UNKNOWN_CALLER
+    reason = "INVALID_TOKEN"
+
+
+class TokenExpired(DomainError):
+    """The token's time is over."""
+
+    kind = Kind.UNKNOWN_CALLER
+    reason = "TOKEN_EXPIRED"
+
+
+class TokenNotYetValid(DomainError):
+    """The token's time is still to come."""
+
+    kind = Kind.UNKNOWN_CALLER
+    reason = "TOKEN_NOT_YET_VALID"
+
+
+class WrongAudience(DomainError):
+    """The token is for somebody else."""
+
+    kind = Kind.UNKNOWN_CALLER
+    reason = "WRONG_AUDIENCE"
+
+
+class WrongIssuer(DomainError):
+    """The token is of somebody who does not count here."""
+
+    kind = Kind.UNKNOWN_CALLER
+    reason = "WRONG_ISSUER"
+
+
+PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
+
+
+class _Key:
+    """A public key, the one algorithm that it is for, and its id, if it has one."""
+
+    def __init__(self, key: Any, key_id: str | None) -> None:
+        self.key: PublicKey = key
+        self.id = key_id
+        self.algorithm = _algorithm(key)
+
+
+def _algorithm(key: Any) -> str:
+    match key:
+        case RSAPublicKey() if key.key_size >= RSA_BITS_MIN:
+            return "RS256"
+        case EllipticCurvePublicKey() if isinstance(key.curve, SECP256R1):
+            return "ES256"
+        case Ed25519PublicKey():
+            return "EdDSA"
+    raise ValueError(f"no public key of RSA ({RSA_BITS_MIN} bits or more), P-256 or Ed25519")
+
+
+class Tokens:
+    """See the module."""
+
+    def __init__(self, keys_file: Path, *, audience: str, issuer: str, told: Told) -> None:
+        """
+        Args:
+            keys_file: a JWKS (JSON Web Key Set), or public keys in PEM; read again when it changes.
+            audience: for whom tokens must be.
+            issuer: of whom they must be.
+            told: why a new file cannot be used.
+
+        Raises:
+            OSError, ValueError: the file cannot be used.
+        """
+        self._keys = Watched([keys_file], lambda: read_keys(keys_file), told)
+        self._audience = audience
+        self._issuer = issuer
+        self._known: dict[bytes, tuple[Principal, float]] = {}
+        self._known_by: list[_Key] = []
+
+    def principal(self, token: str) -> Principal:
+        """Whom a token is about.
+
+        Raises:
+            InvalidToken, TokenExpired, TokenNotYetValid, WrongAudience, WrongIssuer: it does not
+                count.
+        """
+        keys = self._keys.get()
+        if keys is not self._known_by:
+            self._known.clear()
+            self._known_by = keys
+        digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        known = self._known.get(digest)
+        if known is not None and time.time() < known[1]:
+            return known[0]
+        principal, expires_s = self._verified(token, keys)
+        if len(self._known) >= REMEMBERED_MAX:
+            self._known.clear()
+        self._known[digest] = principal, expires_s + LEEWAY_S
+        return principal
+
+    def _verified(self, token: str, keys: list[_Key]) -> tuple[Principal, float]:
+        claims = self._claims(token, keys)
+        principal = of_token(claims)
+        if principal is None:
+            raise InvalidToken("the token is about nobody")
+        return principal, float(claims["exp"])
+
+    def _claims(self, token: str, keys: list[_Key]) -> dict[str, Any]:
+        try:
+            header = jwt.get_unverified_header(token)
+        except jwt.InvalidTokenError:
+            raise InvalidToken("the token cannot be read") from None
+        refusal: DomainError = InvalidToken("no key that counts here has signed the token")
+        for key in keys:
+            if key.algorithm != header.get("alg"):
+                continue
+            if None not in (key.id, header.get("kid")) and key.id != header.get("kid"):
+                continue
+            try:
+                return dict(
+                    jwt.decode(
+                        token,
+                        key.key,
+                        algorithms=[key.algorithm],
+                        audience=self._audience,
+                        issuer=self._issuer,
+                        leeway=LEEWAY_S,
+                        options={"require": ["exp", "aud", "iss", "sub"]},
+                    )
+                )
+            except jwt.InvalidSignatureError:
+                continue
+            except jwt.InvalidTokenError as error:
+                refusal = _refusal(error)
+                break
+        raise refusal
+
+
+def _refusal(error: jwt.InvalidTokenError) -> DomainError:
+    """What is wrong with a token that was signed by one of the keys. Nothing of it is repeated."""
+    match error:
+        case jwt.ExpiredSignatureError():
+            return TokenExpired("the token has expired")
+        case jwt.ImmatureSignatureError():
+            return TokenNotYetValid("the token does not count yet")
+        case jwt.InvalidAudienceError():
+            return WrongAudience("the token is for another audience")
+        case jwt.InvalidIssuerError():
+            return WrongIssuer("the token is of another issuer")
+        case jwt.MissingRequiredClaimError(claim=claim):
+            return InvalidToken(f"the token does not say {claim}")
+    return InvalidToken("the token says what cannot be")
+
+
+def read_keys(file: Path) -> list[_Key]:
+    """The public keys in a file.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or holds no key that can be used, or a private one.
+    """
+    held = file.read_bytes()
+    if b"PRIVATE KEY" in held:
+        raise ValueError(f"{file}: a private key does not belong here")
+    try:
+        keys = _of_pem(held) if _PEM_END in held else _of_jwks(held)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    if not 0 < len(keys) <= KEYS_MAX:
+        raise ValueError(f"{file}: 1 to {KEYS_MAX} public keys for signatures")
+    return keys
+
+
+def _of_pem(held: bytes) -> list[_Key]:
+    blocks = held.split(_PEM_END)[:-1]
+    return [_Key(load_pem_public_key(block.lstrip() + _PEM_END + b"\n"), None) for block in blocks]
+
+
+def _of_jwks(held: bytes) -> list[_Key]:
+    try:
+        keys = jwt.PyJWKSet.from_json(held.decode()).keys
+    except (jwt.PyJWTError, ValueError, AttributeError, TypeError) as error:
+        raise ValueError("neither a JSON Web Key Set nor public keys in PEM") from error
+    found = []
+    for each in keys:
+        try:
+            found.append(_Key(each.key, each.key_id))
+        except ValueError:  # an issuer may have keys for other purposes
+            continue
+        if each.public_key_use not in (None, "sig"):
+            found.pop()
+    return found

@@ -1,0 +1,297 @@
+"""Every process is told to stop, one after the other, and started again, under load: nothing is
+lost, doubled or reordered, and what was accepted is answered."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from grpc import StatusCode, aio
+
+from seqgate.api.cursor.v1 import cursor_pb2
+from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
+from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
+from seqgate.api.dispatcher.v1 import dispatcher_pb2
+from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
+from seqgate.api.filter.v1 import filter_pb2
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.client import connect
+from seqgate.owners import FollowingChannel, owner_named
+from tests.integration.refusals import status_of_call
+from tests.integration.services import channel_to, log_lines
+from tests.support.application import Application
+from tests.support.delivering import Group, all_acknowledged, is_here, load, positions
+from tests.support.delivery_checkers import check
+from tests.support.waiting import eventually
+from tools.stack.stack import Stack
+
+DRAIN_S = 5.0
+GRACE_S = 5.0
+
+ENVIRONMENT = {
+    "SEQGATE_DISPATCHER_LEASE_S": "0.5",
+    "SEQGATE_DISPATCHER_CALL_TIMEOUT_S": "0.5",
+    **{
+        f"SEQGATE_{service}_{name}": str(seconds)
+        for service in ("LEDGER", "CURSOR", "DEDUP", "DISPATCHER", "FILTER")
+        for name, seconds in (("DRAIN_TIMEOUT_S", DRAIN_S), ("STOP_GRACE_S", GRACE_S))
+    },
+}
+
+CALLERS = 4
+"""How many make calls at a time."""
+
+
+@pytest.fixture(scope="module")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """Two processes of each service."""
+    folder: Path = tmp_path_factory.mktemp("rolling")
+    async with Stack(folder, instances=2, replicas=2, environment=ENVIRONMENT) as stack:
+        yield stack
+
+
+async def restart(stack: Stack, name: str) -> None:
+    """Stop a process as an orchestrator does, and start it again."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert await stack.terminate(name) == 0
+    assert loop.time() - began < DRAIN_S + GRACE_S
+    lines = log_lines(stack, name)
+    assert lines[-1]["event"] == "stopped"
+    assert not [each for each in lines if each["event"] == "streams did not move away in time"]
+    await stack.run(name)
+
+
+async def only_what_is_here(stack: Stack, topic: str, subscription: str) -> None:
+    """Make a subscription that wants only that."""
+    async with channel_to(stack.address("dispatcher")) as channel:
+        stub: Any = DispatcherServiceStub(channel)
+        names = {"topic": topic, "subscription": subscription}
+        start = dispatcher_pb2.Start(earliest=dispatcher_pb2.Earliest())
+        chain = [filter_pb2.Filter(name="here", version=1, expression="properties.place == 'here'")]
+        await stub.CreateSubscription(
+            dispatcher_pb2.CreateSubscriptionRequest(**names, start=start)
+        )
+        await stub.SetFilters(dispatcher_pb2.SetFiltersRequest(**names, filters=chain, start=start))
+
+
+async def test_a_rolling_restart_of_everything_under_load(stack: Stack, seed: int) -> None:
+    topic = "public/default/rolling"
+    application = Application(
+        stack.target("ledger"), stack.address("dedup"), f"{topic}-published", Random(seed)
+    )
+    dispatchers = [stack.address(each) for each in stack.instances["dispatcher"]]
+    group = Group(topic, dispatchers, Random(seed))
+    choosy = Group(topic, dispatchers, Random(seed), subscription="choosy")
+    seen: list[int] = []
+
+    async def read() -> None:
+        async with connect(stack.target("ledger")) as client, client.reader(topic) as reader:
+            async for message in reader:
+                seen.append(message.sequence_id)  # noqa: PERF401 - others look meanwhile
+
+    async def publish() -> None:
+        while True:
+            await application.publish(20)
+
+    async with connect(stack.target("ledger")) as client, client.producer(topic):
+        await only_what_is_here(stack, topic, "choosy")
+    async with AsyncExitStack() as consuming:
+        async with load(stack, topic):
+            for each in (group, choosy):
+                await consuming.enter_async_context(each.running())
+                await each.given(20)
+            reading, publishing = asyncio.create_task(read()), asyncio.create_task(publish())
+            for name in reversed(stack.services):
+                await restart(stack, name)
+                before = len(seen)
+                for each in (group, choosy):
+                    await each.given(30)
+                await eventually(lambda: len(seen) > before, "what is new is read")  # noqa: B023
+                assert not publishing.done()
+        published = await all_acknowledged(stack, topic)
+        await all_acknowledged(stack, topic, "choosy")
+        await eventually(lambda: len(seen) == len(published), "everything is read")
+    check(group.history, published)
+    wanted = await positions(stack, topic, is_here)
+    check(choosy.history, wanted)
+    assert {each.position for each in choosy.history.given.values()} == set(wanted)
+    assert seen == list(range(len(published)))
+    reading.cancel()
+    publishing.cancel()
+    await asyncio.wait([reading, publishing])
+    await application.publish(20)  # what was cut off has no receipt, and is sent again
+    await application.check_log()
+    await application.check_state()
+
+
+@dataclass
+class Calls:
+    """Calls that each make something of their own, and what came of them."""
+
+    made: list[str] = field(default_factory=list)
+    refused: list[tuple[str, aio.AioRpcError]] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def going_on(self, call: Callable[[str], Awaitable[object]]) -> AsyncIterator[None]:
+        """Somebody makes calls all the time meanwhile."""
+        over = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            for caller in range(CALLERS):
+                tasks.create_task(self._keep(call, caller, over))
+            try:
+                yield
+            finally:
+                over.set()
+
+    async def _keep(
+        self, call: Callable[[str], Awaitable[object]], caller: int, over: asyncio.Event
+    ) -> None:
+        number = 0
+        while not over.is_set():
+            number += 1
+            name = f"{caller}-{number}"
+            try:
+                await call(name)
+            except aio.AioRpcError as error:
+                self.refused.append((name, error))
+                await asyncio.sleep(0.001)
+            else:
+                self.made.append(name)
+
+
+def nobody_took_it(error: aio.AioRpcError) -> bool:
+    """Whether a call was refused before anybody looked at it: by a service that goes away, or
+    because there is none."""
+    if error.code() not in (StatusCode.UNAVAILABLE, StatusCode.CANCELLED):
+        return False
+    return not error.trailing_metadata() or "DRAINING" in str(status_of_call(error))
+
+
+@dataclass(frozen=True)
+class Work:
+    """Calls that each make something by a name, and which of these names are known afterwards."""
+
+    make: Callable[[str], Awaitable[object]]
+    made: Callable[[Iterable[str]], Awaitable[set[str]]]
+
+
+def of_ledger(stub: Any, elsewhere: Any, prefix: str) -> Work:
+    """Topics."""
+
+    async def make(name: str) -> None:
+        await stub.CreateTopic(ledger_pb2.CreateTopicRequest(topic=f"{prefix}-{name}"))
+
+    async def made(_: Iterable[str]) -> set[str]:
+        request = ledger_pb2.ListTopicsRequest(prefix=f"{prefix}-", page_size=10_000)
+        found = (await elsewhere.ListTopics(request)).topics
+        return {each.name.removeprefix(f"{prefix}-") for each in found}
+
+    return Work(make, made)
+
+
+def of_cursor(stub: Any, elsewhere: Any, prefix: str) -> Work:
+    """Cursors of topics."""
+
+    async def make(name: str) -> None:
+        await stub.CreateCursor(cursor_pb2.CreateCursorRequest(topic=f"{prefix}-{name}", name="c"))
+
+    async def made(_: Iterable[str]) -> set[str]:
+        found = [each async for each in cursors(elsewhere)]
+        return {each.topic.removeprefix(f"{prefix}-") for each in found if prefix in each.topic}
+
+    return Work(make, made)
+
+
+def of_dispatcher(stub: Any, elsewhere: Any, topic: str) -> Work:
+    """Subscriptions."""
+    start = dispatcher_pb2.Start(earliest=dispatcher_pb2.Earliest())
+
+    async def make(name: str) -> None:
+        await stub.CreateSubscription(
+            dispatcher_pb2.CreateSubscriptionRequest(topic=topic, subscription=name, start=start)
+        )
+
+    async def made(_: Iterable[str]) -> set[str]:
+        return {each.name async for each in cursors(elsewhere, topic)}
+
+    return Work(make, made)
+
+
+def of_dedup(stub: Any, elsewhere: Any, prefix: str) -> Work:
+    """State of topics."""
+    writer = dedup_pb2.Writer(incarnation=1, epoch=1)
+
+    async def make(name: str) -> None:
+        await stub.Admit(dedup_pb2.AdmitRequest(topic=f"{prefix}-{name}", writer=writer))
+
+    async def is_there(name: str) -> bool:
+        request = dedup_pb2.GetTopicStatusRequest(topic=f"{prefix}-{name}")
+        return bool((await elsewhere.GetTopicStatus(request)).epoch)
+
+    async def made(names: Iterable[str]) -> set[str]:
+        asked = list(names)
+        answers = await asyncio.gather(*map(is_there, asked))
+        return {name for name, answer in zip(asked, answers, strict=True) if answer}
+
+    return Work(make, made)
+
+
+async def cursors(stub: Any, topic: str = "") -> AsyncIterator[Any]:
+    """All cursors, or those of a topic."""
+    request = cursor_pb2.ListCursorsRequest(topic=topic, page_size=1_000)
+    while True:
+        page = await stub.ListCursors(request)
+        for each in page.cursors:
+            yield each
+        if not page.next_page_token:
+            return
+        request.page_token = page.next_page_token
+
+
+WORKS: Any = {
+    "ledger": (of_ledger, LedgerServiceStub, "ledger", LedgerServiceStub),
+    "cursor": (of_cursor, CursorServiceStub, "cursor", CursorServiceStub),
+    "dispatcher": (of_dispatcher, DispatcherServiceStub, "cursor", CursorServiceStub),
+    "dedup": (of_dedup, DedupServiceStub, "dedup", DedupServiceStub),
+}
+"""What each service is asked to make, and who is asked what there is."""
+
+
+@pytest.mark.parametrize(
+    "name", ["cursor-1", "cursor", "ledger-1", "ledger", "dispatcher", "dedup"]
+)
+async def test_a_call_that_was_accepted_is_answered(stack: Stack, name: str) -> None:
+    """Each call makes something: what was refused was not made, what was answered is there."""
+    calls = Calls()
+    topic = f"public/default/accepted-{name}"
+    async with (
+        connect(stack.target("ledger")) as client,
+        client.producer(topic) as producer,
+    ):
+        await producer.send(b"x")
+    of_service, asked, elsewhere, told = WORKS[name.partition("-")[0]]
+    async with (
+        channel_to(stack.address(name)) as channel,
+        FollowingChannel(stack.target(elsewhere), channel_to) as others,
+    ):
+        work = of_service(asked(channel), told(others), topic)
+        async with calls.going_on(work.make):
+            await eventually(lambda: len(calls.made) > 20)
+            await restart(stack, name)
+            count = len(calls.made)
+            await eventually(lambda: len(calls.made) > count + 20)
+        there = await work.made([*calls.made, *(what for what, _ in calls.refused)])
+    assert set(calls.made) <= there
+    lost = [
+        (what, error)
+        for what, error in calls.refused
+        if what in there or not (owner_named(error) or nobody_took_it(error))
+    ]
+    assert not lost, lost[:3]

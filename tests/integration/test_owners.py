@@ -1,0 +1,220 @@
+"""Channels that find a topic's instance by themselves, in front of instances that are told what to
+say."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from itertools import pairwise
+from typing import Any
+
+import grpc
+import pytest
+from grpc import StatusCode, aio
+from grpc_status import rpc_status
+
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.api.ledger.v1.ledger_pb2_grpc import (
+    LedgerServiceServicer,
+    LedgerServiceStub,
+    add_LedgerServiceServicer_to_server,
+)
+from seqgate.owners import FOLLOW_MAX, FollowingChannel
+from seqgate.spark._owners import FollowingChannel as WaitingChannel
+from services.placement.ports import Moving, NotOwner
+from services.runtime.status import grpc_code, status_of
+from tests.integration.refusals import refused
+from tests.integration.services import channel_to
+
+TOPIC = "public/default/t"
+
+
+class Instance(LedgerServiceServicer):
+    """An instance. `owner` is whom it names; "": it has the topic itself."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.owner = ""
+        self.is_moving = False
+        self.asked = 0
+        self.breaks_off = False
+
+    async def _check(self, context: Any) -> None:
+        self.asked += 1
+        error: Moving | NotOwner | None = None
+        if self.is_moving:
+            error = Moving("the topic is being moved", retry_after_s=0.1)
+        elif self.owner:
+            error = NotOwner("another instance holds the topic", owner=self.owner)
+        if error is not None:
+            status = status_of(error)
+            context.set_code(grpc_code(status))
+            await context.abort_with_status(rpc_status.to_status(status))
+
+    async def GetTopic(self, request: Any, context: Any) -> Any:
+        await self._check(context)
+        return pb.GetTopicResponse(topic=pb.Topic(name=self.address))
+
+    async def ListTopics(self, request: Any, context: Any) -> Any:
+        self.asked += 1
+        return pb.ListTopicsResponse(topics=[pb.Topic(name=self.address)])
+
+    async def Read(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        await self._check(context)
+        yield pb.ReadResponse(started=pb.Started())
+        if self.breaks_off:
+            self.owner = "elsewhere:1"
+            await self._check(context)
+        yield pb.ReadResponse(draining=pb.Draining())
+
+    async def Publish(self, request_iterator: Any, context: Any) -> None:
+        opening = await context.read()
+        await self._check(context)
+        await context.write(pb.PublishResponse(opened=pb.Opened(producer_name=self.address)))
+        while (request := await context.read()) is not aio.EOF:
+            receipt = pb.Receipt(request_id=request.publications.publications[0].request_id)
+            await context.write(pb.PublishResponse(receipts=pb.Receipts(receipts=[receipt])))
+        assert opening.open.topic == TOPIC
+
+
+@pytest.fixture
+async def instances() -> AsyncIterator[list[Instance]]:
+    """Three of them."""
+    made = [Instance() for _ in range(3)]
+    async with AsyncExitStack() as stack:
+        for each in made:
+            server = aio.server()
+            add_LedgerServiceServicer_to_server(each, server)
+            each.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+            await server.start()
+            stack.push_async_callback(server.stop, None)
+        yield made
+
+
+@pytest.fixture
+async def channel(instances: list[Instance]) -> AsyncIterator[FollowingChannel]:
+    async with FollowingChannel(instances[0].address, channel_to) as channel:
+        yield channel
+
+
+async def ask(channel: FollowingChannel) -> str:
+    stub: Any = LedgerServiceStub(channel)  # type: ignore[call-overload]
+    return str((await stub.GetTopic(pb.GetTopicRequest(topic=TOPIC), timeout=10)).topic.name)
+
+
+async def read(channel: FollowingChannel) -> int:
+    stub: Any = LedgerServiceStub(channel)  # type: ignore[call-overload]
+    return len([each async for each in stub.Read(pb.ReadRequest(topic=TOPIC))])
+
+
+def chain(*instances: Instance) -> None:
+    """Each names the next one; the last one has the topic."""
+    for here, there in pairwise(instances):
+        here.owner = there.address
+    instances[-1].owner = ""
+
+
+async def test_a_call_goes_on_to_the_owner_and_the_next_one_goes_there_at_once(
+    channel: FollowingChannel, instances: list[Instance]
+) -> None:
+    chain(*instances)
+    assert await ask(channel) == instances[2].address
+    assert await ask(channel) == instances[2].address
+    assert await read(channel) == 2
+    assert [each.asked for each in instances] == [1, 1, 3]
+
+
+async def test_a_stream_goes_on_to_the_owner_before_it_brings_anything(
+    channel: FollowingChannel, instances: list[Instance]
+) -> None:
+    chain(*instances)
+    assert await read(channel) == 2
+    assert [each.asked for each in instances] == [1, 1, 1]
+
+
+async def test_a_stream_that_has_brought_something_ends_with_what_ended_it(
+    channel: FollowingChannel, instances: list[Instance]
+) -> None:
+    chain(*instances[:2])
+    instances[1].breaks_off = True
+    with refused(StatusCode.FAILED_PRECONDITION, "NOT_OWNER") as details:
+        await read(channel)
+    assert details == {"owner": "elsewhere:1"}
+    assert channel.owners.of(TOPIC) == "elsewhere:1"  # the next one begins there
+
+
+async def test_what_is_written_before_the_answer_comes_to_the_owner(
+    channel: FollowingChannel, instances: list[Instance]
+) -> None:
+    chain(*instances)
+    stub: Any = LedgerServiceStub(channel)  # type: ignore[call-overload]
+    call = stub.Publish()
+    await call.write(pb.PublishRequest(open=pb.Open(topic=TOPIC)))
+    for request_id in (1, 2):
+        publications = pb.Publications(publications=[pb.Publication(request_id=request_id)])
+        await call.write(pb.PublishRequest(publications=publications))
+    assert (await call.read()).opened.producer_name == instances[2].address
+    assert [(await call.read()).receipts.receipts[0].request_id for _ in range(2)] == [1, 2]
+    publications = pb.Publications(publications=[pb.Publication(request_id=3)])
+    await call.write(pb.PublishRequest(publications=publications))
+    assert (await call.read()).receipts.receipts[0].request_id == 3
+    await call.done_writing()
+    assert await call.read() is aio.EOF
+    assert await call.code() is StatusCode.OK
+
+
+async def test_instances_that_name_each_other_are_not_followed_for_ever(
+    channel: FollowingChannel, instances: list[Instance]
+) -> None:
+    first, second, _ = instances
+    first.owner, second.owner = second.address, first.address
+    for call in (ask, read):
+        first.asked = second.asked = 0
+        with refused(StatusCode.FAILED_PRECONDITION, "NOT_OWNER"):
+            await call(channel)
+        assert first.asked + second.asked == FOLLOW_MAX + 1
+
+
+async def test_an_owner_that_names_itself_is_asked_once(
+    channel: FollowingChannel, instances: list[Instance]
+) -> None:
+    instances[0].owner = instances[0].address
+    with refused(StatusCode.FAILED_PRECONDITION, "NOT_OWNER"):
+        await ask(channel)
+    assert instances[0].asked == 1
+
+
+async def test_an_owner_that_is_away_is_forgotten(
+    channel: FollowingChannel, instances: list[Instance]
+) -> None:
+    chain(*instances[:2])
+    await ask(channel)
+    instances[1].is_moving = True
+    with refused(StatusCode.UNAVAILABLE, "MOVING"):
+        await ask(channel)
+    instances[1].is_moving = False
+    chain(instances[0], instances[2])
+    assert await ask(channel) == instances[2].address
+
+
+async def test_what_names_no_topic_is_asked_at_home(
+    channel: FollowingChannel, instances: list[Instance]
+) -> None:
+    chain(*instances)
+    await ask(channel)
+    stub: Any = LedgerServiceStub(channel)  # type: ignore[call-overload]
+    listed = await stub.ListTopics(pb.ListTopicsRequest())
+    assert listed.topics[0].name == instances[0].address
+
+
+async def test_who_waits_in_threads_is_led_likewise(instances: list[Instance]) -> None:
+    chain(*instances)
+
+    def work() -> tuple[str, int]:
+        with WaitingChannel(instances[0].address, grpc.insecure_channel) as channel:
+            stub: Any = LedgerServiceStub(channel)  # type: ignore[call-overload]
+            responses = len(list(stub.Read(pb.ReadRequest(topic=TOPIC))))
+            found = stub.GetTopic(pb.GetTopicRequest(topic=TOPIC), timeout=10).topic.name
+            return found, responses
+
+    assert await asyncio.to_thread(work) == (instances[2].address, 2)
+    assert [each.asked for each in instances] == [1, 1, 2]

@@ -1,0 +1,398 @@
+"""Who may do what, over all services as processes: TLS both ways, identities, and every right."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+from grpc import StatusCode, aio
+
+from seqgate.api.cursor.v1 import cursor_pb2
+from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
+from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
+from seqgate.api.dispatcher.v1 import dispatcher_pb2
+from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.filter.v1 import filter_pb2
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.client import SubscriptionOptions, connect
+from seqgate.client._channel import Security, open_channel
+from seqgate.errors import AuthenticationError, PermissionDeniedError
+from seqgate.owners import FollowingChannel
+from seqgate.tls import blocking_channel
+from tests.cli.command_line import CommandLine
+from tests.integration.refusals import check, status_of_call
+from tests.support.authority import Files
+from tests.support.nursery import Nursery
+from tests.support.rpcs import TOPIC, VERBS, Rpc, rpcs
+from tests.support.secured_stack import SecuredStack, first_answer, rules
+from tests.support.waiting import eventually
+from tools.stack.stack import SERVICES
+
+PATIENCE_S = 20.0
+
+
+@pytest_asyncio.fixture(scope="module")
+async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SecuredStack]:
+    """Two instances of ledger and cursor, so that they call one another, too."""
+    async with SecuredStack(tmp_path_factory.mktemp("secured"), instances=2) as stack:
+        yield stack
+
+
+@pytest.fixture
+def command(tmp_path: Path, nursery: Nursery, secured: SecuredStack) -> CommandLine:
+    return CommandLine(nursery, {"HOME": str(tmp_path), "COLUMNS": "80", **secured.variables()})
+
+
+def calls(names: Iterable[str]) -> list[tuple[str, Rpc]]:
+    """All methods, with the service that is asked."""
+    asked = []
+    for rpc in rpcs():
+        asked += [(where, rpc) for where in names if _serves(where, rpc)]
+    return asked
+
+
+def _serves(where: str, rpc: Rpc) -> bool:
+    return rpc.service == where or (rpc.service == "placement" and where in ("ledger", "cursor"))
+
+
+async def status(channel: aio.Channel, rpc: Rpc, request: Any) -> Any:
+    """With what a call is refused; None: it is not."""
+    try:
+        await first_answer(channel, rpc, request, 5)
+    except aio.AioRpcError as error:
+        return error
+    return None
+
+
+async def test_every_method_is_denied_to_every_verb_that_is_not_for_it(
+    secured: SecuredStack,
+) -> None:
+    denied = 0
+    for service in SERVICES:
+        for verb in VERBS:
+            token = secured.issuer.token(verb)
+            async with secured.channel(service, token=token) as channel:
+                for _, rpc in calls([service]):
+                    if verb in rpc.verbs:
+                        continue
+                    error = await status(channel, rpc, rpc.request())
+                    assert error is not None, (rpc.name, verb)
+                    details = check(
+                        status_of_call(error), StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"
+                    )
+                    assert details["principal"] == f"sub:{verb}", (rpc.name, verb)
+                    assert verb not in details["verb"].split("|"), (rpc.name, verb)
+                    denied += 1
+    assert denied > 150
+    await nothing_is_there(secured)
+
+
+async def test_every_method_is_denied_outside_of_the_topics_of_a_rule(
+    secured: SecuredStack,
+) -> None:
+    for service in SERVICES:
+        async with secured.channel(service, token=secured.issuer.token("all")) as channel:
+            for _, rpc in calls([service]):
+                if rpc.name in ("filter.Compile", "filter.Explain"):
+                    continue  # these are about no topic
+                error = await status(channel, rpc, rpc.request("acme/other/orders"))
+                assert error is not None, rpc.name
+                check(status_of_call(error), StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED")
+    await nothing_is_there(secured)
+
+
+async def test_every_method_is_refused_to_who_shows_nothing_that_counts(
+    secured: SecuredStack,
+) -> None:
+    nameless = secured.authority.issue("nameless", cn="\x7f")
+    for service in SERVICES:
+        async with (
+            secured.channel(service, token="not.a.token") as forged,
+            secured.channel(service, nameless) as without_name,
+        ):
+            for _, rpc in calls([service]):
+                error = await status(forged, rpc, rpc.request())
+                assert error is not None, rpc.name
+                check(status_of_call(error), StatusCode.UNAUTHENTICATED, "INVALID_TOKEN")
+                error = await status(without_name, rpc, rpc.request())
+                assert error is not None, rpc.name
+                check(status_of_call(error), StatusCode.UNAUTHENTICATED, "MISSING_CREDENTIALS")
+    await nothing_is_there(secured)
+
+
+async def test_no_role_gives_what_another_service_asks_for(secured: SecuredStack) -> None:
+    for caller in ("ledger", "dedup", "cursor", "dispatcher", "filter"):
+        for service in SERVICES:
+            async with secured.channel(service, secured.shown[caller]) as channel:
+                for where, rpc in calls([service]):
+                    own = caller == where if rpc.service == "placement" else caller in rpc.roles
+                    if own and (rpc.roles or rpc.service != "placement"):
+                        continue
+                    error = await status(channel, rpc, rpc.request())
+                    assert error is not None, (rpc.name, caller)
+                    assert error.code() is StatusCode.PERMISSION_DENIED, (rpc.name, caller, error)
+    await nothing_is_there(secured)
+
+
+async def nothing_is_there(secured: SecuredStack) -> None:
+    """No service has kept anything of TOPIC."""
+    async with (
+        secured.channel("ledger") as ledger,
+        secured.channel("cursor", secured.shown["jobs"]) as cursor,
+    ):
+        ledgers: Any = LedgerServiceStub(ledger)
+        cursors: Any = CursorServiceStub(cursor)
+        asked = ledger_pb2.ListTopicsRequest(prefix="acme/shop/orders")
+        assert not (await ledgers.ListTopics(asked, timeout=PATIENCE_S)).topics
+        for topic in (TOPIC, "acme/other/orders"):
+            found = await cursors.ListCursors(
+                cursor_pb2.ListCursorsRequest(topic=topic), timeout=PATIENCE_S
+            )
+            assert not found.cursors
+
+
+@pytest.mark.parametrize("kind", ["certificate", "token", "token_file"])
+async def test_a_user_publishes_consumes_and_reads(
+    secured: SecuredStack, tmp_path: Path, kind: str
+) -> None:
+    topic = f"acme/shop/round-{kind.replace('_', '-')}"
+    token: Any = None
+    if kind == "token":
+        token = secured.issuer.token("all")
+    elif kind == "token_file":
+        token = tmp_path / "token"
+        token.write_text(secured.issuer.token("all"))
+    security = secured.security(token=token)
+    async with connect(
+        secured.target("ledger"), secured.address("dispatcher"), tls=security.tls, token=token
+    ) as client:
+        async with client.producer(topic, name="p") as producer:
+            for number in range(20):
+                await producer.send(b"%d" % number, key=f"k{number % 3}")
+        async with client.consumer(topic, "billing") as consumer:
+            seen = set()
+            async with asyncio.timeout(PATIENCE_S):
+                async for message in consumer:
+                    seen.add(message.payload)
+                    await consumer.ack(message)
+                    if len(seen) == 20:
+                        break
+        read = [message.payload async for message in client.reader(topic, follow=False)]
+    assert seen == set(read) == {b"%d" % number for number in range(20)}
+
+
+async def test_services_may_do_for_users_what_they_are_asked_to(secured: SecuredStack) -> None:
+    topic, token = "acme/shop/served", secured.issuer.token("all")
+    tls = secured.security().tls
+    addresses = secured.target("ledger"), secured.address("dispatcher")
+    async with (
+        connect(*addresses, tls=tls, token=token) as client,
+        FollowingChannel(
+            secured.target("ledger"), lambda at: open_channel(at, Security(tls, token))
+        ) as ledger_channel,
+        secured.channel("dedup", token=token) as dedup_channel,
+        secured.channel("dispatcher", token=token) as dispatcher_channel,
+    ):
+        ledger: Any = LedgerServiceStub(ledger_channel)  # type: ignore[call-overload]
+        dedup: Any = DedupServiceStub(dedup_channel)
+        dispatcher: Any = DispatcherServiceStub(dispatcher_channel)
+        async with client.producer(topic, name="p") as producer:
+            for _ in range(3):
+                await producer.send(b"poison")
+
+        # dedup keeps policies and snapshots with cursor
+        values = dedup_pb2.PolicyValues(snapshot_entries=1)
+        level = dedup_pb2.SetPolicyRequest(namespace="acme/shop", values=values)
+        await dedup.SetPolicy(level, timeout=PATIENCE_S)
+        taken = await dedup.TakeSnapshot(
+            dedup_pb2.TakeSnapshotRequest(topic=topic), timeout=PATIENCE_S
+        )
+        assert taken.producers == 1
+
+        # the dispatcher asks filter, and puts dead letters with the ledger
+        start = dispatcher_pb2.Start(earliest=dispatcher_pb2.Earliest())
+        named = {"topic": topic, "subscription": "billing"}
+        made = dispatcher_pb2.CreateSubscriptionRequest(**named, start=start)
+        await dispatcher.CreateSubscription(made, timeout=PATIENCE_S)
+        chain = [filter_pb2.Filter(name="f", version=1, expression="producer == 'p'")]
+        asked = dispatcher_pb2.SetFiltersRequest(**named, filters=chain, start=start)
+        await dispatcher.SetFilters(asked, timeout=PATIENCE_S)
+        options = SubscriptionOptions(max_redeliveries=0)
+        async with client.consumer(topic, "billing", options=options) as consumer:
+            for _ in range(3):
+                await consumer.nack(await consumer.receive(PATIENCE_S), 0)
+            dead = ledger_pb2.GetTopicRequest(topic=f"{topic}-billing-DLQ")
+
+            async def letters() -> bool:
+                with suppress(aio.AioRpcError):  # it is not there before its first letter
+                    return bool((await ledger.GetTopic(dead, timeout=5)).topic.entries == 3)
+                return False
+
+            await eventually(letters)
+            await consumer.flush()
+
+        # the ledger asks cursor what holds a trim back, and dedup to forget a topic
+        trim = ledger_pb2.TrimTopicRequest(topic=topic)
+        trim.before.CopyFrom(entry_pb2.Position(ledger_id=1, entry_id=3))
+        await ledger.TrimTopic(trim, timeout=PATIENCE_S)
+        await ledger.DeleteTopic(
+            ledger_pb2.DeleteTopicRequest(topic=topic, force=True), timeout=PATIENCE_S
+        )
+        with pytest.raises(aio.AioRpcError):
+            await ledger.GetTopic(ledger_pb2.GetTopicRequest(topic=topic), timeout=PATIENCE_S)
+        state = await dedup.GetTopicStatus(
+            dedup_pb2.GetTopicStatusRequest(topic=topic), timeout=PATIENCE_S
+        )
+        assert state.producers == 0
+
+
+async def test_the_client_says_what_it_may_not(secured: SecuredStack) -> None:
+    tls = secured.security().tls
+    addresses = secured.target("ledger"), secured.address("dispatcher")
+    async with connect(*addresses, tls=tls, token=secured.issuer.token("read")) as client:
+        with pytest.raises(PermissionDeniedError) as denied:
+            async with client.producer("acme/shop/mine"):
+                pass
+        assert denied.value.details == {
+            "principal": "sub:read",
+            "verb": "publish",
+            "topic": "acme/shop/mine",
+        }
+        with pytest.raises(PermissionDeniedError) as denied:
+            async with client.consumer("acme/shop/mine", "billing"):
+                pass
+        assert denied.value.details["subscription"] == "billing"
+    async with connect(*addresses, tls=tls, token="a.b.c") as client:
+        with pytest.raises(AuthenticationError) as unknown:
+            async with client.producer("acme/shop/mine"):
+                pass
+        assert unknown.value.reason == "INVALID_TOKEN"
+
+
+async def test_a_publisher_is_cut_off_when_the_rules_change(secured: SecuredStack) -> None:
+    tls = secured.security().tls
+    token = secured.issuer.token("publish")
+    async with (
+        connect(secured.target("ledger"), tls=tls, token=token) as client,
+        client.producer("acme/shop/cut", name="p", send_timeout_s=30) as producer,
+    ):
+        await producer.send(b"before")
+        try:
+            secured.access_file.write_text(rules().replace('"sub:publish"', '"sub:nobody"'))
+
+            async def is_cut_off() -> bool:
+                try:
+                    await producer.send(b"after")
+                except PermissionDeniedError:
+                    return True
+                return False
+
+            await eventually(is_cut_off)
+        finally:
+            secured.access_file.write_text(rules())
+
+
+async def test_a_job_shows_its_certificate_or_a_token(
+    secured: SecuredStack, tmp_path: Path
+) -> None:
+    asked = ledger_pb2.ListTopicsRequest(prefix="acme/shop/")
+    file = tmp_path / "token"
+
+    def code(shown: Files, token_file: Path | None) -> StatusCode:
+        tls = secured.security(shown).tls
+        address = secured.address("ledger")
+        with blocking_channel(address, tls=tls, token_file=token_file, options=()) as opened:
+            try:
+                LedgerServiceStub(opened).ListTopics(asked, timeout=PATIENCE_S)
+            except grpc.RpcError as error:
+                return StatusCode(error.code().value)
+        return StatusCode.OK
+
+    jobs, nobody = secured.shown["jobs"], secured.authority.issue("nobody")
+    assert await asyncio.to_thread(code, jobs, None) is StatusCode.OK
+    assert await asyncio.to_thread(code, nobody, None) is StatusCode.PERMISSION_DENIED
+    file.write_text(secured.issuer.token("read"))
+    assert await asyncio.to_thread(code, nobody, file) is StatusCode.OK
+    file.write_text(secured.issuer.token("nobody"))
+    assert await asyncio.to_thread(code, jobs, file) is StatusCode.PERMISSION_DENIED
+
+
+async def test_the_command_line_shows_what_it_is_told_to(
+    secured: SecuredStack, command: CommandLine, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(secured.issuer.token("read"))
+    topic = "acme/shop/commands"
+
+    tls = secured.security().tls
+    async with (
+        connect(secured.target("ledger"), tls=tls) as client,
+        client.producer(topic) as producer,
+    ):
+        await producer.send(b"1")
+
+    shown = await command("topic", "stat", topic, "-o", "json")
+    assert shown.code == 0, shown.err
+    with_token = ("--token-file", str(file), "-o", "json")
+    denied = await command("publish", topic, *with_token, stdin=b"hello\n")
+    assert denied.code == 1, denied.err
+    assert denied.error["reason"] == "PERMISSION_DENIED"
+    assert denied.error["details"]["principal"] == "sub:read"
+    by_variable = command.with_(SEQGATE_TOKEN="a.b.c")
+    assert (await by_variable("topic", "stat", topic, "-o", "json")).error["reason"] == (
+        "INVALID_TOKEN"
+    )
+    missing = await command("topic", "ls", "--ca-file", str(tmp_path / "none.pem"), "-o", "json")
+    assert missing.code == 2
+    assert missing.error["reason"] == "INVALID_SETTINGS"
+
+
+async def test_an_operator_moves_a_topic_between_instances_that_show_certificates(
+    secured: SecuredStack, command: CommandLine
+) -> None:
+    topic = "acme/shop/moved"
+    security = secured.security()
+    async with (
+        connect(secured.target("ledger"), tls=security.tls) as client,
+        client.producer(topic, name="p") as producer,
+    ):
+        await producer.send(b"1")
+        for instance in ("ledger", "ledger-1"):
+            ended = await command("topic", "move", topic, "--to", secured.address(instance))
+            assert ended.code == 0, ended.err
+        await producer.send(b"2")
+        read = [message.payload async for message in client.reader(topic, follow=False)]
+    assert read == [b"1", b"2"]
+
+
+async def test_services_go_on_when_their_certificates_are_renewed(secured: SecuredStack) -> None:
+    security = secured.security()
+    async with connect(
+        secured.target("ledger"), secured.address("dispatcher"), tls=security.tls
+    ) as client:
+        async with (
+            client.producer("acme/shop/renewed", name="p") as producer,
+            client.producer("acme/shop/renewed", name="q") as other,
+        ):
+            await producer.send(b"1")
+            for name in SERVICES:
+                secured.shown[name] = secured.authority.issue(
+                    name,
+                    uris=[f"spiffe://example/seqgate/{name}"],
+                    hosts=["localhost", "127.0.0.1"],
+                )
+            await producer.send(b"2")
+            await other.send(b"3")
+        read = [m.payload async for m in client.reader("acme/shop/renewed", follow=False)]
+    assert sorted(read) == [b"1", b"2", b"3"]
+    for name in SERVICES:
+        log = (secured.folder / "logs" / f"{name}.log").read_text()
+        assert "unexpected" not in log
+        assert "cannot be used" not in log

@@ -1,0 +1,292 @@
+"""Real servers that work together: a master with its replica behind Sentinels, and a cluster.
+
+They find out within a fraction of a second what takes them many seconds unless they are told
+otherwise.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from redis import Redis
+from redis.crc import key_slot
+from redis.exceptions import RedisError
+
+from tests.support.redis_server import RedisServer
+from tools.stack.ports import free_ports
+from tools.stack.redis_server import redis_binary
+
+MASTER: Final = "seqgate"
+"""The name under which Sentinels know the master."""
+
+DOWN_AFTER_MS: Final = 300
+"""After how long without an answer a server counts as down."""
+
+SENTINELS: Final = 3
+PRIMARIES: Final = 3
+SLOTS: Final = 16_384
+
+SENTINEL = f"""\
+sentinel monitor {MASTER} 127.0.0.1 {{master}} 1
+sentinel down-after-milliseconds {MASTER} {{down_after_ms}}
+sentinel failover-timeout {MASTER} 2000
+"""
+"""One notices first, so that their votes are not divided; it needs another one's all the same."""
+
+QUICK_MS = {"ask-period": 50, "info-period": 100, "ping-period": 200, "publish-period": 400}
+"""How often a Sentinel does what it does every second, or more rarely, unless it is told otherwise.
+A server whose last answer is five pings old is not promoted; one that says for four publishings
+that it is a master, and is not known as one, is made a replica again."""
+
+
+def until(state: Callable[[], object], what: str, *, within_s: float = 20.0) -> None:
+    """Return when `state()` is true; a server that does not answer is not there yet."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            if state():
+                return
+        except RedisError:
+            pass
+        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
+        time.sleep(0.01)
+
+
+def command(server: RedisServer, *words: str | int) -> Any:
+    """What a server answers."""
+    with Redis(port=server.port, decode_responses=True) as redis:
+        return redis.execute_command(*words)
+
+
+def info(server: RedisServer, section: str) -> dict[str, Any]:
+    """A section of what a server says of itself."""
+    with Redis(port=server.port, decode_responses=True) as redis:
+        found: dict[str, Any] = redis.info(section)
+    return found
+
+
+def has_replica_in_step(master: RedisServer) -> bool:
+    """Whether a replica has all that the master has."""
+    seen = info(master, "replication")
+    replica = seen.get("slave0", {})
+    return replica.get("state") == "online" and replica["offset"] == seen["master_repl_offset"]
+
+
+class Sentinels:
+    """Three of them, and two servers, of which one is the master."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.ports = free_ports(SENTINELS)
+        self.servers = [RedisServer(folder / str(i), options=_LAGGING) for i in range(2)]
+        self._processes: list[subprocess.Popen[bytes]] = []
+        hosts = ",".join(f"127.0.0.1:{port}" for port in self.ports)
+        self.url = f"redis+sentinel://{hosts}/{MASTER}"
+
+    def start(self) -> None:
+        for server in self.servers:
+            server.start()
+        first, second = self.servers
+        command(second, "REPLICAOF", "127.0.0.1", first.port)
+        for number, port in enumerate(self.ports):
+            patience_ms = DOWN_AFTER_MS * (20 if number else 1)
+            file = self._folder / f"sentinel-{port}.conf"
+            address = f"port {port}\nbind 127.0.0.1\ndir {self._folder}\nloglevel warning\n"
+            file.write_text(address + SENTINEL.format(master=first.port, down_after_ms=patience_ms))
+            self._processes.append(
+                subprocess.Popen(
+                    [str(redis_binary()), str(file), "--sentinel"], stdout=subprocess.DEVNULL
+                )
+            )
+            until(lambda port=port: self._hurry(port), "a Sentinel answers")
+        self.settle()
+
+    def settle(self) -> None:
+        """Return when everybody knows everybody, and the replica is in step."""
+        until(lambda: all(map(self._at_ease, self.ports)), "the Sentinels are at ease")
+        until(lambda: has_replica_in_step(self.master), "the replica is in step")
+
+    @property
+    def master(self) -> RedisServer:
+        """The server that the first Sentinel names."""
+        port = int(self._said(self.ports[0])["port"])
+        return next(server for server in self.servers if server.port == port)
+
+    def flush(self) -> None:
+        """Have everything forgotten."""
+        command(self.master, "FLUSHALL")
+
+    def fail_over(self) -> None:
+        """Have the replica take over from a master that is well."""
+
+        def begins() -> Any:
+            with Redis(port=self.ports[0]) as sentinel:
+                return sentinel.execute_command("SENTINEL", "FAILOVER", MASTER)
+
+        until(begins, "a failover begins")
+
+    @property
+    def replica(self) -> RedisServer:
+        """The other one."""
+        return next(server for server in self.servers if server.port != self.master.port)
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        for server in self.servers:
+            server.kill()
+
+    def _hurry(self, port: int) -> bool:
+        with Redis(port=port) as sentinel:
+            quick = [word for pair in QUICK_MS.items() for word in pair]
+            return bool(sentinel.execute_command("SENTINEL", "DEBUG", *quick))
+
+    def _said(self, port: int) -> dict[str, Any]:
+        with Redis(port=port, decode_responses=True) as sentinel:
+            said: dict[str, Any] = sentinel.sentinel_master(MASTER)
+        return said
+
+    def _at_ease(self, port: int) -> bool:
+        said = self._said(port)
+        return (
+            said["flags"] == "master"
+            and said["num-other-sentinels"] == SENTINELS - 1
+            and said["num-slaves"] == 1
+        )
+
+
+_LAGGING = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
+
+
+class Cluster:
+    """Three primaries, and replicas of the first."""
+
+    def __init__(self, folder: Path, *, replicas: int = 0) -> None:
+        ports = free_ports(2 * (PRIMARIES + replicas))
+        pairs = list(zip(ports[::2], ports[1::2], strict=True))
+        self._buses = dict(pairs)
+        self.servers = [
+            RedisServer(folder / str(port), port=port, options=(*_LAGGING, *_clustered(bus)))
+            for port, bus in pairs
+        ]
+        self.primaries = self.servers[:PRIMARIES]
+        """Those that were that at first."""
+        self.replicas = self.servers[PRIMARIES:]
+        hosts = ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
+        self.url = f"redis+cluster://{hosts}"
+
+    def start(self) -> None:
+        for number, server in enumerate(self.servers):
+            server.start()
+            command(server, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        first, *others = self.servers
+        for server in others:
+            bus = self._buses[server.port]
+            command(first, "CLUSTER", "MEET", "127.0.0.1", server.port, bus)
+        bounds = [SLOTS * i // PRIMARIES for i in range(PRIMARIES + 1)]
+        for server, start, end in zip(self.primaries, bounds[:-1], bounds[1:], strict=True):
+            command(server, "CLUSTER", "ADDSLOTSRANGE", start, end - 1)
+        until(lambda: all(map(self._knows_all, self.servers)), "the nodes know each other")
+        for server in self.replicas:
+            until(
+                lambda server=server: command(server, "CLUSTER", "REPLICATE", self.id_of(first)),
+                "a replica knows its primary",
+            )
+        self.settle()
+
+    def settle(self) -> None:
+        """Return when every node that runs is content with what it knows."""
+        until(lambda: all(map(self._content, self.servers)), "the cluster is whole")
+        if self.replicas:
+            until(lambda: has_replica_in_step(self.owner(0)), "the replica is in step")
+
+    def flush(self) -> None:
+        """Have everything forgotten."""
+        for server in self.owners():
+            command(server, "FLUSHALL")
+
+    def owners(self) -> list[RedisServer]:
+        """The primaries."""
+        ranges = command(self.primaries[-1], "CLUSTER", "SLOTS")
+        ports = {port for _, _, (_, port, *_), *_ in ranges}
+        return [server for server in self.servers if server.port in ports]
+
+    def owner(self, slot: int) -> RedisServer:
+        """The primary that has a slot, as the last primary sees it."""
+        for start, end, (_, port, *_), *_ in command(self.primaries[-1], "CLUSTER", "SLOTS"):
+            if start <= slot <= end:
+                return next(server for server in self.servers if server.port == port)
+        raise AssertionError(f"nobody has slot {slot}")
+
+    def id_of(self, server: RedisServer) -> str:
+        """A node's id."""
+        return str(command(server, "CLUSTER", "MYID"))
+
+    def move_slot(self, slot: int, to: RedisServer) -> Iterator[str]:
+        """Move a slot, with what is in it, step by step; the names of the steps."""
+        source = self.owner(slot)
+        giving, taking = self.id_of(source), self.id_of(to)
+        command(to, "CLUSTER", "SETSLOT", slot, "IMPORTING", giving)
+        yield "importing"
+        command(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", taking)
+        yield "migrating"
+        while keys := command(source, "CLUSTER", "GETKEYSINSLOT", slot, 10):
+            for key in keys:
+                command(source, "MIGRATE", "127.0.0.1", to.port, key, 0, 5000)
+        yield "migrated"
+        for server in (to, source):
+            command(server, "CLUSTER", "SETSLOT", slot, "NODE", taking)
+        yield "moved"
+
+    def kill(self) -> None:
+        for server in self.servers:
+            server.kill()
+
+    def _knows_all(self, server: RedisServer) -> bool:
+        nodes = command(server, "CLUSTER", "NODES").splitlines()
+        return len(nodes) == len(self.servers) and "handshake" not in " ".join(nodes)
+
+    def _content(self, server: RedisServer) -> bool:
+        said = command(server, "CLUSTER", "INFO").splitlines()
+        whole = "cluster_state:ok" in said and f"cluster_slots_ok:{SLOTS}" in said
+        return whole and self._knows_all(server)
+
+
+def _clustered(bus: int) -> Sequence[str]:
+    options = {
+        "cluster-enabled": "yes",
+        "cluster-port": str(bus),
+        "cluster-node-timeout": str(2 * DOWN_AFTER_MS),
+        "cluster-replica-validity-factor": "0",
+    }
+    return [word for name, value in options.items() for word in (f"--{name}", value)]
+
+
+def slot_of(key: str) -> int:
+    """The slot of a key."""
+    return int(key_slot(key.encode()))
+
+
+@contextmanager
+def standing_still(server: RedisServer) -> Iterator[None]:
+    """A server that neither answers nor reads meanwhile."""
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
+@contextmanager
+def running(group: Sentinels | Cluster) -> Iterator[Any]:
+    try:
+        group.start()
+        yield group
+    finally:
+        group.kill()

@@ -1,0 +1,197 @@
+"""Every method of every service, a request for each, and who may call it.
+
+What is allowed is written down here once more, on purpose: a right that changes by accident differs
+from this.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from google.protobuf.descriptor import Descriptor, MethodDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from seqgate.api.cursor.v1 import cursor_pb2
+from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.dispatcher.v1 import dispatcher_pb2
+from seqgate.api.filter.v1 import filter_pb2
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.api.placement.v1 import placement_pb2
+from services.cursor.rights import RIGHTS as CURSOR
+from services.dedup.rights import RIGHTS as DEDUP
+from services.dispatcher.rights import RIGHTS as DISPATCHER
+from services.filter.rights import RIGHTS as FILTER
+from services.ledger.rights import RIGHTS as LEDGER
+from services.runtime.rights import Right, Rights
+
+TOPIC: Final = "acme/shop/orders"
+SUBSCRIPTION: Final = "billing"
+
+VERBS: Final = ("publish", "consume", "read", "administer", "keep")
+ROLES: Final = ("ledger", "dedup", "cursor", "dispatcher", "jobs")
+
+TABLES: Final[Mapping[str, Rights]] = {
+    "cursor": {path: right for path, right in CURSOR.items() if ".cursor." in path},
+    "dedup": DEDUP,
+    "dispatcher": DISPATCHER,
+    "filter": FILTER,
+    "ledger": {path: right for path, right in LEDGER.items() if ".ledger." in path},
+    "placement": {path: right for path, right in LEDGER.items() if ".placement." in path},
+}
+"""By the service. Ledger and cursor serve placement, too; it is the ledger's here."""
+
+PROTOS: Final[Mapping[str, Any]] = {
+    "cursor": cursor_pb2,
+    "dedup": dedup_pb2,
+    "dispatcher": dispatcher_pb2,
+    "filter": filter_pb2,
+    "ledger": ledger_pb2,
+    "placement": placement_pb2,
+}
+
+_ALL: Final = " ".join(VERBS)
+
+ALLOWED: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
+    # method: the verbs, one of which is needed; the roles
+    "ledger": {
+        "Publish": ("publish", "dispatcher"),
+        "Read": ("read", "dispatcher jobs"),
+        "ReadEntries": ("read", "dispatcher jobs"),
+        "ReadColumns": ("read", "jobs"),
+        "ListLedgers": ("read", "dispatcher jobs"),
+        "ListTrimmedProducers": ("read", "jobs"),
+        "CreateTopic": ("administer", ""),
+        "GetTopic": (_ALL, "dispatcher jobs"),
+        "ListTopics": ("read administer", "ledger jobs"),
+        "LastMessageId": ("read", "jobs"),
+        "FindMessage": ("read publish", "jobs"),
+        "FindPosition": ("read", "dispatcher"),
+        "TrimTopic": ("administer", ""),
+        "DeleteTopic": ("administer", ""),
+    },
+    "dedup": {
+        "Admit": ("keep", "ledger"),
+        "Confirm": ("keep", "ledger"),
+        "Rollback": ("keep", "ledger"),
+        "Exchange": ("keep", "ledger"),
+        "KeepProducers": ("keep", "ledger"),
+        "GetProducer": ("publish read administer keep", "jobs"),
+        "ListProducers": ("read administer keep", "jobs"),
+        "GetTopicStatus": ("publish read administer keep", "jobs"),
+        "TakeSnapshot": ("administer keep", "ledger jobs"),
+        "LoadState": ("keep", "jobs"),
+        "SetPolicy": ("administer", ""),
+        "GetPolicy": ("read administer keep", ""),
+        "ForgetTopic": ("keep", "ledger"),
+        "Explain": ("publish read administer keep", ""),
+    },
+    "cursor": {
+        "CreateCursor": ("keep", "dispatcher dedup"),
+        "GetCursor": ("consume administer keep", "dispatcher dedup jobs"),
+        "ListCursors": ("consume administer keep", "dispatcher ledger cursor jobs"),
+        "DeleteCursor": ("administer keep", "dispatcher dedup ledger"),
+        "ResetCursor": ("administer keep", "dispatcher"),
+        "MarkDelete": ("keep", "dedup"),
+        "Acknowledge": ("keep", "dispatcher"),
+        "ReadAcknowledged": ("consume administer keep", "dispatcher"),
+        "RecordAttempts": ("keep", "dispatcher"),
+        "ListAttempts": ("consume administer keep", "dispatcher"),
+        "UpdateCursorProperties": ("keep", "dispatcher dedup"),
+        "AcquireLease": ("keep", "dispatcher"),
+        "RenewLease": ("keep", "dispatcher"),
+        "ReleaseLease": ("keep", "dispatcher"),
+        "ImportManagedCursor": ("keep", ""),
+        "ExportManagedCursor": ("consume administer keep", ""),
+    },
+    "dispatcher": {
+        "Consume": ("consume", ""),
+        "CreateSubscription": ("consume administer", ""),
+        "GetSubscription": ("consume administer", ""),
+        "ListSubscriptions": ("consume administer", ""),
+        "DeleteSubscription": ("administer", ""),
+        "ResetSubscription": ("consume administer", ""),
+        "UpdateSubscriptionProperties": ("administer", ""),
+        "ReleaseKey": ("consume administer", ""),
+        "SetFilters": ("administer", ""),
+        "GetFilters": ("consume administer", ""),
+        "AnalyzeBacklog": ("consume administer", ""),
+        "Report": ("consume administer", ""),
+        "Explain": ("consume administer", ""),
+    },
+    "placement": {
+        "Locate": (_ALL, "ledger"),
+        "ListPlacements": ("read administer", "ledger"),
+        "MoveTopic": ("administer", ""),
+        "Record": ("", "ledger"),
+        "ReceiveTopic": ("", "ledger"),
+    },
+    "filter": {
+        "Evaluate": ("keep", "dispatcher"),
+        "Compile": (_ALL, "dispatcher"),
+        "Explain": (_ALL, ""),
+    },
+}
+
+
+class Rpc(NamedTuple):
+    """A method."""
+
+    service: str
+    descriptor: MethodDescriptor
+
+    @property
+    def name(self) -> str:
+        return f"{self.service}.{self.descriptor.name}"
+
+    @property
+    def path(self) -> str:
+        """As gRPC names it."""
+        return f"/{self.descriptor.containing_service.full_name}/{self.descriptor.name}"
+
+    @property
+    def right(self) -> Right:
+        """What it needs."""
+        return TABLES[self.service][self.path]
+
+    @property
+    def verbs(self) -> frozenset[str]:
+        """The verbs, one of which is needed."""
+        return frozenset(ALLOWED[self.service][self.descriptor.name][0].split())
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """Who may call it for any topic."""
+        return frozenset(ALLOWED[self.service][self.descriptor.name][1].split())
+
+    def request(self, topic: str = TOPIC, subscription: str = SUBSCRIPTION) -> Any:
+        """What names a topic, and a subscription where it can."""
+        return filled(self.descriptor.input_type, topic, subscription)
+
+
+def rpcs() -> Iterator[Rpc]:
+    """All of them."""
+    for name, protos in PROTOS.items():
+        for service in protos.DESCRIPTOR.services_by_name.values():
+            for method in service.methods:
+                yield Rpc(name, method)
+
+
+_NESTED: Final = ("open", "subscribe", "admit", "header", "set_chain", "chain")
+"""The fields of messages that name a topic further inside."""
+
+
+def filled(kind: Descriptor, topic: str, subscription: str) -> Message:
+    """A message of that type about a topic and a subscription."""
+    message: Any = GetMessageClass(kind)()
+    for field in kind.fields:
+        is_text = field.type == field.TYPE_STRING and not field.is_repeated
+        if field.name == "topic" and is_text:
+            message.topic = topic
+        elif field.name in ("subscription", "name") and is_text:
+            setattr(message, field.name, subscription)
+        elif field.name == "prefix":
+            message.prefix = topic.rpartition("/")[0] + "/"
+        elif field.name in _NESTED and field.message_type is not None:
+            inside = filled(field.message_type, topic, subscription)
+            getattr(message, field.name).CopyFrom(inside)
+    return message  # type: ignore[no-any-return]

@@ -1,0 +1,163 @@
+"""A stack whose services show certificates to one another, and ask callers for theirs."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from grpc import aio
+
+from seqgate.client._channel import Security, open_channel
+from seqgate.tls import TLS, BearerToken
+from tests.support.authority import Authority, Files, Issuer
+from tests.support.publisher import STATUS_LOST
+from tests.support.rpcs import VERBS, Rpc
+from tools.stack import stack as stack_module
+from tools.stack.ports import free_ports
+from tools.stack.stack import SERVICES, Stack
+
+ROLES: Final = ("ledger", "dedup", "cursor", "dispatcher", "jobs")
+
+USER: Final = "spiffe://example/user"
+
+
+def identity(service: str) -> str:
+    """What the certificate of a service names."""
+    return f"spiffe://example/seqgate/{service}"
+
+
+def rules() -> str:
+    """The services have their roles; sub:<verb> may do that in acme/shop, and USER everything
+    there but keep a log."""
+    lines = ["[services]", *(f'{role} = ["uri:{identity(role)}"]' for role in ROLES)]
+    for verb in VERBS:
+        lines += _rule(f"sub:{verb}", [verb])
+    lines += _rule("sub:all", list(VERBS))
+    lines += _rule(f"uri:{USER}", ["publish", "consume", "read", "administer"])
+    return "\n".join(lines)
+
+
+def _rule(principal: str, verbs: Sequence[str]) -> list[str]:
+    return [
+        "[[rules]]",
+        f'principals = ["{principal}"]',
+        f"verbs = {list(verbs)}",
+        'topics = ["acme/shop/*"]',
+    ]
+
+
+class SecuredStack(Stack):
+    """See the module."""
+
+    def __init__(self, folder: Path, **given: Any) -> None:
+        super().__init__(folder, **given)
+        self.authority = Authority(folder / "tls")
+        self.issuer = Issuer(folder / "tls" / "keys.json")
+        self.access_file = folder / "access.toml"
+        self.access_file.write_text(rules())
+        self.shown = {
+            name: self.authority.issue(
+                name, uris=[identity(name)], hosts=["localhost", "127.0.0.1"]
+            )
+            for name in (*SERVICES, "jobs")
+        }
+        self.user = self.authority.issue("user", uris=[USER])
+        self._probed = dict(zip(self.services, free_ports(len(self.services)), strict=True))
+
+    @property
+    def settings(self) -> dict[str, str]:
+        settings = dict(super().settings)
+        for service in SERVICES:
+            mine = self.shown[service]
+            own: dict[str, object] = {
+                "TLS_CERTIFICATE_FILE": mine.certificate,
+                "TLS_KEY_FILE": mine.key,
+                "TLS_CLIENT_CA_FILE": self.authority.file,
+                "JWT_KEYS_FILE": self.issuer.file,
+                "JWT_AUDIENCE": self.issuer.AUDIENCE,
+                "JWT_ISSUER": self.issuer.NAME,
+                "ACCESS_FILE": self.access_file,
+            }
+            if service != "filter":  # it calls nobody
+                own |= {
+                    "PEER_CA_FILE": self.authority.file,
+                    "PEER_CERTIFICATE_FILE": mine.certificate,
+                    "PEER_KEY_FILE": mine.key,
+                }
+            settings |= {f"SEQGATE_{service.upper()}_{key}": str(own[key]) for key in own}
+        return settings
+
+    def target(self, service: str) -> str:
+        """One instance: a list of addresses is no name that a certificate could have."""
+        return self.address(service)
+
+    def _own_settings(self, name: str) -> dict[str, str]:
+        service = name.partition("-")[0]
+        if name == "redis":
+            return super()._own_settings(name)
+        probed = f"127.0.0.1:{self._probed[name]}"
+        return {**super()._own_settings(name), f"SEQGATE_{service.upper()}_HEALTH_LISTEN": probed}
+
+    async def _answers(self, name: str) -> bool:
+        if name == "redis":
+            return await super()._answers(name)
+        return await stack_module._serves(f"127.0.0.1:{self._probed[name]}")
+
+    def security(self, shown: Files | None = None, token: BearerToken | None = None) -> Security:
+        """What a caller shows: the user's certificate unless another is given, and a token."""
+        files = shown or self.user
+        return Security(TLS(self.authority.file, files.certificate, files.key), token)
+
+    def channel(
+        self, service: str, shown: Files | None = None, token: BearerToken | None = None
+    ) -> aio.Channel:
+        """A channel to a service."""
+        return open_channel(self.address(service), self.security(shown, token))
+
+    def variables(self, token_file: Path | None = None) -> Mapping[str, str]:
+        """What the command line is told."""
+        told = {
+            "SEQGATE_CA_FILE": str(self.authority.file),
+            "SEQGATE_CERTIFICATE_FILE": str(self.user.certificate),
+            "SEQGATE_KEY_FILE": str(self.user.key),
+            **{f"SEQGATE_{service.upper()}": self.address(service) for service in SERVICES},
+        }
+        return told if token_file is None else {**told, "SEQGATE_TOKEN_FILE": str(token_file)}
+
+
+async def first_answer(channel: aio.Channel, rpc: Rpc, request: Any, timeout_s: float) -> Any:
+    """What a method answers first.
+
+    Raises:
+        AioRpcError: it is refused.
+    """
+    method = rpc.descriptor
+    kinds = {
+        (False, False): channel.unary_unary,
+        (False, True): channel.unary_stream,
+        (True, False): channel.stream_unary,
+        (True, True): channel.stream_stream,
+    }
+    multi: Any = kinds[method.client_streaming, method.server_streaming](
+        rpc.path,
+        request_serializer=lambda message: message.SerializeToString(),
+        response_deserializer=lambda held: held,
+    )
+    if not method.client_streaming:
+        call = multi(request, timeout=timeout_s)
+        return await (call.read() if method.server_streaming else call)
+
+    while True:
+        call = multi(timeout=timeout_s)
+        try:
+            with suppress(asyncio.InvalidStateError):  # it has ended: what follows says how
+                await call.write(request)
+                if not method.server_streaming:
+                    await call.done_writing()
+            return await (call.read() if method.server_streaming else call)
+        except aio.AioRpcError as error:
+            if error.details() != STATUS_LOST:
+                raise
+        finally:
+            call.cancel()

@@ -1,0 +1,195 @@
+"""What each method of each service needs."""
+
+import pytest
+
+from seqgate.api.cursor.v1 import cursor_pb2, managed_pb2
+from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.dispatcher.v1 import dispatcher_pb2
+from seqgate.api.filter.v1 import filter_pb2
+from seqgate.api.ledger.v1 import ledger_pb2
+from services.cursor.rights import RIGHTS as CURSOR
+from services.dispatcher.rights import RIGHTS as DISPATCHER
+from services.errors import InvalidTopicName
+from services.ledger.rights import RIGHTS as LEDGER
+from services.runtime.access import Access, Role
+from services.runtime.identity import Principal
+from services.runtime.rights import Right
+from tests.support.rpcs import ALLOWED, ROLES, TABLES, VERBS, Rpc, rpcs
+
+ALICE = Principal(("sub:alice",))
+
+by_rpc = pytest.mark.parametrize("rpc", list(rpcs()), ids=lambda rpc: rpc.name)
+
+
+def rules(verb: str, topics: str = "acme/shop/*", subscriptions: str | None = None) -> Access:
+    rule: dict[str, object] = {
+        "principals": ["sub:alice"],
+        "verbs": [verb],
+        "topics": [topics],
+    }
+    if subscriptions is not None:
+        rule["subscriptions"] = [subscriptions]
+    return Access.parse({"rules": [rule]})
+
+
+_ABOUT_NONE = ("ledger.ListTopics", "placement.ListPlacements", "filter.Compile", "filter.Explain")
+
+
+def allows(access: Access, right: Right, request: object) -> bool:
+    needs = right.needs(request)
+    return bool(needs) and all(access.allows(ALICE, need) for need in needs)
+
+
+def test_no_method_is_forgotten() -> None:
+    named = {rpc.path for rpc in rpcs()}
+    assert named == {path for table in TABLES.values() for path in table}
+    assert {rpc.name for rpc in rpcs()} == {
+        f"{service}.{method}" for service, methods in ALLOWED.items() for method in methods
+    }
+
+
+def test_instances_of_one_service_call_one_another_and_those_of_no_other() -> None:
+    record = "/seqgate.api.placement.v1.PlacementService/Record"
+    assert LEDGER[record].roles == {Role.LEDGER}
+    assert CURSOR[record].roles == {Role.CURSOR}
+
+
+@by_rpc
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_gives_what_it_is_for_and_nothing_else(rpc: Rpc, verb: str) -> None:
+    assert allows(rules(verb), rpc.right, rpc.request()) is (verb in rpc.verbs)
+
+
+@by_rpc
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_gives_nothing_in_another_namespace(rpc: Rpc, verb: str) -> None:
+    if rpc.service == "filter" and rpc.descriptor.name != "Evaluate":
+        return  # these are about no topic
+    elsewhere = rpc.request("acme/shops/orders")
+    assert not allows(rules(verb), rpc.right, elsewhere)
+    assert not allows(rules(verb, "acme/shop/order"), rpc.right, rpc.request())
+
+
+@by_rpc
+@pytest.mark.parametrize("verb", ["consume", "administer", "keep"])
+def test_a_right_to_a_subscription_is_none_to_another_or_to_the_topic(rpc: Rpc, verb: str) -> None:
+    fields = {field.name for field in rpc.descriptor.input_type.fields}
+    one = fields & {"subscription", "subscribe"} or (rpc.service == "cursor" and "name" in fields)
+    given = rules(verb, subscriptions="billing")
+    if rpc.name in ("ledger.GetTopic", "placement.Locate") or rpc.service == "filter":
+        return  # it is enough to have to do with the topic
+    assert allows(given, rpc.right, rpc.request()) is (bool(one) and verb in rpc.verbs)
+    assert not allows(given, rpc.right, rpc.request(subscription="another"))
+
+
+@by_rpc
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_gives_what_its_service_asks_for(rpc: Rpc, role: str) -> None:
+    access = Access.parse({"services": {role: ["sub:alice"]}})
+    assert access.has_role(ALICE, rpc.right.roles) is (role in rpc.roles)
+
+
+@by_rpc
+@pytest.mark.parametrize("topic", ["", "orders", "a/b", "a/b/c/d", "a/b/", "*/*/*", "a/b/*"])
+def test_what_cannot_be_a_topic_is_never_allowed(rpc: Rpc, topic: str) -> None:
+    everything = Access.parse(
+        {"rules": [{"principals": ["sub:*"], "verbs": list(VERBS), "topics": ["*/?*/?*"]}]}
+    )
+    if rpc.name in _ABOUT_NONE:
+        return  # these name none
+    if rpc.name == "cursor.ListCursors" and not topic:
+        return  # those of all topics
+    try:
+        allowed = allows(everything, rpc.right, rpc.request(topic))
+    except InvalidTopicName:
+        allowed = False
+    assert not allowed
+
+
+def test_system_topics_and_cursors_are_for_those_who_name_them() -> None:
+    for verb in VERBS:
+        create = cursor_pb2.CreateCursorRequest(topic="acme/shop/__dedup_policies", name="x")
+        assert not allows(rules(verb), CURSOR[path("cursor", "CreateCursor")], create)
+        moved = cursor_pb2.MarkDeleteRequest(topic="acme/shop/orders", name="seqgate.dedup")
+        assert not allows(rules(verb), CURSOR[path("cursor", "MarkDelete")], moved)
+    explicit = rules("keep", subscriptions="seqgate.*")
+    assert allows(explicit, CURSOR[path("cursor", "MarkDelete")], moved)
+
+
+@pytest.mark.parametrize("name", ["seqgate.dead.letter.1:2", "#seqgate.internal.x"])
+def test_what_services_act_on_is_written_by_services_alone(name: str) -> None:
+    info = managed_pb2.ManagedCursorInfo(
+        cursor_properties=[managed_pb2.ManagedStringProperty(name=name, value="v")]
+    )
+    where = {"topic": "acme/shop/orders", "name": "billing"}
+    requests = {
+        "CreateCursor": cursor_pb2.CreateCursorRequest(**where, properties={name: "v"}),
+        "UpdateCursorProperties": cursor_pb2.UpdateCursorPropertiesRequest(
+            **where, put={name: "v"}
+        ),
+        "ImportManagedCursor": cursor_pb2.ImportManagedCursorRequest(
+            **where, managed_cursor_info=info.SerializeToString()
+        ),
+    }
+    removing = cursor_pb2.UpdateCursorPropertiesRequest(**where, remove=[name])
+    everything = rules("keep", subscriptions="*")
+    for method, request in [*requests.items(), ("UpdateCursorProperties", removing)]:
+        assert not allows(everything, CURSOR[path("cursor", method)], request)
+    harmless = cursor_pb2.UpdateCursorPropertiesRequest(**where, put={"mine": "v"})
+    assert allows(everything, CURSOR[path("cursor", "UpdateCursorProperties")], harmless)
+
+
+def test_who_names_a_dead_letter_topic_needs_the_right_to_publish_there() -> None:
+    consume = DISPATCHER[path("dispatcher", "Consume")]
+    subscribe = dispatcher_pb2.Subscribe(topic="acme/shop/orders", subscription="billing")
+    subscribe.options.dead_letter_topic = "acme/shop/secrets"
+    request = dispatcher_pb2.ConsumeRequest(subscribe=subscribe)
+    assert not allows(rules("consume"), consume, request)
+    both = {"principals": ["sub:alice"], "verbs": ["consume", "publish"]}
+    assert allows(Access.parse({"rules": [{**both, "topics": ["acme/shop/*"]}]}), consume, request)
+    assert not allows(
+        Access.parse({"rules": [{**both, "topics": ["acme/shop/orders"]}]}), consume, request
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("ledger.Publish", ledger_pb2.PublishRequest()),
+        ("ledger.Publish", ledger_pb2.PublishRequest(publications=ledger_pb2.Publications())),
+        ("dedup.Exchange", dedup_pb2.ExchangeRequest(request_id=1)),
+        ("dedup.LoadState", dedup_pb2.LoadStateRequest()),
+        ("dedup.SetPolicy", dedup_pb2.SetPolicyRequest()),
+        ("dispatcher.Consume", dispatcher_pb2.ConsumeRequest()),
+        ("dispatcher.Consume", dispatcher_pb2.ConsumeRequest(seek=dispatcher_pb2.Seek())),
+        ("filter.Evaluate", filter_pb2.EvaluateRequest(batch=filter_pb2.Batch())),
+    ],
+)
+def test_a_message_that_names_nothing_needs_nothing_by_itself(
+    method: str, request_: object
+) -> None:
+    (rpc,) = [rpc for rpc in rpcs() if rpc.name == method]
+    assert list(rpc.right.needs(request_)) == []
+
+
+@pytest.mark.parametrize("which", ["admit", "confirm", "rollback"])
+def test_each_request_of_an_exchange_is_about_its_topic(which: str) -> None:
+    (rpc,) = [rpc for rpc in rpcs() if rpc.name == "dedup.Exchange"]
+    request = dedup_pb2.ExchangeRequest()
+    getattr(request, which).topic = "acme/shop/orders"
+    assert allows(rules("keep"), rpc.right, request)
+    getattr(request, which).topic = "acme/other/orders"
+    assert not allows(rules("keep"), rpc.right, request)
+
+
+def test_a_policy_of_a_namespace_is_about_all_of_its_topics() -> None:
+    (rpc,) = [rpc for rpc in rpcs() if rpc.name == "dedup.SetPolicy"]
+    request = dedup_pb2.SetPolicyRequest(namespace="acme/shop")
+    assert allows(rules("administer", "acme/shop/*"), rpc.right, request)
+    assert allows(rules("administer", "acme/*/*"), rpc.right, request)
+    assert not allows(rules("administer", "acme/shop/o*"), rpc.right, request)
+    assert not allows(rules("administer", "acme/shops/*"), rpc.right, request)
+
+
+def path(service: str, method: str) -> str:
+    return f"/seqgate.api.{service}.v1.{service.capitalize()}Service/{method}"
