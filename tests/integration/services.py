@@ -72,7 +72,8 @@ class Services:
         token = ""
         while True:
             page = await self.dedup.ListProducers(
-                dedup_pb2.ListProducersRequest(topic=topic, page_token=token)
+                dedup_pb2.ListProducersRequest(topic=topic, page_token=token),
+                wait_for_ready=True,  # a job that runs in this process keeps connections waiting
             )
             found.update((each.name, each) for each in page.producers)
             token = page.next_page_token

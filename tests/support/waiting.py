@@ -7,9 +7,12 @@ from collections.abc import Awaitable, Callable
 POLL_S = 0.02
 """How often the state is looked at."""
 
+WITHIN_S = 60.0
+"""How long it may take where nothing else is said: a machine may have much else to do."""
+
 
 async def eventually(
-    state: Callable[[], Awaitable[object] | object], what: str = "", *, within_s: float = 15.0
+    state: Callable[[], Awaitable[object] | object], what: str = "", *, within_s: float = WITHIN_S
 ) -> None:
     """Return when `state()` is true; fail when that takes too long."""
     try:
