@@ -18,6 +18,7 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from tests.support.redis_server import RedisServer
+from tools.stack.child import bound_to_us
 from tools.stack.ports import free_ports
 from tools.stack.redis_server import redis_binary
 
@@ -100,7 +101,8 @@ class Sentinels:
             file.write_text(address + SENTINEL.format(master=first.port, down_after_ms=patience_ms))
             self._processes.append(
                 subprocess.Popen(
-                    [str(redis_binary()), str(file), "--sentinel"], stdout=subprocess.DEVNULL
+                    bound_to_us([str(redis_binary()), str(file), "--sentinel"]),
+                    stdout=subprocess.DEVNULL,
                 )
             )
             until(lambda port=port: self._hurry(port), "a Sentinel answers")

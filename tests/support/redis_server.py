@@ -10,6 +10,7 @@ from redis.backoff import ConstantBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from tools.stack.child import bound_to_us
 from tools.stack.ports import free_ports
 from tools.stack.redis_server import redis_command
 
@@ -36,7 +37,7 @@ class RedisServer:
 
     def start(self) -> None:
         assert self._process is None
-        command = [*redis_command(self.folder, self.port), *self._options]
+        command = bound_to_us([*redis_command(self.folder, self.port), *self._options])
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         with self.client() as redis:
             redis.ping()
