@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 from grpc import aio
 
 from seqgate.client._status import error_of_call
+from seqgate.telemetry import traced_channel
 from seqgate.tls import TLS, BearerToken, secure_channel
 
 T = TypeVar("T")
@@ -61,8 +62,9 @@ def open_channel(target: str, security: Security = PLAIN) -> aio.Channel:
     """
     tls, token = security.tls, security.token
     if tls is None and token is None:
-        return aio.insecure_channel(target, options=list(OPTIONS))
-    return secure_channel(target, tls=tls, token=token, options=list(OPTIONS), told=_told)
+        return traced_channel(aio.insecure_channel(target, options=list(OPTIONS)), target)
+    secure = secure_channel(target, tls=tls, token=token, options=list(OPTIONS), told=_told)
+    return traced_channel(secure, target)
 
 
 def _told(why: str) -> None:

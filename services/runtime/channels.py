@@ -11,6 +11,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from seqgate.owners import FollowingChannel
+from seqgate.telemetry import traced_channel
 from seqgate.tls import TLS, secure_channel
 from services.runtime import deadline
 from services.runtime.config import CallerConfig
@@ -72,7 +73,8 @@ def open_peer(
     tls = None if as_caller is None else _tls(as_caller)
     token = None if as_caller is None else as_caller.peer_token_file
     if tls is None and token is None:
-        return aio.insecure_channel(target, options=options, interceptors=interceptors)
+        plain = aio.insecure_channel(target, options=options, interceptors=interceptors)
+        return traced_channel(plain, target)
 
     def told(why: str) -> None:
         if why:
@@ -80,9 +82,10 @@ def open_peer(
         else:
             log.info("files for calls read", target=target)
 
-    return secure_channel(
+    secure = secure_channel(
         target, tls=tls, token=token, options=options, interceptors=interceptors, told=told
     )
+    return traced_channel(secure, target)
 
 
 def _tls(caller: CallerConfig) -> TLS | None:

@@ -8,6 +8,8 @@ from typing import TypeVar
 import structlog
 from pydantic import ValidationError
 
+from seqgate.telemetry import tracing
+from seqgate.telemetry.setup import exporter_asked_for
 from services.runtime.config import ServiceConfig
 from services.runtime.logs import configure_logs
 from services.runtime.security import check_exposure, check_files
@@ -31,12 +33,14 @@ def run_service(config_type: type[C], run: Callable[[C], Awaitable[None]]) -> in
         config = config_type()
         check_exposure(config)
         check_files(config)
+        exporter_asked_for("TRACES")
     except (ValidationError, OSError, ValueError) as error:
         sys.stderr.write(f"{config_type.service}: {error}\n")
         return EXIT_USAGE
     configure_logs(config.service, level=config.log_level, format_=config.log_format)
     try:
-        asyncio.run(_run(run, config))
+        with tracing(config.service):
+            asyncio.run(_run(run, config))
     except Exception:
         log.exception("failed")
         return EXIT_FAILED

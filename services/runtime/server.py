@@ -10,6 +10,8 @@ from grpc import aio
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from seqgate.telemetry import TracingServerInterceptor
+from seqgate.telemetry.setup import NONE, exporter_asked_for
 from services.runtime.config import ServiceConfig
 from services.runtime.drain import Drain
 from services.runtime.health import Check, Readiness
@@ -47,7 +49,8 @@ async def grpc_server(
     """
     arounds = [logged, translated, drained(drain), deadlined]
     interceptor = Interceptor(arounds, drain, guard_of(config, rights or {}))
-    server = aio.server(interceptors=[interceptor], options=_options(config))
+    traced = [TracingServerInterceptor()] if exporter_asked_for("TRACES") != NONE else []
+    server = aio.server(interceptors=[*traced, interceptor], options=_options(config))
     readiness = Readiness(checks, services, config.health_interval_s)
     register(server)
     health_pb2_grpc.add_HealthServicer_to_server(readiness.servicer, server)

@@ -1,0 +1,58 @@
+"""What spans, metrics and their attributes are called.
+
+The RPC and messaging conventions of OpenTelemetry as of semantic-conventions 1.44 (RPC: release
+candidate; messaging: development), and Seqgate's own names below `seqgate.`. A convention that
+changes changes here. This module needs no package of conventions, which are all betas; a test
+compares it with one.
+"""
+
+from typing import Final
+
+# ---- RPC
+
+RPC_SYSTEM_NAME: Final = "rpc.system.name"
+RPC_METHOD: Final = "rpc.method"
+RPC_RESPONSE_STATUS_CODE: Final = "rpc.response.status_code"
+ERROR_TYPE: Final = "error.type"
+SERVER_ADDRESS: Final = "server.address"
+SERVER_PORT: Final = "server.port"
+GRPC: Final = "grpc"
+
+RPC_SERVER_CALL_DURATION: Final = "rpc.server.call.duration"
+RPC_CLIENT_CALL_DURATION: Final = "rpc.client.call.duration"
+
+# ---- messaging
+
+MESSAGING_SYSTEM: Final = "messaging.system"
+MESSAGING_OPERATION_NAME: Final = "messaging.operation.name"
+MESSAGING_OPERATION_TYPE: Final = "messaging.operation.type"
+MESSAGING_DESTINATION_NAME: Final = "messaging.destination.name"
+MESSAGING_DESTINATION_SUBSCRIPTION_NAME: Final = "messaging.destination.subscription.name"
+MESSAGING_BATCH_MESSAGE_COUNT: Final = "messaging.batch.message_count"
+MESSAGING_MESSAGE_ID: Final = "messaging.message.id"
+MESSAGING_MESSAGE_BODY_SIZE: Final = "messaging.message.body.size"
+MESSAGING_CLIENT_ID: Final = "messaging.client.id"
+SEQGATE: Final = "seqgate"
+"""The value of messaging.system. The conventions allow one of one's own, and to say "pulsar" would
+not be true."""
+
+# The values of messaging.operation.type.
+CREATE: Final = "create"
+SEND: Final = "send"
+RECEIVE: Final = "receive"
+PROCESS: Final = "process"
+SETTLE: Final = "settle"
+
+# ---- database calls
+
+DB_SYSTEM_NAME: Final = "db.system.name"
+DB_OPERATION_NAME: Final = "db.operation.name"
+REDIS: Final = "redis"
+SQLITE: Final = "sqlite"
+
+# ---- Seqgate's own
+
+PRODUCER_NAME: Final = "seqgate.producer.name"
+SEQUENCE_ID: Final = "seqgate.sequence_id"
+REASON: Final = "seqgate.reason"
+"""Why a service refused: the reason of the error catalogue."""

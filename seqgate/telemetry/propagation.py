@@ -1,0 +1,42 @@
+"""A trace's context in a message's properties, by the W3C's trace context: what follows a message
+through logs and queues, where no call leads from one process to the next."""
+
+from collections.abc import Mapping, MutableMapping
+from typing import Final
+
+from opentelemetry.context import Context
+from opentelemetry.trace import (
+    INVALID_SPAN_CONTEXT,
+    NonRecordingSpan,
+    SpanContext,
+    get_current_span,
+    set_span_in_context,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+TRACEPARENT: Final = "traceparent"
+TRACESTATE: Final = "tracestate"
+FIELDS: Final = (TRACEPARENT, TRACESTATE)
+"""The properties that hold a context."""
+
+_PROPAGATOR: Final = TraceContextTextMapPropagator()
+
+
+def inject(context: SpanContext, into: MutableMapping[str, str]) -> None:
+    """Write a context into properties; one that is not valid is not written."""
+    if context.is_valid:
+        _PROPAGATOR.inject(into, set_span_in_context(NonRecordingSpan(context), Context()))
+
+
+def extract(properties: Mapping[str, str]) -> SpanContext:
+    """The context that properties hold; an invalid one if they hold none, or a damaged one."""
+    if TRACEPARENT not in properties:
+        return INVALID_SPAN_CONTEXT
+    found = _PROPAGATOR.extract(properties, Context())
+    return get_current_span(found).get_span_context()
+
+
+def trace_id_of(properties: Mapping[str, str]) -> str:
+    """The trace id that properties name, in hexadecimal digits; empty: they name none."""
+    context = extract(properties)
+    return f"{context.trace_id:032x}" if context.is_valid else ""

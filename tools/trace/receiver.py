@@ -1,0 +1,166 @@
+"""An OTLP receiver over gRPC on loopback, for demos and tests: it keeps what it is sent."""
+
+from __future__ import annotations  # grpc's classes are generic in its stubs only
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpc import aio
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics_pb
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as metrics_grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as trace_pb
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as trace_grpc
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
+
+Value = str | int | float | bool | list[Any]
+"""What an attribute may be."""
+
+KINDS = {0: "UNSPECIFIED", 1: "INTERNAL", 2: "SERVER", 3: "CLIENT", 4: "PRODUCER", 5: "CONSUMER"}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened within a span."""
+
+    name: str
+    time_ns: int
+    attributes: dict[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A span as it was sent. Ids are in hexadecimal digits; times in nanoseconds since 1970.
+
+    Attributes:
+        service: the service.name of who sent it.
+        resource: everything that it says of itself.
+        parent_id: empty: it is a root.
+        links: (trace id, span id) of each.
+        failed: whether its status is ERROR.
+    """
+
+    service: str
+    resource: dict[str, Value]
+    name: str
+    kind: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    start_ns: int
+    end_ns: int
+    attributes: dict[str, Value]
+    links: list[tuple[str, str]]
+    events: list[Event]
+    failed: bool
+    status: str
+
+
+@dataclass(slots=True)
+class Received:
+    """Everything that was sent so far."""
+
+    port: int = 0
+    spans: list[Span] = field(default_factory=list)
+    metrics: list[tuple[dict[str, Value], Metric]] = field(default_factory=list)
+    """The resource of who sent it, and a metric: the newest last."""
+    told: list[Callable[[], None]] = field(default_factory=list)
+    """Called when something has come."""
+
+    @property
+    def endpoint(self) -> str:
+        """What OTEL_EXPORTER_OTLP_ENDPOINT is set to."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def named(self, name: str) -> list[Span]:
+        """The spans of a name."""
+        return [span for span in self.spans if span.name == name]
+
+    def trace(self, trace_id: str) -> list[Span]:
+        """The spans of a trace, in the order of their beginnings."""
+        return sorted(
+            (span for span in self.spans if span.trace_id == trace_id),
+            key=lambda span: span.start_ns,
+        )
+
+
+@asynccontextmanager
+async def otlp_receiver() -> AsyncIterator[Received]:
+    """A receiver on a free port of loopback, while the context lasts."""
+    received = Received()
+    server = aio.server(options=[("grpc.max_receive_message_length", 64 * 1024 * 1024)])
+    add_traces: Any = trace_grpc.add_TraceServiceServicer_to_server
+    add_metrics: Any = metrics_grpc.add_MetricsServiceServicer_to_server
+    add_traces(_Traces(received), server)
+    add_metrics(_Metrics(received), server)
+    received.port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield received
+    finally:
+        await server.stop(None)
+
+
+class _Traces(trace_grpc.TraceServiceServicer):
+    def __init__(self, received: Received) -> None:
+        self._received = received
+
+    async def Export(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
+        for of_resource in request.resource_spans:
+            resource = attributes_of(of_resource.resource.attributes)
+            for scope in of_resource.scope_spans:
+                self._received.spans.extend(_span(resource, each) for each in scope.spans)
+        for told in self._received.told:
+            told()
+        return trace_pb.ExportTraceServiceResponse()
+
+
+class _Metrics(metrics_grpc.MetricsServiceServicer):
+    def __init__(self, received: Received) -> None:
+        self._received = received
+
+    async def Export(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
+        for of_resource in request.resource_metrics:
+            resource = attributes_of(of_resource.resource.attributes)
+            for scope in of_resource.scope_metrics:
+                self._received.metrics.extend((resource, metric) for metric in scope.metrics)
+        for told in self._received.told:
+            told()
+        return metrics_pb.ExportMetricsServiceResponse()
+
+
+def attributes_of(given: Iterable[KeyValue]) -> dict[str, Value]:
+    """Attributes as a dictionary."""
+    return {each.key: _value(each.value) for each in given}
+
+
+def _value(value: AnyValue) -> Value:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [_value(each) for each in value.array_value.values]
+    return "" if kind is None else getattr(value, kind)
+
+
+def _span(resource: dict[str, Value], span: WireSpan) -> Span:
+    return Span(
+        service=str(resource.get("service.name", "")),
+        resource=resource,
+        name=span.name,
+        kind=KINDS[span.kind],
+        trace_id=span.trace_id.hex(),
+        span_id=span.span_id.hex(),
+        parent_id=span.parent_span_id.hex(),
+        start_ns=span.start_time_unix_nano,
+        end_ns=span.end_time_unix_nano,
+        attributes=attributes_of(span.attributes),
+        links=[(link.trace_id.hex(), link.span_id.hex()) for link in span.links],
+        events=[
+            Event(event.name, event.time_unix_nano, attributes_of(event.attributes))
+            for event in span.events
+        ],
+        failed=span.status.code == 2,
+        status=span.status.message,
+    )
