@@ -191,6 +191,15 @@ class Graveyard:
         """Publish what is not, in the order of its numbers, until one is refused: the next may be
         as well. What cannot be published under its number any more has none."""
         waiting = self._open.keys() - self._published - self._refused.keys()
+        published = len(self._published)
+        try:
+            await self._publish_some(waiting)
+        finally:
+            if (count := len(self._published) - published) > 0:
+                names = {"topic": str(self._topic), "subscription": self._subscription}
+                log.warning("dead-lettered", **names, count=count)
+
+    async def _publish_some(self, waiting: set[Position]) -> None:
         for position in sorted(waiting, key=lambda each: self._open[each].number):
             try:
                 is_there = await self._publish(position)
