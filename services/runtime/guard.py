@@ -29,7 +29,8 @@ Context = Any
 
 
 class PermissionDenied(DomainError):
-    """No rule gives the caller this right."""
+    """No rule gives the caller this right: `principal` is who calls, `verb` what for, `topic` and
+    `subscription` what of."""
 
     kind = Kind.DENIED
     reason = "PERMISSION_DENIED"
