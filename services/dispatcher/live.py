@@ -413,6 +413,10 @@ class Live:
         """The subscription, as its cursor keeps it."""
         return await self._ports.cursors.get(self.topic, self.name)
 
+    def buried(self, position: Position) -> TopicName | None:
+        """Where an entry was dead-lettered; None: it was not, or that is not known any more."""
+        return self._graveyard.buried.get(position)
+
     async def entry(self, position: Position) -> ledger_pb2.StoredEntry | None:
         """The entry at a position, without its payload; None: the log has none there."""
         found = await self._ports.log.scan(self.topic, position, None, 1)
