@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from seqgate.client import connect
+from seqgate.client import Client, connect
 from tests.cli.command_line import PATIENCE_S, CommandLine
 from tests.support.nursery import SEQGATE
 from tests.support.waiting import eventually
@@ -118,9 +118,10 @@ async def test_a_frame_has_rates_verdicts_lag_and_why_keys_wait(
 
 
 async def test_it_goes_on_without_services_that_are_away(
-    seqgate: CommandLine, client: object, topic: str
+    seqgate: CommandLine, client: Client, topic: str
 ) -> None:
-    await seqgate("topic", "create", topic)
+    async with client.producer(topic, name="p") as producer:
+        await producer.send(b"0")
     (port,) = free_ports(1)
     nowhere = f"127.0.0.1:{port}"
     ask = ("top", topic, "--once", "--interval", "0.1")
@@ -136,7 +137,6 @@ async def test_it_goes_on_without_services_that_are_away(
 async def test_on_a_terminal_it_is_drawn_again_and_ends_when_told(
     seqgate: CommandLine, topic: str, key: bytes, code: int
 ) -> None:
-    await seqgate("topic", "create", topic)
     async with on_terminal(seqgate, "top", topic, "--interval", "3600") as terminal:
         await terminal.shows("sorted by name")
         terminal.press(b"s")
