@@ -31,14 +31,16 @@ class Terminal:
 
     def resize(self, columns: int, rows: int) -> None:
         """Make it larger or smaller: whoever runs in it is told."""
+        self._forget()
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def press(self, keys: bytes) -> None:
         """Press keys."""
+        self._forget()
         os.write(self._ours, keys)
 
     def seen(self) -> str:
-        """All that was written so far."""
+        """All that was written since something was done here."""
         try:
             while block := os.read(self._ours, 65_536):
                 self._seen += block
@@ -46,10 +48,12 @@ class Terminal:
             pass
         return self._seen.decode(errors="replace")
 
-    async def shows(self, text: str) -> None:
-        """Wait until this is written, from now on."""
+    def _forget(self) -> None:
         self.seen()
-        del self._seen[:]
+        self._seen.clear()
+
+    async def shows(self, text: str) -> None:
+        """Wait until this is written."""
         await eventually(lambda: text in self.seen(), text, within_s=PATIENCE_S)
 
     async def exit_code(self) -> int:
