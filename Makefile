@@ -5,14 +5,15 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench protos clean
+.PHONY: help setup demo test lint format bench protos errors clean
 
 help:
 	@echo "make demo    publish a year of flights through crashes, and prove that each is stored once"
 	@echo "make test    lint, types and all tests"
-	@echo "make lint    ruff, mypy, import contracts, buf, generated code"
+	@echo "make lint    ruff, mypy, import contracts, buf, generated code, errors"
 	@echo "make bench   measure, and print tables and build/bench/report.json"
 	@echo "make protos  generate seqgate/api from protos/"
+	@echo "make errors  generate docs/errors.md from the code"
 	@echo "make clean   remove .venv and everything that was built"
 
 setup: $(READY)
@@ -34,6 +35,7 @@ lint: setup
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m tools.dev.protos --check
 	@$(BIN)/python -m tools.dev.protos --lint
+	@$(BIN)/python -m tools.dev.errors --check
 
 format: setup
 	@$(BIN)/ruff format .
@@ -44,6 +46,9 @@ bench: setup
 
 protos: setup
 	@$(BIN)/python -m tools.dev.protos
+
+errors: setup
+	@$(BIN)/python -m tools.dev.errors
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

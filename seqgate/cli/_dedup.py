@@ -13,7 +13,9 @@ from seqgate.cli._failure import DONE
 from seqgate.cli._output import shown, time_shown
 from seqgate.cli._policy import app as policy
 from seqgate.cli._policy import enum_name, level_shown, policy_record
+from seqgate.cli._sent_again import Standing, sent_again, snapshot_shown
 from seqgate.cli._service import Service, dedup_service, ledger_service
+from seqgate.cli._trace import trace_of
 from seqgate.client import ChunkMessageId, MessageId
 from seqgate.errors import SeqgateError
 from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
@@ -58,9 +60,10 @@ def explain(
         ),
     ],
 ) -> Coroutine[Any, Any, int]:
-    """Tell how a message would be judged now, and why. It changes nothing.
+    """Tell how a message would be judged now, and why, and what would become of it. It changes
+    nothing.
 
-    Of a duplicate the log is asked, if it answers, whether and where it holds the message.
+    The log is asked, if it answers, whether and where it holds the message, and its trace.
     """
     return _explain(run, topic_name(topic), producer, sequence_id)
 
@@ -195,9 +198,11 @@ async def _explain(run: Run, name: TopicName, producer: str, sequence_id: int) -
     request = pb.ExplainRequest(topic=str(name), producer_name=producer, sequence_id=sequence_id)
     async with dedup_service(run.settings) as service:
         found: pb.ExplainResponse = await service.call("Explain", request)
-    fate, message_id = None, None
-    if found.verdict == pb.VERDICT_DUPLICATE:
-        fate, message_id = await _fate(run, name, producer, sequence_id)
+    standing = await _standing(run, name, producer, sequence_id, found)
+    fate, message_id = standing.fate, standing.message_id
+    first = None if message_id is None else _first_entry(MessageId.parse(message_id))
+    trace_id = None if first is None else await trace_of(run, str(name), *first)
+    status = found.status
     record = {
         "topic": str(name),
         "producer": producer,
@@ -206,8 +211,15 @@ async def _explain(run: Run, name: TopicName, producer: str, sequence_id: int) -
         "explanation": found.explanation,
         "persisted_sequence_id": _persisted(found.producer),
         "pushed_sequence_id": _pushed(found.producer),
+        "unfinished": _unfinished(found.producer),
+        "state": _state(status.state),
         "fate": fate,
         "message_id": message_id,
+        "trace_id": trace_id,
+        "forgotten": standing.is_forgotten,
+        "snapshot": _place(status.snapshot) if status.HasField("snapshot") else None,
+        "snapshot_covers_it": standing.covered,
+        "sent_again": sent_again(standing),
     }
     if run.output.json:
         run.output.record(record)
@@ -218,8 +230,14 @@ async def _explain(run: Run, name: TopicName, producer: str, sequence_id: int) -
         ("Persisted", record["persisted_sequence_id"]),
         ("Pushed", record["pushed_sequence_id"]),
     ]
-    if found.verdict == pb.VERDICT_DUPLICATE:
+    if found.HasField("producer") and found.producer.HasField("unfinished"):
+        fields.append(("Unfinished", _unfinished_shown(_unfinished(found.producer))))
+    if found.verdict == pb.VERDICT_DUPLICATE or fate is not None:
         fields.append(("The log", _fate_shown(fate, message_id)))
+    if standing.position is not None:
+        fields.append(("Snapshot", snapshot_shown(standing)))
+        fields.append(("Trace", trace_id))
+    fields.append(("If it is sent now", record["sent_again"]))
     run.output.fields(fields)
     return DONE
 
@@ -243,10 +261,11 @@ async def _pages(service: Service, name: TopicName) -> AsyncIterator[pb.Producer
         request.page_token = page.next_page_token
 
 
-async def _fate(
-    run: Run, name: TopicName, producer: str, sequence_id: int
-) -> tuple[str | None, str | None]:
-    """What the log says; nothing when it does not answer, or does not keep this topic."""
+async def _standing(
+    run: Run, name: TopicName, producer: str, sequence_id: int, explained: pb.ExplainResponse
+) -> Standing:
+    """What deduplication says, and the log; nothing of the log when it does not answer, or does not
+    keep this topic."""
     request = ledger_pb2.FindMessageRequest(
         topic=str(name), producer_name=producer, sequence_id=sequence_id
     )
@@ -254,16 +273,25 @@ async def _fate(
         async with ledger_service(run.settings) as service:
             found = (await service.call("FindMessage", request)).fate
     except SeqgateError:
-        return None, None
+        return Standing(explained, None, None, None)
     fate = enum_name(ledger_pb2.Fate, found.fate, "FATE_")
     if not found.HasField("position"):
-        return fate, None
+        is_old = explained.verdict == pb.VERDICT_DUPLICATE
+        return Standing(explained, fate if is_old else None, None, None)
     batch_index = found.batch_index if found.HasField("batch_index") else -1
     position, first = found.position, found.first_chunk_position
     message_id = MessageId(position.ledger_id, position.entry_id, batch_index=batch_index)
     if found.HasField("first_chunk_position"):
         message_id = ChunkMessageId(MessageId(first.ledger_id, first.entry_id), message_id)
-    return fate, str(message_id)
+    place = Position(position.ledger_id, position.entry_id)
+    return Standing(explained, fate, str(message_id), place)
+
+
+def _first_entry(message_id: MessageId) -> tuple[Position, int]:
+    """The entry that a message begins in, and its place in its batch."""
+    if isinstance(message_id, ChunkMessageId):
+        return message_id.first_chunk.position, -1
+    return message_id.position, message_id.batch_index
 
 
 def _fate_shown(fate: str | None, message_id: str | None) -> str:

@@ -19,6 +19,7 @@ from seqgate.cli._output import Format, Output
 from seqgate.cli._publish import publish
 from seqgate.cli._read import read
 from seqgate.cli._subscription import app as subscription
+from seqgate.cli._top import top
 from seqgate.cli._topic import app as topic
 
 
@@ -53,6 +54,7 @@ app.add_typer(context, name="context")
 command(app, "publish")(publish)
 command(app, "read")(read)
 command(app, "consume")(consume)
+command(app, "top")(top)
 
 
 def main() -> int:

@@ -19,6 +19,7 @@ from seqgate.cli._policy import enum_name
 from seqgate.cli._service import Dispatcher
 from seqgate.cli._subscription_filter import analyze
 from seqgate.cli._subscription_filter import app as filter_
+from seqgate.cli._trace import trace_of
 from seqgate.client import ChunkMessageId, MessageId
 from seqgate.types import Position
 
@@ -208,12 +209,13 @@ def explain(
     if [key, key_base64, message_id].count(None) != 2:
         raise WrongUsage("give one of --key, --key-base64 and --id")
     request = pb.ExplainRequest(topic=str(topic_name(topic)), subscription=subscription_name(name))
+    batch_index = -1
     if message_id is not None:
-        position = _message_position(message_id)
+        position, batch_index = _message_place(message_id)
         request.position.ledger_id, request.position.entry_id = position
     else:
         request.key = _from_base64("--key-base64", key_base64) if key is None else _bytes(key)
-    return _explain(run, request)
+    return _explain(run, request, batch_index)
 
 
 @command(app, "release-key")
@@ -349,14 +351,19 @@ async def _report(run: Run, request: pb.ReportRequest) -> int:
     return DONE
 
 
-async def _explain(run: Run, request: pb.ExplainRequest) -> int:
+async def _explain(run: Run, request: pb.ExplainRequest, batch_index: int) -> int:
     found = await Dispatcher(run.settings).call("Explain", request)
+    about = _about(request, found)
     report_ = _key_report_record(found.key_report) if found.HasField("key_report") else None
     record = _names(request) | {
         "id": _shown(request.position) if request.HasField("position") else None,
         **(_key_record(found.key) if found.HasField("key") else {"key": None}),
         "reasons": [_reason_record(each) for each in found.reasons],
         "key_report": report_,
+        "message_id": None if about is None else str(about),
+        "trace_id": None
+        if about is None
+        else await trace_of(run, request.topic, about, batch_index),
     }
     if run.output.json:
         run.output.record(record)
@@ -364,6 +371,8 @@ async def _explain(run: Run, request: pb.ExplainRequest) -> int:
     now_ms = time.time_ns() // 1_000_000
     for each in record["reasons"]:
         run.output.line(_sentence(each, now_ms))
+    if record["trace_id"] is not None:
+        run.output.line(f"The trace of {about} is {record['trace_id']}.")
     if report_ is not None:
         run.output.line("")
         run.output.fields(
@@ -380,6 +389,17 @@ async def _explain(run: Run, request: pb.ExplainRequest) -> int:
             ]
         )
     return DONE
+
+
+def _about(request: pb.ExplainRequest, found: pb.ExplainResponse) -> Position | None:
+    """The entry that was asked about; of a key, the first of it that is in flight or waits."""
+    if request.HasField("position"):
+        place = request.position
+    elif found.key_report.HasField("oldest"):
+        place = found.key_report.oldest
+    else:
+        return None
+    return Position(place.ledger_id, place.entry_id)
 
 
 def _tell(run: Run, subscription: pb.Subscription, *, created: bool | None = None) -> int:
@@ -542,6 +562,7 @@ def _reason_record(found: pb.Explanation) -> dict[str, Any]:
         "until_ms": _time(found, "until"),
         "filter": found.filter or None,
         "filter_version": found.filter_version if found.filter else None,
+        "dead_letter_topic": found.dead_letter_topic or None,
     }
 
 
@@ -671,7 +692,8 @@ def _title(name: str) -> str:
 # ---- translating
 
 
-def _message_position(text: str) -> Position:
+def _message_place(text: str) -> tuple[Position, int]:
+    """The entry that a message begins in, and its place in its batch."""
     try:
         found = MessageId.parse(text)
     except ValueError:
@@ -680,7 +702,9 @@ def _message_position(text: str) -> Position:
         raise WrongUsage(
             "--id is a message's id (LEDGER:ENTRY, or as read shows it)", details={"given": text}
         )
-    return (found.first_chunk if isinstance(found, ChunkMessageId) else found).position
+    if isinstance(found, ChunkMessageId):
+        return found.first_chunk.position, -1
+    return found.position, found.batch_index
 
 
 def _bytes(key: str) -> bytes:

@@ -53,7 +53,7 @@ from services.errors import (
     Kind,
 )
 from services.runtime.drain import Drain
-from services.runtime.status import status_of
+from services.runtime.refusals import in_stream
 
 CLAIMS_MAX: Final = 10_000
 """How many claims one Admit may hold."""
@@ -304,7 +304,7 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
                 case _:
                     raise InvalidClaim("an exchange asks for something", field="request")
         except DomainError as refusal:
-            return pb.ExchangeResponse(request_id=request_id, error=status_of(refusal))
+            return pb.ExchangeResponse(request_id=request_id, error=in_stream(refusal))
 
 
 def _topic(text: str) -> TopicName:

@@ -194,6 +194,8 @@ class Snapshots:
             self._errors[topic] = error.message
             raise
         self._errors.pop(topic, None)
+        if taken is not None:
+            log.debug("snapshot taken", topic=str(topic), producers=taken.producers)
         return taken
 
     async def _take(self, topic: TopicName) -> Taken | None:

@@ -54,6 +54,9 @@ the subscription goes to another instance."""
 NUMBERS_AN_EPOCH: Final = 1_000_000
 """By how much the numbers of an epoch are higher, at least, than those of the one before."""
 
+BURIED_MAX: Final = 10_000
+"""Of how many letters that were published it is remembered for those who ask."""
+
 RETRY_AFTER_S: Final = 0.5
 """How long a letter waits that could not be put."""
 
@@ -74,6 +77,8 @@ class Graveyard:
     ) -> None:
         self.dead_letter_topic = default_topic(topic, subscription)
         """Where new letters go."""
+        self.buried: dict[Position, TopicName] = {}
+        """Where the last ones went."""
         self._topic = topic
         self._subscription = subscription
         self._cursors = cursors
@@ -191,6 +196,15 @@ class Graveyard:
         """Publish what is not, in the order of its numbers, until one is refused: the next may be
         as well. What cannot be published under its number any more has none."""
         waiting = self._open.keys() - self._published - self._refused.keys()
+        published = len(self._published)
+        try:
+            await self._publish_some(waiting)
+        finally:
+            if (count := len(self._published) - published) > 0:
+                names = {"topic": str(self._topic), "subscription": self._subscription}
+                log.warning("dead-lettered", **names, count=count)
+
+    async def _publish_some(self, waiting: set[Position]) -> None:
         for position in sorted(waiting, key=lambda each: self._open[each].number):
             try:
                 is_there = await self._publish(position)
@@ -206,8 +220,14 @@ class Graveyard:
                 return
             if is_there:
                 self._published.add(position)
+                self._remember(position)
             else:
                 del self._open[position]
+
+    def _remember(self, position: Position) -> None:
+        self.buried[position] = self._open[position].topic
+        if len(self.buried) > BURIED_MAX:
+            del self.buried[next(iter(self.buried))]
 
     async def _publish(self, position: Position) -> bool:
         """Returns whether the letter is there, or the log has the entry no more."""

@@ -5,13 +5,15 @@ from collections.abc import Iterator
 from typing import Final
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.types import Position
-from services.dispatcher.core.effects import ACCEPT, PARK, UNJUDGED, Kind
+from services.dispatcher.core.effects import ACCEPT, PARK, REJECT, UNJUDGED, Kind
 from services.dispatcher.core.lane import Lane, Reason
 from services.dispatcher.core.subscription import Subscription
-from services.dispatcher.entries import entry_of
+from services.dispatcher.entries import entry_of, position_of
 from services.dispatcher.live import Live
 from services.dispatcher.reporting import key_report, name_of, reason_of, time_of, wire
+from services.errors import DomainError
 
 TEXTS: Final = {
     pb.REASON_READY: "nothing withholds it: it is its turn soon",
@@ -39,6 +41,8 @@ TEXTS: Final = {
     pb.REASON_FILTERING: "it waits for the verdict of the subscription's filters",
     pb.REASON_FILTER_FAILED: "there is no verdict of it, and it waits until the filters change",
     pb.REASON_RESCHEDULED: "a filter put it off: it is asked about again",
+    pb.REASON_REJECTED: "its filters reject it",
+    pb.REASON_DEAD_LETTERED: "it went to the dead letter topic",
 }
 
 
@@ -75,6 +79,7 @@ async def explain_position(live: Live, position: Position) -> pb.ExplainResponse
     response = pb.ExplainResponse(key=key)
     if position in machine.acknowledged:
         response.reasons.append(_say(pb.REASON_ACKNOWLEDGED, position=position))
+        response.reasons.extend(await _of_end(live, found))
         return response
     if machine.read_position is None or position > machine.read_position:
         response.reasons.append(_say(pb.REASON_UNREAD, position=machine.read_position))
@@ -84,6 +89,7 @@ async def explain_position(live: Live, position: Position) -> pb.ExplainResponse
     flight = None if lane is None else lane.flights.get(position)
     if flight is None and machine.settling.is_settled(position):
         response.reasons.append(_say(pb.REASON_SETTLING, position=position))
+        response.reasons.extend(await _of_end(live, found))
         return response
     if lane is None:
         response.reasons.extend(_of_slot(live, machine.key_of(entry)))
@@ -113,6 +119,34 @@ async def explain_position(live: Live, position: Position) -> pb.ExplainResponse
         response.reasons.append(_say(pb.REASON_IN_ORDER, position=first))
     response.reasons.extend(_of_lane(live, lane))
     return response
+
+
+async def _of_end(live: Live, entry: StoredEntry) -> list[pb.Explanation]:
+    """Why an entry is acknowledged, if that is known and no consumer did it."""
+    position = position_of(entry)
+    topic = live.buried(position)
+    if topic is not None:
+        said = _say(pb.REASON_DEAD_LETTERED, position=position)
+        said.text += f" {topic}"
+        said.dead_letter_topic = str(topic)
+        return [said]
+    chain = live.filtering.chains.at(position)
+    if not chain.filters or entry.metadata.HasField("marker_type"):
+        return []
+    trial = live.filtering.trial(None)
+    try:
+        (found,) = await trial.judge([entry])
+    except DomainError:
+        return []  # the filter service is away: nobody knows
+    finally:
+        await trial.close()
+    if found.failure is not None or found.verdict != REJECT or found.filter is None:
+        return []
+    name, version, _ = chain.filters[found.filter]
+    said = _say(pb.REASON_REJECTED, position=position)
+    said.text = f"its filter {name} (version {version}) rejects it"
+    said.filter, said.filter_version = name, version
+    return [said]
 
 
 def _of_filters(

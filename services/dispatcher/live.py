@@ -33,7 +33,7 @@ from services.dispatcher.refusals import SubscriptionBusy, TooManyConsumers
 from services.dispatcher.sending import Sending
 from services.dispatcher.session import Joining, Session
 from services.dispatcher.work import Work
-from services.errors import DomainError, Draining
+from services.errors import DomainError, Draining, Fenced
 
 log = structlog.get_logger()
 
@@ -147,6 +147,11 @@ class Live:
         self._work.stop(error)
 
     def _at_stop(self, error: DomainError) -> None:
+        names = {"topic": str(self.topic), "subscription": self.name, "epoch": self.epoch}
+        if isinstance(error, Fenced):
+            log.warning("subscription lost", **names, why=error.message)
+        else:
+            log.info("subscription let go", **names, reason=error.reason)
         self._performing.stop()
         for session in list(self.sessions.values()):
             session.finish(error)
@@ -407,6 +412,10 @@ class Live:
     async def cursor(self) -> Cursor:
         """The subscription, as its cursor keeps it."""
         return await self._ports.cursors.get(self.topic, self.name)
+
+    def buried(self, position: Position) -> TopicName | None:
+        """Where an entry was dead-lettered; None: it was not, or that is not known any more."""
+        return self._graveyard.buried.get(position)
 
     async def entry(self, position: Position) -> ledger_pb2.StoredEntry | None:
         """The entry at a position, without its payload; None: the log has none there."""

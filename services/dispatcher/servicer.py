@@ -25,7 +25,7 @@ from services.dispatcher.service import Dispatcher
 from services.dispatcher.session import Session
 from services.errors import DomainError, Draining
 from services.runtime.drain import Drain
-from services.runtime.status import status_of
+from services.runtime.refusals import in_stream
 from services.runtime.tasks import end
 
 Context = aio.ServicerContext[Any, Any]
@@ -125,7 +125,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
         try:
             mark_delete = await self._dispatcher.resolve(live.topic, parsing.start(request.start))
         except InvalidStart as error:
-            session.refused(request.request_id, status_of(error))
+            session.refused(request.request_id, in_stream(error))
             return
         await live.reset(mark_delete)
         session.put(settled(request.request_id))
@@ -271,7 +271,7 @@ def _settle(live: Live, session: Session, kind: str, request: Any) -> None:
             return
         items = parsing.items(kind, request)
     except DomainError as error:
-        session.refused(request_id, status_of(error))
+        session.refused(request_id, in_stream(error))
         return
     if request.epoch != live.epoch:
         session.stale(request_id, len(items))

@@ -19,7 +19,7 @@ from services.filter.core.reads import Reads
 from services.filter.metadata import reader_of
 from services.filter.service import Filter, Filters, InvalidChain, chain_of, check_subscription
 from services.runtime.drain import Drain
-from services.runtime.status import status_of
+from services.runtime.refusals import in_stream
 
 CHAINS_MAX: Final = 1_000
 """How many chains a stream may have; their numbers are below this."""
@@ -102,7 +102,7 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
                 case _:
                     raise InvalidBatch("a request asks for something", field="request")
         except DomainError as refusal:
-            return pb.EvaluateResponse(request_id=request_id, refused=status_of(refusal))
+            return pb.EvaluateResponse(request_id=request_id, refused=in_stream(refusal))
 
     async def _set_chain(self, chains: dict[int, Ready], request: pb.SetChain) -> Chain:
         number = request.chain_id

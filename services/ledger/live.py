@@ -257,6 +257,7 @@ class LiveTopic:
         self._replayed: Position | None = None
         self._postponed: _Postponed | None = None
         self._lacking_entries = 0
+        self._lacks_since_s: float | None = None
         self._trimming = asyncio.Lock()
         self._trims = self._trims_replayed = 0
         self._perform(self._writer.start())
@@ -467,20 +468,28 @@ class LiveTopic:
             case Applied() if isinstance(call, Confirm):
                 return writer.confirmed()
             case Applied(revision):
-                self._lacking_entries = 0
+                self._has_all()
                 return writer.aligned(revision)
             case Behind(confirmed):
                 if self._postponed is None or confirmed != self._postponed.after:
                     log.warning(
                         "deduplication lacks entries", topic=str(self.topic), after=str(confirmed)
                     )
+                self._lacks_since_s = self._lacks_since_s or time.monotonic()
                 return writer.behind(confirmed)
             case Changed():
                 log.warning("deduplication state changed", topic=str(self.topic))
                 return writer.changed()
             case Disabled():
-                self._lacking_entries = 0
+                self._has_all()
                 return writer.disabled()
+
+    def _has_all(self) -> None:
+        self._lacking_entries = 0
+        if self._lacks_since_s is not None:
+            took_s = round(time.monotonic() - self._lacks_since_s, 3)
+            log.info("deduplication has all entries", topic=str(self.topic), seconds=took_s)
+            self._lacks_since_s = None
 
     async def _append(self, append: Append) -> list[Effect]:
         writer = self._writer

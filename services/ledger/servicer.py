@@ -48,7 +48,7 @@ from services.ledger.live import News, Session
 from services.ledger.ports import LogState
 from services.ledger.service import Ledger, Opened, Opening, Range
 from services.runtime.drain import Drain
-from services.runtime.status import status_of
+from services.runtime.refusals import in_stream
 
 METADATA_BYTES_MAX: Final = 128 * 1024
 """The largest metadata of an entry, in bytes."""
@@ -715,7 +715,7 @@ def _to_receipt(request_id: int, receipt: Receipt) -> pb.Receipt:
         position=_to_position(receipt.position),
         fates=[_to_fate(fate) for fate in receipt.fates],
         first_new_sequence_id=receipt.first_new,
-        error=None if receipt.error is None else status_of(receipt.error),
+        error=None if receipt.error is None else in_stream(receipt.error),
     )
 
 

@@ -17,6 +17,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from services.runtime.logs import LogFormat
+
 PORT_MAX: Final = 65_535
 
 
@@ -104,8 +106,9 @@ class ServiceConfig(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe messages that are logged."""
 
-    log_format: Literal["json", "text"] = "json"
-    """json: one object a line, for machines. text: for people."""
+    log_format: LogFormat = "auto"
+    """json: one object a line, for machines. text: for people. auto: text if standard error is a
+    terminal, otherwise JSON."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:

@@ -5,28 +5,18 @@ for long is judged again when the rules change. Whose call it is, is settled onc
 token that expires later, or a certificate, does not end it.
 """
 
-import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
-import structlog
 from grpc import aio
 
 from seqgate.watched import Watched
 from services.errors import DomainError, Kind
 from services.runtime.access import EVERY, Access, Need, Part, Topics
 from services.runtime.identity import Principal, of_certificate
+from services.runtime.refusals import Class, Refusals
 from services.runtime.rights import Right, Rights
 from services.runtime.tokens import InvalidToken, MissingCredentials, Tokens
-
-log = structlog.get_logger()
-
-LOG_INTERVAL_S: Final = 60.0
-"""How often it is logged, at most, that somebody was denied something for the same reason."""
-
-LOGGED_MAX: Final = 1_000
-"""Of how many it is remembered when that was."""
 
 NEEDS_MAX: Final = 1_000
 """How many needs of a stream are judged again when the rules change; more are judged with the next
@@ -39,43 +29,11 @@ Context = Any
 
 
 class PermissionDenied(DomainError):
-    """No rule gives the caller this right."""
+    """No rule gives the caller this right: `principal` is who calls, `verb` what for, `topic` and
+    `subscription` what of."""
 
     kind = Kind.DENIED
     reason = "PERMISSION_DENIED"
-
-
-class Denials:
-    """How often somebody was denied something, and a line of the log for it now and then."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.counts: Counter[tuple[str, str]] = Counter()
-        """By the reason and the method."""
-        self._clock = clock
-        self._logged: dict[tuple[str, str], tuple[float, int]] = {}
-
-    def note(self, refusal: DomainError, method: str, principal: str, peer: str) -> None:
-        """Count a denial. The log has one line for each reason and principal in LOG_INTERVAL_S,
-        which says how many there were since the last one."""
-        self.counts[refusal.reason, method] += 1
-        now = self._clock()
-        key = refusal.reason, principal
-        since, unsaid = self._logged.get(key, (-LOG_INTERVAL_S, 0))
-        if now - since < LOG_INTERVAL_S:
-            self._logged[key] = since, unsaid + 1
-            return
-        if key not in self._logged and len(self._logged) >= LOGGED_MAX:
-            self._logged.clear()
-        self._logged[key] = now, 0
-        log.warning(
-            "denied",
-            reason=refusal.reason,
-            method=method,
-            principal=principal or None,
-            peer=peer,
-            unsaid=unsaid,
-            **{name: refusal.details.get(name) for name in ("verb", "topic", "subscription")},
-        )
 
 
 class Guard:
@@ -100,7 +58,7 @@ class Guard:
         self._tokens = tokens
         self._rights = rights
         self._certificates = certificates
-        self.denials = Denials()
+        self.denials = Refusals()
 
     @property
     def access(self) -> Access:
@@ -118,7 +76,7 @@ class Guard:
         try:
             principal = self._principal(context)
         except DomainError as refusal:
-            self.denials.note(refusal, method, "", context.peer())
+            note_denial(self.denials, refusal, method, "", context.peer())
             raise
         right = self._rights.get(method)
         if right is None:
@@ -226,8 +184,20 @@ class Judged:
         refusal.details |= {"principal": str(self._principal)}
         if need is not None:
             refusal.details |= _details(need)
-        self._guard.denials.note(refusal, self._method, str(self._principal), self._peer)
+        principal = str(self._principal)
+        note_denial(self._guard.denials, refusal, self._method, principal, self._peer)
         raise refusal
+
+
+def note_denial(
+    denials: Refusals, refusal: DomainError, method: str, principal: str, peer: str
+) -> None:
+    """Count a denial; each of whom somebody is denied something has lines of his own."""
+    about: dict[str, Any] = {
+        name: refusal.details.get(name) for name in ("verb", "topic", "subscription")
+    }
+    class_ = Class(refusal.reason, method, principal)
+    denials.note("denied", class_, peer=peer, **about)
 
 
 def _details(need: Need) -> Mapping[str, str]:

@@ -1,6 +1,6 @@
 """What happens around every call, in this order, from the outside in:
 
-    logged      one line a failed call, and at debug level one a call
+    logged      now and then a line for failed calls of a kind, and at debug level one a call
     translated  refusals become statuses, surprises become INTERNAL
     drained     new calls are refused while the service goes away; streams are counted
     deadlined   the caller's deadline is noted, to be passed on
@@ -17,6 +17,7 @@ from __future__ import annotations  # grpc's classes are generic in its stubs on
 
 import asyncio
 import inspect
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
@@ -32,6 +33,7 @@ from services.errors import DomainError, MalformedRequest
 from services.runtime import deadline
 from services.runtime.drain import Drain
 from services.runtime.guard import Guard
+from services.runtime.refusals import Class, Refusals, during
 from services.runtime.status import INTERNAL, grpc_code, status_of
 
 log = structlog.get_logger()
@@ -47,55 +49,71 @@ HEALTH = "/grpc.health.v1.Health/"
 ready."""
 
 
-@asynccontextmanager
-async def logged(method: str, context: Context) -> AsyncIterator[None]:
+def logged(refusals: Refusals) -> Around:
     """Write down how the call ended."""
-    began = time.monotonic()
-    peer = context.peer()  # once the call is over, asking for it would crash
-    code = grpc.StatusCode.OK
-    try:
-        yield
-    except asyncio.CancelledError:
-        code = grpc.StatusCode.CANCELLED
-        raise
-    except aio.AbortError:
-        code = context.code()
-        raise
-    finally:
-        level = log.debug if code in _QUIET else log.warning
-        level(
-            "call",
-            method=method,
-            code=code.name,
-            detail=context.details() or None,
-            seconds=round(time.monotonic() - began, 4),
-            peer=peer,
-        )
+
+    @asynccontextmanager
+    async def around(method: str, context: Context) -> AsyncIterator[None]:
+        began = time.monotonic()
+        peer = context.peer()  # once the call is over, asking for it would crash
+        code = grpc.StatusCode.OK
+        try:
+            with during(refusals, method, peer):
+                yield
+        except asyncio.CancelledError:
+            code = grpc.StatusCode.CANCELLED
+            raise
+        except aio.AbortError:
+            code = context.code()
+            raise
+        finally:
+            about: dict[str, Any] = {
+                "code": code.name,
+                "detail": context.details() or None,
+                "seconds": round(time.monotonic() - began, 4),
+                "peer": peer,
+            }
+            log.debug("call", method=method, **about)
+            if code not in _QUIET:
+                reason = structlog.contextvars.get_contextvars().get("reason", code.name)
+                level = _LEVELS.get(code, logging.WARNING)
+                refusals.note("refused", Class(reason, method), level=level, **about)
+
+    return around
 
 
 _QUIET = {
     grpc.StatusCode.OK,
     grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.NOT_FOUND,
-    grpc.StatusCode.UNAUTHENTICATED,  # these two the guard logs, now and then
+    grpc.StatusCode.INTERNAL,  # `translated` logs it, with what happened
+    grpc.StatusCode.UNAUTHENTICATED,  # these two the guard logs, each caller's
     grpc.StatusCode.PERMISSION_DENIED,
 }
 
+_LEVELS = {
+    grpc.StatusCode.NOT_FOUND: logging.INFO,  # many a caller asks in order to know
+}
 
-@asynccontextmanager
-async def translated(method: str, context: Context) -> AsyncIterator[None]:
+
+def translated(refusals: Refusals) -> Around:
     """Turn what the handler raises into a status."""
-    try:
-        yield
-    except DomainError as refusal:
-        structlog.contextvars.bind_contextvars(reason=refusal.reason)  # for `logged`
-        status = status_of(refusal)
-        await _abort(context, grpc_code(status), rpc_status.to_status(status))
-    except (aio.AbortError, asyncio.CancelledError):
-        raise
-    except Exception:
-        log.exception("unexpected", method=method)
-        await _abort(context, grpc.StatusCode.INTERNAL, rpc_status.to_status(INTERNAL))
+
+    @asynccontextmanager
+    async def around(method: str, context: Context) -> AsyncIterator[None]:
+        try:
+            yield
+        except DomainError as refusal:
+            structlog.contextvars.bind_contextvars(reason=refusal.reason)  # for `logged`
+            status = status_of(refusal)
+            await _abort(context, grpc_code(status), rpc_status.to_status(status))
+        except (aio.AbortError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            class_ = Class("INTERNAL", method, type(error).__name__)
+            refusals.note("unexpected", class_, level=logging.ERROR, exc_info=error)
+            await _abort(context, grpc.StatusCode.INTERNAL, rpc_status.to_status(INTERNAL))
+
+    return around
 
 
 async def _abort(context: Context, code: grpc.StatusCode, status: grpc.Status) -> None:

@@ -140,8 +140,10 @@ def read_access(file: Path) -> Access:
 def _told(what: str, file: Path) -> Told:
     def told(why: str) -> None:
         if why:
-            log.warning(f"{what} cannot be used: what was there before counts on", error=why)
+            log.warning(
+                "file cannot be used: what was there before counts on", what=what, error=why
+            )
         else:
-            log.info(f"{what} read", file=str(file))
+            log.info("file read", what=what, file=str(file))
 
     return told

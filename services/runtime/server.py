@@ -16,6 +16,7 @@ from services.runtime.config import ServiceConfig
 from services.runtime.drain import Drain
 from services.runtime.health import Check, Readiness
 from services.runtime.interceptors import Interceptor, deadlined, drained, logged, translated
+from services.runtime.refusals import Refusals
 from services.runtime.rights import Rights
 from services.runtime.security import exposure, guard_of, server_credentials
 from services.runtime.tasks import end
@@ -47,7 +48,8 @@ async def grpc_server(
         OSError, ValueError: a certificate, or another file that says who may do what, cannot be
             used.
     """
-    arounds = [logged, translated, drained(drain), deadlined]
+    refusals = Refusals()
+    arounds = [logged(refusals), translated(refusals), drained(drain), deadlined]
     interceptor = Interceptor(arounds, drain, guard_of(config, rights or {}))
     traced = [TracingServerInterceptor()] if exporter_asked_for("TRACES") != NONE else []
     server = aio.server(interceptors=[*traced, interceptor], options=_options(config))
@@ -72,6 +74,7 @@ async def grpc_server(
     try:
         yield port
     finally:
+        log.info("draining")
         await readiness.stop()
         drain.begin()
         if not await drain.emptied(config.drain_timeout_s):
@@ -81,6 +84,7 @@ async def grpc_server(
         await server.stop(config.stop_grace_s)
         await probed.stop(None)
         await end(watching)
+        refusals.tell()
         log.info("stopped")
 
 

@@ -48,6 +48,11 @@ def status_of(error: DomainError) -> status_pb2.Status:
     return status
 
 
+def code_name(kind: Kind) -> str:
+    """The name of the gRPC code of refusals of a kind."""
+    return str(code_pb2.Code.Name(_CODES[kind]))
+
+
 def grpc_code(status: status_pb2.Status) -> grpc.StatusCode:
     """The status's code as grpc names it."""
     return _GRPC_CODES[status.code]

@@ -81,7 +81,7 @@ def test_help_is_there_when_asked_for_and_when_nothing_is(inside: Callable[..., 
 @pytest.mark.parametrize(
     ("arguments", "reason", "message"),
     [
-        (["topics"], "WRONG_USAGE", "No such command 'topics'. Did you mean 'topic'?"),
+        (["topics"], "WRONG_USAGE", "No such command 'topics'. Did you mean 'topic', 'top'?"),
         (["read"], "WRONG_USAGE", "Missing argument 'TOPIC'."),
         (["topic", "ls", "--nope"], "WRONG_USAGE", "No such option: --nope"),
         (["read", "a b"], "INVALID_TOPIC_NAME", "a topic is tenant/namespace/name"),

@@ -10,7 +10,7 @@ from grpc import aio
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
 from seqgate.api.entry.v1.entry_pb2 import Position
-from seqgate.client import Chunking, Client
+from seqgate.client import Batching, Chunking, Client
 from tests.cli.command_line import CommandLine
 from tests.support.waiting import eventually
 from tools.stack.ports import free_ports
@@ -140,11 +140,22 @@ async def test_explain_says_how_and_why(seqgate: CommandLine, stored: str) -> No
         "explanation": "6 is above everything that was let through so far (5).",
         "persisted_sequence_id": 5,
         "pushed_sequence_id": 5,
+        "unfinished": None,
+        "state": "ACTIVE",
         "fate": None,
         "message_id": None,
+        "trace_id": None,
+        "forgotten": False,
+        "snapshot": None,
+        "snapshot_covers_it": None,
+        "sent_again": "It would be stored.",
     }
     assert (again.record["verdict"], again.record["fate"]) == ("DUPLICATE", "STORED")
     assert again.record["message_id"] == "1:0:-1"
+    assert again.record["snapshot_covers_it"] is False
+    assert again.record["sent_again"] == (
+        "It would not be stored again: the answer is its id, 1:0:-1."
+    )
 
 
 async def test_explain_is_for_people_too(seqgate: CommandLine, stored: str) -> None:
@@ -157,6 +168,59 @@ async def test_explain_is_for_people_too(seqgate: CommandLine, stored: str) -> N
     assert dict(overtaken.rows)["Verdict"] == "duplicate"
     assert dict(overtaken.rows)["The log"] == "does not hold it: a higher id was stored first"
     assert (alone.code, dict(alone.rows)["The log"]) == (0, "not known")
+
+
+async def test_explain_tells_the_trace_and_the_snapshot(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    """Of a single message, of each in a batch, and of a large one."""
+    traces = [f"{number:032x}" for number in range(1, 5)]
+    given = [{"traceparent": f"00-{each}-00f067aa0ba902b7-01"} for each in traces]
+    async with client.producer(topic, name="p") as producer:
+        await producer.send(b"1", properties=given[0])
+    async with client.producer(topic, name="b", batching=Batching(delay_s=0.05)) as producer:
+        await asyncio.gather(*(producer.send(b"1", properties=each) for each in given[1:3]))
+    async with client.producer(topic, name="l", chunking=Chunking(2)) as producer:
+        await producer.send(b"12345", properties=given[3])
+    await seqgate("dedup", "snapshot", topic)
+    asked = [("p", "0"), ("b", "0"), ("b", "1"), ("l", "0")]
+    records = await asyncio.gather(
+        *(seqgate("dedup", "explain", topic, *each, "-o", "json") for each in asked)
+    )
+    shown = dict((await seqgate("dedup", "explain", topic, "b", "1")).rows)
+
+    assert [each.record["trace_id"] for each in records] == traces
+    assert [each.record["message_id"] for each in records][1:3] == ["1:1:-1:0", "1:1:-1:1"]
+    assert all(each.record["snapshot_covers_it"] for each in records)
+    assert records[0].record["snapshot"] == "1:4"
+    assert shown["Trace"] == traces[2]
+    assert shown["Snapshot"].startswith("the one up to 1:4 covers it, taken 20")
+    assert shown["If it is sent now"].startswith("It would not be stored again")
+
+
+async def test_a_producer_that_was_forgotten_is_said_to_be(
+    seqgate: CommandLine, client: Client, dedup: Any, topic: str
+) -> None:
+    values = pb.PolicyValues(max_producers=1, on_full=pb.FULL_TOPIC_ACTION_EVICT)
+    await dedup.SetPolicy(pb.SetPolicyRequest(topic=topic, values=values))
+    for name in ("p", "q"):
+        async with client.producer(topic, name=name) as producer:
+            await producer.send(b"0")
+
+    async def forgotten() -> bool:
+        listed = await dedup.ListProducers(pb.ListProducersRequest(topic=topic))
+        return [each.name for each in listed.producers] == ["q"]
+
+    await eventually(forgotten)
+    of_p = (await seqgate("dedup", "explain", topic, "p", "0", "-o", "json")).record
+    await dedup.SetPolicy(pb.SetPolicyRequest(topic=topic, values=pb.PolicyValues(enabled=False)))
+    off = (await seqgate("dedup", "explain", topic, "p", "0", "-o", "json")).record
+
+    assert (of_p["verdict"], of_p["fate"], of_p["forgotten"]) == ("NEW", "STORED", True)
+    assert of_p["message_id"] == "1:0:-1"
+    assert "its producer was forgotten" in of_p["sent_again"]
+    assert (off["state"], off["forgotten"]) == ("DISABLED", False)
+    assert "off by the topic's policy" in off["explanation"]
 
 
 async def test_a_snapshot_is_taken(seqgate: CommandLine, stored: str) -> None:

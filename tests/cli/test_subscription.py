@@ -273,6 +273,39 @@ async def test_an_explanation_is_sentences_the_nearest_first(
     assert (absent.code, absent.out) == (0, "The log has no such entry (7:7).\n")
 
 
+async def test_an_explanation_has_the_trace_and_where_a_dead_message_went(
+    seqgate: CommandLine, consuming: Client, topic: str
+) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    given = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    async with consuming.producer(topic, name="p") as producer:
+        await producer.send(b"0", key="a", properties=given)
+        await producer.send(b"1", key="b", properties=given)
+    explain = ("subscription", "explain", topic, "s")
+    options = SubscriptionOptions(max_redeliveries=0)
+    async with consuming.consumer(topic, "s", options=options) as consumer:
+        messages = {message.key: message for message in [await consumer.receive() for _ in "ab"]}
+        flying = await seqgate(*explain, "--key", "b", "-o", "json")
+        sentences = await seqgate(*explain, "--id", "1:1")
+        await consumer.nack(messages["a"], 0)
+
+        async def buried() -> bool:
+            found = await seqgate(*explain, "--id", "1:0", "-o", "json")
+            reasons = [each["reason"] for each in found.record["reasons"]]
+            return reasons == ["ACKNOWLEDGED", "DEAD_LETTERED"]
+
+        await eventually(buried)
+        dead = await seqgate(*explain, "--id", "1:0", "-o", "json")
+        free = await seqgate(*explain, "--key", "a", "-o", "json")
+
+    assert (flying.record["message_id"], flying.record["trace_id"]) == ("1:1", trace)
+    assert f"The trace of 1:1 is {trace}." in sentences.out.splitlines()
+    assert dead.record["reasons"][1]["dead_letter_topic"] == f"{topic}-s-DLQ"
+    assert dead.record["trace_id"] == trace
+    assert [each["reason"] for each in free.record["reasons"]] == ["UNREAD"]
+    assert (free.record["message_id"], free.record["trace_id"]) == (None, None)
+
+
 async def test_a_key_that_is_held_is_released(
     seqgate: CommandLine, consuming: Client, stored: str
 ) -> None:

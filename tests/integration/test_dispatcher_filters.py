@@ -205,10 +205,15 @@ async def test_what_is_rejected_is_not_said_to_be_unread(others: Services, topic
             await publish(others, topic, "us", first=1)
 
             async def is_settling() -> bool:
-                return await sub.why(at(1)) == ["SETTLING"]
+                return await sub.why(at(1)) == ["SETTLING", "REJECTED"]
 
             await eventually(is_settling)
         await sub.reaches(1)
+    assert await sub.why(at(0)) == ["ACKNOWLEDGED"]
+    said, because = (await sub.explain(at(1))).reasons
+    assert said.reason == pb.REASON_ACKNOWLEDGED
+    assert (because.reason, because.filter, because.filter_version) == (pb.REASON_REJECTED, "f0", 1)
+    assert because.text == "its filter f0 (version 1) rejects it"
 
 
 async def test_k91_the_first_filter_that_rejects_decides(services: Services, sub: Filtered) -> None:

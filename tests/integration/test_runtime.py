@@ -435,17 +435,18 @@ async def test_a_refused_call_is_logged_with_its_reason(services: Services, topi
         ("ledger", f"/{LEDGER}/CreateTopic", "INVALID_TOPIC_NAME"),
         ("dedup", f"/{DEDUP}/ListProducers", "INVALID_PAGE"),
     ):
-        found = await logged_call(services, service, method, code="INVALID_ARGUMENT", reason=reason)
+        found = await logged_call(services, service, method, "refused", reason=reason)
         assert (found["service"], found["level"]) == (service, "warning")
+        assert (found["code"], found["unsaid"]) == ("INVALID_ARGUMENT", 0)
         assert found["detail"]
         assert found["seconds"] >= 0
 
 
 async def logged_call(
-    services: Services, service: str, method: str, **fields: str
+    services: Services, service: str, method: str, event: str = "call", **fields: str
 ) -> dict[str, Any]:
     """The line about a call, once it is written: that is after the answer."""
-    wanted = {"event": "call", "method": method, **fields}
+    wanted = {"event": event, "method": method, **fields}
     found: list[dict[str, Any]] = []
 
     def written() -> bool:

@@ -82,7 +82,7 @@ def test_sources_are_merged_setting_by_setting(
     assert config.auto_create == ("acme/*", "*/dev")
     assert config.log_level == "error"
     assert config.store_path == Path("data/ledger.db")
-    assert config.log_format == "json"
+    assert config.log_format == "auto"
 
 
 def test_a_list_in_the_environment_is_json(monkeypatch: pytest.MonkeyPatch) -> None:

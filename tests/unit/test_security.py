@@ -23,9 +23,10 @@ from services.cursor.config import CursorConfig
 from services.errors import DomainError
 from services.filter.config import FilterConfig
 from services.ledger.config import LedgerConfig
-from services.runtime.guard import Denials, PermissionDenied
+from services.runtime.guard import PermissionDenied, note_denial
 from services.runtime.identity import NAME_CHARS_MAX, Principal, of_certificate, of_token
 from services.runtime.process import run_service
+from services.runtime.refusals import Refusals
 from services.runtime.security import OpenToEverybody, check_exposure, exposure
 from services.runtime.tokens import InvalidToken, Tokens, read_keys
 from tests.support.authority import Authority, Issuer, replace
@@ -431,15 +432,15 @@ def test_jobs_go_by_their_environment() -> None:
 
 def test_denials_are_counted_and_logged_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
-    denials = Denials(lambda: now)
+    denials = Refusals(lambda: now)
     refusal = PermissionDenied("no", principal="sub:alice", verb="read", topic="a/b/c")
     for _ in range(100):
-        denials.note(refusal, "/s/Read", "sub:alice", "ipv4:1.2.3.4:5")
-    denials.note(refusal, "/s/Read", "sub:bob", "ipv4:1.2.3.4:5")
-    denials.note(InvalidToken("no"), "/s/Read", "", "ipv4:1.2.3.4:5")
+        note_denial(denials, refusal, "/s/Read", "sub:alice", "ipv4:1.2.3.4:5")
+    note_denial(denials, refusal, "/s/Read", "sub:bob", "ipv4:1.2.3.4:5")
+    note_denial(denials, InvalidToken("no"), "/s/Read", "", "ipv4:1.2.3.4:5")
     assert len(capsys.readouterr().out.splitlines()) == 3
     now = 61.0
-    denials.note(refusal, "/s/Read", "sub:alice", "ipv4:1.2.3.4:5")
+    note_denial(denials, refusal, "/s/Read", "sub:alice", "ipv4:1.2.3.4:5")
     (line,) = capsys.readouterr().out.splitlines()
     assert "unsaid=99" in line
     assert "a/b/c" in line
@@ -447,11 +448,3 @@ def test_denials_are_counted_and_logged_now_and_then(capsys: pytest.CaptureFixtu
         ("PERMISSION_DENIED", "/s/Read"): 102,
         ("INVALID_TOKEN", "/s/Read"): 1,
     }
-
-
-def test_who_denies_remembers_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.runtime.guard.LOGGED_MAX", 5)
-    denials = Denials(lambda: 0.0)
-    for number in range(50):
-        denials.note(PermissionDenied("no"), "/s/m", f"sub:{number}", "peer")
-        assert len(denials._logged) <= 5

@@ -58,6 +58,11 @@ def explain(
             why = (
                 f"{sequence_id} is above everything that was let through so far ({_mark(pushed)})."
             )
+            if pushed > persisted:
+                why += (
+                    f" What is above {_mark(persisted)} is still being written: should that have "
+                    "to be sent again, this is held until then."
+                )
         case Verdict.IN_FLIGHT:
             why = (
                 f"{sequence_id} is not above {_mark(pushed)}, which was let through, but above "

@@ -277,6 +277,14 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """
     REASON_RESCHEDULED: _Reason.ValueType  # 25
     """A filter put it off: it is asked about again."""
+    REASON_REJECTED: _Reason.ValueType  # 26
+    """Comes after ACKNOWLEDGED or SETTLING: a filter rejects it, by the chain that
+    applies there now and the subscription's properties of now.
+    """
+    REASON_DEAD_LETTERED: _Reason.ValueType  # 27
+    """Comes after ACKNOWLEDGED or SETTLING: it is in the dead letter topic, as far as
+    the instance remembers; it does of the last 10,000.
+    """
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Reason says why something is not delivered."""
@@ -337,6 +345,14 @@ subscription's properties change.
 """
 REASON_RESCHEDULED: Reason.ValueType  # 25
 """A filter put it off: it is asked about again."""
+REASON_REJECTED: Reason.ValueType  # 26
+"""Comes after ACKNOWLEDGED or SETTLING: a filter rejects it, by the chain that
+applies there now and the subscription's properties of now.
+"""
+REASON_DEAD_LETTERED: Reason.ValueType  # 27
+"""Comes after ACKNOWLEDGED or SETTLING: it is in the dead letter topic, as far as
+the instance remembers; it does of the last 10,000.
+"""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
 @_typing.final
@@ -2967,6 +2983,7 @@ class Explanation(_message.Message):
     UNTIL_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
     FILTER_VERSION_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_TOPIC_FIELD_NUMBER: _builtins.int
     reason: Global___Reason.ValueType
     """Why."""
     text: _builtins.str
@@ -2977,6 +2994,8 @@ class Explanation(_message.Message):
     """The filter that it is about; empty: none."""
     filter_version: _builtins.int
     """Its version."""
+    dead_letter_topic: _builtins.str
+    """The dead letter topic that it is about; empty: none."""
     @_builtins.property
     def position(self) -> _entry_pb2.Position:
         """The entry that it is about."""
@@ -3000,10 +3019,11 @@ class Explanation(_message.Message):
         until: _timestamp_pb2.Timestamp | None = ...,
         filter: _builtins.str = ...,
         filter_version: _builtins.int = ...,
+        dead_letter_topic: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "position", b"position", "since", b"since", "until", b"until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "consumer", b"consumer", "filter", b"filter", "filter_version", b"filter_version", "position", b"position", "reason", b"reason", "since", b"since", "text", b"text", "until", b"until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "consumer", b"consumer", "dead_letter_topic", b"dead_letter_topic", "filter", b"filter", "filter_version", b"filter_version", "position", b"position", "reason", b"reason", "since", b"since", "text", b"text", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
     _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015

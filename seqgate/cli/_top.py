@@ -1,0 +1,209 @@
+"""`seqgate top`: what the services are doing, as it goes on."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, contextmanager, suppress
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import typer
+
+from seqgate.cli._command import Run
+from seqgate.cli._failure import DONE, UNAVAILABLE
+from seqgate.cli._top_frame import SORTS, Sample, Sampler, frame_of, sampling
+from seqgate.cli._top_screen import rows_of, screen, summary
+
+INTERVAL_S: Final = 2.0
+INTERVAL_MIN_S: Final = 0.1
+INTERVAL_MAX_S: Final = 3_600.0
+"""How far apart frames are, unless asked otherwise, and at least, and at most."""
+
+
+class Sort(StrEnum):
+    """By what topics are sorted: the keys of SORTS."""
+
+    NAME = "name"
+    IN = "in"
+    OUT = "out"
+    DUPLICATES = "duplicates"
+    LAG = "lag"
+    BLOCKED = "blocked"
+
+
+def top(
+    run: Run,
+    pattern: Annotated[
+        str,
+        typer.Argument(metavar="PATTERN", help="Which topics: a name, with *, ? and [abc]."),
+    ] = "*",
+    *,
+    interval: Annotated[
+        float,
+        typer.Option(
+            "--interval",
+            metavar="SECONDS",
+            min=INTERVAL_MIN_S,
+            max=INTERVAL_MAX_S,
+            help="How far apart frames are.",
+        ),
+    ] = INTERVAL_S,
+    once: Annotated[
+        bool, typer.Option("--once", help="One frame, of what goes on during one interval.")
+    ] = False,
+    sort: Annotated[
+        Sort,
+        typer.Option("--sort", help="By what topics are sorted, the largest first."),
+    ] = Sort.NAME,
+) -> Coroutine[Any, Any, int]:
+    """Show what goes on: topics, rates in and out, verdicts, lag, and which keys wait for what.
+
+    On a terminal one frame takes the place of the other; q ends it, and s sorts by something else.
+    As JSON a frame is one object. Rates are a second. A service that is away is named, and the rest
+    goes on; with --once the exit code is 3 then.
+
+    Asking changes nothing: of a subscription that no dispatcher has, only its lag is shown. At most
+    200 topics are looked at, and 100 subscriptions of each.
+    """
+    return _top(run, pattern, interval, sort.value, once=once)
+
+
+async def _top(run: Run, pattern: str, interval_s: float, sort: str, *, once: bool) -> int:
+    async with sampling(run.settings, pattern) as sampler:
+        if once:
+            return await _once(run, sampler, interval_s, sort)
+        if run.output.json or not sys.stdout.isatty():
+            before: Sample | None = None
+            while True:
+                before = await _next(run, sampler, before, sort)
+                await asyncio.sleep(interval_s)
+        await Live(sampler, interval_s, sort).run()
+        return DONE
+
+
+async def _once(run: Run, sampler: Sampler, interval_s: float, sort: str) -> int:
+    before = await sampler.sample()
+    await asyncio.sleep(interval_s)
+    now = await _next(run, sampler, before, sort)
+    return UNAVAILABLE if now.away else DONE
+
+
+async def _next(run: Run, sampler: Sampler, before: Sample | None, sort: str) -> Sample:
+    now = await sampler.sample()
+    frame = frame_of(now, before, sort)
+    if run.output.json:
+        run.output.record(frame)
+        return now
+    for line in summary(frame):
+        run.output.line(line)
+    headings, rows = rows_of(frame)
+    run.output.table(headings, rows)
+    run.output.line("")
+    return now
+
+
+class Live:
+    """Frames on a terminal, one in the place of the other."""
+
+    def __init__(self, sampler: Sampler, interval_s: float, sort: str) -> None:
+        self._sampler = sampler
+        self._interval_s = interval_s
+        self._sort = sort
+        self._over = asyncio.Event()
+        self._samples: tuple[Sample | None, Sample | None] = (None, None)
+        self._show: Callable[[], None] = lambda: None
+
+    async def run(self) -> None:
+        """Until q is pressed."""
+        from rich.console import Console  # slow to import, and of no use to scripts
+        from rich.live import Live as RichLive
+
+        console = Console(highlight=False)
+        with RichLive(console=console, screen=True, auto_refresh=False) as live:
+
+            def show() -> None:
+                before, now = self._samples
+                if now is not None:
+                    frame = frame_of(now, before, self._sort)
+                    live.update(screen(frame, self._sort, console.size), refresh=True)
+
+            self._show = show
+            async with _keys(self._pressed), _resized(show):
+                sampling_ = asyncio.create_task(self._sample())
+                over = asyncio.create_task(self._over.wait())
+                try:
+                    await asyncio.wait({sampling_, over}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for task in (sampling_, over):
+                        task.cancel()
+                    await asyncio.wait({sampling_, over})
+                if not sampling_.cancelled():
+                    sampling_.result()
+
+    async def _sample(self) -> None:
+        while True:
+            self._samples = self._samples[1], await self._sampler.sample()
+            self._show()
+            await asyncio.sleep(self._interval_s)
+
+    def _pressed(self, keys: bytes) -> None:
+        for key in keys.decode(errors="replace"):
+            if key in "qQ":
+                self._over.set()
+            elif key in "sS":
+                names = list(SORTS)
+                self._sort = names[(names.index(self._sort) + 1) % len(names)]
+                self._show()
+
+
+@asynccontextmanager
+async def _keys(pressed: Callable[[bytes], None]) -> AsyncIterator[None]:
+    """Each key as it is pressed, if there is a keyboard."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        yield
+        return
+    descriptor = sys.stdin.fileno()
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        keys = b""
+        with suppress(OSError):
+            keys = os.read(descriptor, 1024)
+        if not keys:  # the terminal is gone
+            loop.remove_reader(descriptor)
+            keys = b"q"
+        pressed(keys)
+
+    with _unbuffered(descriptor):
+        loop.add_reader(descriptor, read)
+        try:
+            yield
+        finally:
+            loop.remove_reader(descriptor)
+
+
+@contextmanager
+def _unbuffered(descriptor: int) -> Any:
+    """Keys come without Enter and are not shown; Ctrl-C interrupts as always."""
+    import termios
+    import tty
+
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    try:
+        yield
+    finally:
+        with suppress(termios.error):
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+@asynccontextmanager
+async def _resized(show: Callable[[], None]) -> AsyncIterator[None]:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGWINCH, show)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGWINCH)

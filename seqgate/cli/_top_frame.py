@@ -1,0 +1,348 @@
+"""What `seqgate top` knows at a moment, and what came to pass since the moment before.
+
+    sample ──▶ counts ──┐
+    sample ──▶ counts ──┴──▶ frame: rates, and how things stand
+
+Services count; this divides. A service that does not answer leaves its part empty, and is not asked
+again for the same sample. Asking changes nothing: of a subscription that no instance has, only its
+cursor is looked at, for who asks for more would have an instance take it.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from re import split
+from typing import Any, Final
+
+from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.dispatcher.v1 import dispatcher_pb2
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.cli._policy import enum_name
+from seqgate.cli._service import Dispatcher, Service, dedup_service, ledger_service
+from seqgate.cli._settings import Settings
+from seqgate.errors import SeqgateError
+
+TOPICS_MAX: Final = 200
+"""How many topics are looked at, the first of those that match in the order of their names."""
+
+SUBSCRIPTIONS_MAX: Final = 100
+"""How many subscriptions of a topic are, in the same way."""
+
+AT_A_TIME: Final = 16
+"""How many topics are asked about at a time."""
+
+PAGE: Final = 1_000
+
+VERDICTS: Final = ("new", "duplicate", "partial", "waiting")
+
+SORTS: Final[Mapping[str, str]] = {
+    "name": "topic",
+    "in": "in_messages_s",
+    "out": "out_messages_s",
+    "duplicates": "duplicate_s",
+    "lag": "lag",
+    "blocked": "blocked_keys",
+}
+"""What topics can be sorted by, and which of their numbers that is: the largest first."""
+
+
+@dataclass(slots=True)
+class Subscription:
+    """What is known of a subscription. `report` is None when no instance has it, or none said."""
+
+    name: str
+    owner: str
+    lag: int | None
+    report: dispatcher_pb2.ReportResponse | None = None
+
+
+@dataclass(slots=True)
+class Topic:
+    """What is known of a topic. `status` is None when deduplication does not answer."""
+
+    topic: ledger_pb2.Topic
+    status: dedup_pb2.GetTopicStatusResponse | None = None
+    subscriptions: list[Subscription] | None = None
+    subscriptions_left_out: int = 0
+
+
+@dataclass(slots=True)
+class Sample:
+    """All that is known at a moment.
+
+    Attributes:
+        at_s: when it was asked for, by a clock that does not go back.
+        time_ms: the same, since 1970 (UTC).
+        away: the services that do not answer, or refuse, and how.
+        left_out: how many topics match, and are not looked at.
+    """
+
+    at_s: float
+    time_ms: int
+    topics: dict[str, Topic] = field(default_factory=dict)
+    away: dict[str, SeqgateError] = field(default_factory=dict)
+    left_out: int = 0
+
+
+class Sampler:
+    """Asks the services. Made by `sampling`."""
+
+    def __init__(self, settings: Settings, pattern: str, ledger: Service, dedup: Service) -> None:
+        self._pattern = pattern
+        self._prefix = split(r"[*?\[]", pattern, maxsplit=1)[0]
+        self._ledger = ledger
+        self._dedup = dedup
+        self._dispatcher = Dispatcher(settings)
+
+    async def sample(self) -> Sample:
+        """What there is now."""
+        sample = Sample(time.monotonic(), time.time_ns() // 1_000_000)
+        found = await self._asked(sample, "ledger", self._topics(sample))
+        at_a_time = asyncio.Semaphore(AT_A_TIME)
+
+        async def look(topic: Topic) -> None:
+            async with at_a_time:
+                await self._look(sample, topic)
+
+        for each in found or ():
+            sample.topics[each.name] = Topic(each)
+        await asyncio.gather(*(look(each) for each in sample.topics.values()))
+        return sample
+
+    async def _topics(self, sample: Sample) -> list[ledger_pb2.Topic]:
+        found: list[ledger_pb2.Topic] = []
+        request = ledger_pb2.ListTopicsRequest(prefix=self._prefix, page_size=PAGE)
+        while True:
+            page = await self._ledger.call("ListTopics", request)
+            matching = [each for each in page.topics if fnmatchcase(each.name, self._pattern)]
+            room = TOPICS_MAX - len(found)
+            found += matching[:room]
+            sample.left_out += max(0, len(matching) - room)
+            request.page_token = page.next_page_token
+            if not page.next_page_token:
+                return found
+
+    async def _look(self, sample: Sample, topic: Topic) -> None:
+        request = dedup_pb2.GetTopicStatusRequest(topic=topic.topic.name)
+        topic.status = await self._asked(
+            sample, "dedup", self._dedup.call("GetTopicStatus", request)
+        )
+        topic.subscriptions = await self._asked(
+            sample, "dispatcher", self._subscriptions(sample, topic)
+        )
+
+    async def _subscriptions(self, sample: Sample, topic: Topic) -> list[Subscription]:
+        request = dispatcher_pb2.ListSubscriptionsRequest(topic=topic.topic.name, page_size=PAGE)
+        listed = (await self._dispatcher.call("ListSubscriptions", request)).subscriptions
+        topic.subscriptions_left_out = max(0, len(listed) - SUBSCRIPTIONS_MAX)
+        found = []
+        for each in listed[:SUBSCRIPTIONS_MAX]:
+            lag = await self._asked(sample, "ledger", self._lag(topic.topic, each))
+            subscription = Subscription(each.name, each.owner, lag)
+            if each.owner:
+                report = dispatcher_pb2.ReportRequest(
+                    topic=each.topic, subscription=each.name, keys_max=1
+                )
+                subscription.report = await self._asked(
+                    sample, "dispatcher", self._dispatcher.call("Report", report)
+                )
+            found.append(subscription)
+        return found
+
+    async def _lag(self, topic: ledger_pb2.Topic, of: dispatcher_pb2.Subscription) -> int:
+        """How many entries of the log are not acknowledged."""
+        if not of.HasField("mark_delete"):
+            return max(0, topic.entries - of.acknowledged_entries)
+        if of.mark_delete.ledger_id == topic.last.ledger_id:
+            after = topic.last.entry_id - of.mark_delete.entry_id
+        else:
+            after = await self._entries_after(topic.name, of.mark_delete)
+        return max(0, min(after, topic.entries) - of.acknowledged_entries)
+
+    async def _entries_after(self, topic: str, position: entry_pb2.Position) -> int:
+        request = ledger_pb2.ListLedgersRequest(topic=topic, page_size=PAGE)
+        count = 0
+        while True:
+            page = await self._ledger.call("ListLedgers", request)
+            for each in page.ledgers:
+                if each.ledger_id > position.ledger_id:
+                    count += each.last_entry_id - each.first_entry_id + 1
+                elif each.ledger_id == position.ledger_id:
+                    done = max(position.entry_id, each.first_entry_id - 1)
+                    count += max(0, each.last_entry_id - done)
+            if not page.next_page_token:
+                return count
+            request.page_token = page.next_page_token
+
+    async def _asked(self, sample: Sample, service: str, question: Awaitable[Any]) -> Any:
+        """The answer; None: the service does not answer now, or did not a moment ago."""
+        if service in sample.away:
+            if asyncio.iscoroutine(question):
+                question.close()
+            return None
+        try:
+            return await question
+        except SeqgateError as error:
+            if error.reason not in _GONE:
+                sample.away[_of(error, service)] = error
+            return None
+
+
+_GONE: Final = frozenset({"TOPIC_NOT_FOUND", "SUBSCRIPTION_NOT_FOUND", "TOPIC_DELETED"})
+"""What is no failure of a service's: it was there a moment ago."""
+
+_BEHIND: Final = {"CURSORS_UNAVAILABLE": "cursor", "STATE_UNAVAILABLE": "redis"}
+"""Who it is that does not answer, where a service says so of another one."""
+
+
+def _of(error: SeqgateError, service: str) -> str:
+    return _BEHIND.get(error.reason, service)
+
+
+@asynccontextmanager
+async def sampling(settings: Settings, pattern: str) -> AsyncIterator[Sampler]:
+    """What asks the services, again and again."""
+    async with AsyncExitStack() as stack:
+        ledger = await stack.enter_async_context(ledger_service(settings))
+        dedup = await stack.enter_async_context(dedup_service(settings))
+        yield Sampler(settings, pattern, ledger, dedup)
+
+
+# ---- frames
+
+
+def frame_of(now: Sample, before: Sample | None, sort: str) -> dict[str, Any]:
+    """What is shown: how things stand, and what came to pass since the sample before, a second.
+
+    A rate is None where there is nothing to compare with: at first, and after a service forgot what
+    it had counted.
+    """
+    seconds = 0.0 if before is None else now.at_s - before.at_s
+    earlier = {} if before is None else before.topics
+    topics = [_topic_record(each, earlier.get(name), seconds) for name, each in now.topics.items()]
+    by = SORTS[sort]
+    if sort != "name":
+        topics.sort(key=lambda each: -(_value(each, by) or 0))
+    return {
+        "time_ms": now.time_ms,
+        "interval_s": round(seconds, 3) or None,
+        "away": {
+            service: {"reason": error.reason, "message": " ".join(str(error).split())}
+            for service, error in sorted(now.away.items())
+        },
+        "topics": topics,
+        "topics_left_out": now.left_out,
+    }
+
+
+def _value(record: Mapping[str, Any], name: str) -> float | None:
+    if name == "duplicate_s":
+        return None if record["verdicts_s"] is None else record["verdicts_s"]["duplicate"]
+    found: float | None = record[name]
+    return found
+
+
+def _topic_record(now: Topic, before: Topic | None, seconds: float) -> dict[str, Any]:
+    subscriptions = None
+    if now.subscriptions is not None:
+        earlier = {each.name: each for each in (before and before.subscriptions) or ()}
+        subscriptions = [
+            _subscription_record(each, earlier.get(each.name), seconds)
+            for each in now.subscriptions
+        ]
+    status = now.status
+    return {
+        "topic": now.topic.name,
+        "messages": now.topic.messages,
+        "bytes": now.topic.bytes,
+        "producers": now.topic.connected_producers,
+        "in_messages_s": _incoming(now.topic, None if before is None else before.topic, seconds),
+        "state": status and enum_name(dedup_pb2.TopicState, status.state, "TOPIC_STATE_"),
+        "entries_to_replay": status and status.entries_remaining,
+        "verdicts_s": _verdicts(status, None if before is None else before.status, seconds),
+        "out_messages_s": _total(subscriptions, "out_messages_s"),
+        "lag": max((each["lag"] or 0 for each in subscriptions or ()), default=None),
+        "blocked_keys": _total(subscriptions, "blocked_keys"),
+        "subscriptions": subscriptions,
+        "subscriptions_left_out": now.subscriptions_left_out,
+    }
+
+
+def _subscription_record(
+    now: Subscription, before: Subscription | None, seconds: float
+) -> dict[str, Any]:
+    report, earlier = now.report, None if before is None else before.report
+    if report is not None and earlier is not None and earlier.epoch != report.epoch:
+        earlier = None  # another instance counts from the beginning
+
+    def rate(name: str) -> float | None:
+        if report is None or earlier is None:
+            return None
+        return _rate(getattr(report.totals, name), getattr(earlier.totals, name), seconds)
+
+    return {
+        "subscription": now.name,
+        "owner": now.owner or None,
+        "lag": now.lag,
+        "consumers": report and len(report.consumers),
+        "unacked_messages": report and report.unacked_messages,
+        "out_messages_s": rate("delivered_messages"),
+        "acknowledged_s": rate("acknowledged_entries"),
+        "refused_s": rate("refused"),
+        "blocked_keys": report and sum(each.keys for each in report.withheld),
+        "blocked": report
+        and [
+            {
+                "reason": enum_name(dispatcher_pb2.Reason, each.reason, "REASON_"),
+                "keys": each.keys,
+                "oldest_ms": each.oldest.ToMilliseconds(),
+            }
+            for each in report.withheld
+        ],
+    }
+
+
+def _incoming(
+    now: ledger_pb2.Topic, before: ledger_pb2.Topic | None, seconds: float
+) -> float | None:
+    """Messages stored a second; where the log was trimmed meanwhile, entries."""
+    if before is None or before.incarnation != now.incarnation:
+        return None
+    if now.first == before.first or not before.entries:
+        return _rate(now.messages, before.messages, seconds)
+    if now.last.ledger_id != before.last.ledger_id:
+        return None
+    return _rate(now.last.entry_id, before.last.entry_id, seconds)
+
+
+def _verdicts(
+    now: dedup_pb2.GetTopicStatusResponse | None,
+    before: dedup_pb2.GetTopicStatusResponse | None,
+    seconds: float,
+) -> dict[str, float] | None:
+    if now is None or before is None:
+        return None
+    found = {
+        each: _rate(
+            getattr(now.counts, f"{each}_claims"), getattr(before.counts, f"{each}_claims"), seconds
+        )
+        for each in VERDICTS
+    }
+    some = {name: rate for name, rate in found.items() if rate is not None}
+    return some if len(some) == len(found) else None  # it was forgotten meanwhile
+
+
+def _rate(now: int, before: int, seconds: float) -> float | None:
+    if now < before or seconds <= 0:
+        return None
+    return round((now - before) / seconds, 1)
+
+
+def _total(records: Iterable[Mapping[str, Any]] | None, name: str) -> Any:
+    """Of those that are known; None: none is."""
+    known: Sequence[Any] = [each[name] for each in records or () if each[name] is not None]
+    return round(sum(known), 1) if known else None

@@ -1,0 +1,152 @@
+"""`seqgate top`, over all services."""
+
+import asyncio
+import fcntl
+import os
+import pty
+import struct
+import termios
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from seqgate.client import Client, connect
+from tests.cli.command_line import PATIENCE_S, CommandLine
+from tests.support.nursery import SEQGATE
+from tests.support.waiting import eventually
+from tools.stack.ports import free_ports
+from tools.stack.stack import Stack
+
+
+class Terminal:
+    """A command on a terminal of its own, which it controls."""
+
+    def __init__(self, ours: int, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self._ours = ours
+        self._seen = bytearray()
+        os.set_blocking(ours, False)
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Make it larger or smaller: whoever runs in it is told."""
+        self._forget()
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def press(self, keys: bytes) -> None:
+        """Press keys."""
+        self._forget()
+        os.write(self._ours, keys)
+
+    def seen(self) -> str:
+        """All that was written since something was done here."""
+        try:
+            while block := os.read(self._ours, 65_536):
+                self._seen += block
+        except OSError:
+            pass
+        return self._seen.decode(errors="replace")
+
+    def _forget(self) -> None:
+        self.seen()
+        self._seen.clear()
+
+    async def shows(self, text: str) -> None:
+        """Wait until this is written."""
+        await eventually(lambda: text in self.seen(), text, within_s=PATIENCE_S)
+
+    async def exit_code(self) -> int:
+        """Wait for its end."""
+        await eventually(lambda: (self.seen(), self.process.returncode is not None)[1])
+        return await self.process.wait()
+
+
+@asynccontextmanager
+async def on_terminal(seqgate: CommandLine, *arguments: str) -> AsyncIterator[Terminal]:
+    """Run a command there; it does not outlive the block."""
+    ours, theirs = pty.openpty()
+    environment = {**seqgate.environment, "TERM": "xterm"}
+    environment.pop("COLUMNS", None)
+    process = await asyncio.create_subprocess_exec(
+        *("setsid", "--ctty", SEQGATE, *arguments),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=PIPE,
+        env=environment,
+    )
+    os.close(theirs)
+    terminal = Terminal(ours, process)
+    terminal.resize(160, 30)
+    try:
+        yield terminal
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        os.close(ours)
+
+
+async def test_a_frame_has_rates_verdicts_lag_and_why_keys_wait(
+    seqgate: CommandLine, stack: Stack, topic: str
+) -> None:
+    async with (
+        connect(stack.address("ledger"), stack.address("dispatcher")) as client,
+        client.producer(topic, name="p") as producer,
+    ):
+        await producer.send(b"0", key="k", sequence_id=0)
+        async with client.consumer(topic, "s") as consumer:
+            await consumer.nack(await consumer.receive(), 600)
+            ask = ("top", topic, "--interval", "0.1", "-o", "json")
+            async with seqgate.running(*ask) as running:
+                first = await running.record()
+                await producer.send(b"1", key="k", sequence_id=1)
+                await producer.send(b"1", key="k", sequence_id=1)
+                while True:
+                    frame = await running.record()
+                    (found,) = frame["topics"]
+                    if found["verdicts_s"]["duplicate"]:
+                        break
+                running.interrupt()
+                assert await running.exit_code() == 130
+            table = await seqgate("top", topic, "--interval", "0.1", "--once")
+    (nothing,) = first["topics"]
+    assert (first["interval_s"], nothing["in_messages_s"], nothing["verdicts_s"]) == (None,) * 3
+    assert found["topic"] == topic
+    (subscription,) = found["subscriptions"]
+    assert (subscription["subscription"], subscription["lag"]) == ("s", 2)
+    assert subscription["blocked"][0]["reason"] == "RETRY_DELAY"
+    assert (found["blocked_keys"], found["lag"], frame["away"]) == (1, 2, {})
+    assert table.code == 0
+    assert any("retry delay 1" in line for line in table.out.splitlines())
+
+
+async def test_it_goes_on_without_services_that_are_away(
+    seqgate: CommandLine, client: Client, topic: str
+) -> None:
+    async with client.producer(topic, name="p") as producer:
+        await producer.send(b"0")
+    (port,) = free_ports(1)
+    nowhere = f"127.0.0.1:{port}"
+    ask = ("top", topic, "--once", "--interval", "0.1")
+    found = await seqgate(*ask, "--dedup", nowhere, "-o", "json")
+    shown = await seqgate(*ask, "--ledger", nowhere)
+    assert (found.code, list(found.record["away"])) == (3, ["dedup"])
+    assert found.record["away"]["dedup"]["reason"] == "UNREACHABLE"
+    assert [each["topic"] for each in found.record["topics"]] == [topic]
+    assert (shown.code, "ledger is away" in shown.out) == (3, True)
+
+
+@pytest.mark.parametrize(("key", "code"), [(b"q", 0), (b"\x03", 130)])
+async def test_on_a_terminal_it_is_drawn_again_and_ends_when_told(
+    seqgate: CommandLine, topic: str, key: bytes, code: int
+) -> None:
+    async with on_terminal(seqgate, "top", topic, "--interval", "3600") as terminal:
+        await terminal.shows("sorted by name")
+        terminal.press(b"s")
+        await terminal.shows("sorted by in")
+        terminal.resize(120, 20)
+        await terminal.shows("sorted by in")
+        terminal.press(key)
+        assert await terminal.exit_code() == code
+        assert "\x1b[?1049l" in terminal.seen()  # the screen from before is back

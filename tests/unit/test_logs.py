@@ -1,0 +1,108 @@
+"""Lines of the log, as a process writes them."""
+
+import json
+import os
+import pty
+import sys
+from subprocess import PIPE, run
+from typing import Any
+
+import pytest
+
+START = """
+import asyncio, logging, sys, warnings
+import structlog
+from opentelemetry import trace
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+from services.runtime.logs import configure_logs
+
+configure_logs("ledger", level=sys.argv[1], format_=sys.argv[2])
+log = structlog.get_logger()
+span = NonRecordingSpan(SpanContext(0xabc, 0x12, is_remote=False, trace_flags=TraceFlags(0)))
+"""
+
+
+def written(program: str, *, level: str = "info", format_: str = "auto") -> str:
+    """What a process writes on a standard error that is a pipe."""
+    command = [sys.executable, "-c", START + program, level, format_]
+    return run(command, stderr=PIPE, check=True, text=True).stderr
+
+
+def objects(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_line_names_the_span_in_which_it_is_written() -> None:
+    without, within = objects(
+        written("log.info('a')\nwith trace.use_span(span):\n    log.info('b', x=1)")
+    )
+    assert {"trace_id", "span_id"}.isdisjoint(without)
+    assert (without["service"], without["level"], without["event"]) == ("ledger", "info", "a")
+    assert within["trace_id"] == "00000000000000000000000000000abc"
+    assert within["span_id"] == "0000000000000012"
+    assert within["x"] == 1
+
+
+def test_what_libraries_say_is_a_line_like_ours() -> None:
+    program = """
+logging.getLogger("lib").debug("silent")
+logging.getLogger("lib").info("silent")
+with trace.use_span(span):
+    logging.getLogger("lib").warning("%d of %s", 1, "2")
+try:
+    1 / 0
+except ZeroDivisionError:
+    logging.getLogger("lib").exception("bad")
+warnings.warn("old", stacklevel=1)
+async def fail():
+    raise ValueError("unseen")
+async def main():
+    asyncio.create_task(fail())
+    await asyncio.sleep(0)
+asyncio.run(main())
+"""
+    said, bad, old, unseen = objects(written(program, level="debug"))
+    assert (said["event"], said["logger"], said["level"]) == ("1 of 2", "lib", "warning")
+    assert said["trace_id"].endswith("abc")
+    assert "ZeroDivisionError" in bad["exception"]
+    assert "old" in old["event"]
+    assert "ValueError: unseen" in unseen["exception"]
+
+
+def test_less_severe_lines_than_asked_for_are_not_written() -> None:
+    program = "log.warning('a')\nlogging.getLogger('lib').warning('b')\nlog.error('c')"
+    assert [each["event"] for each in objects(written(program, level="error"))] == ["c"]
+
+
+@pytest.mark.parametrize("format_", ["json", "text"])
+def test_a_traceback_does_not_show_what_variables_hold(format_: str) -> None:
+    program = """
+def work(secret):
+    raise ValueError("no")
+try:
+    work("MARK" + "ED")
+except ValueError:
+    log.exception("failed")
+"""
+    text = written(program, format_=format_)
+    assert "ValueError: no" in text
+    assert "MARKED" not in text
+
+
+@pytest.mark.parametrize(("format_", "is_text"), [("auto", True), ("text", True), ("json", False)])
+def test_a_terminal_gets_text_unless_json_is_asked_for(format_: str, *, is_text: bool) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        command = [sys.executable, "-c", START + "log.info('here', x=1)", "info", format_]
+        run(command, stderr=theirs, check=True)
+        line = os.read(ours, 10_000).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "here" in line
+    assert line.startswith("{") is not is_text
+
+
+def test_a_pipe_gets_json_unless_text_is_asked_for() -> None:
+    assert objects(written("log.info('a')"))[0]["event"] == "a"
+    assert not written("log.info('a')", format_="text").startswith("{")

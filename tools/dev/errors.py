@@ -1,0 +1,318 @@
+"""The catalogue of reasons: what every refusal means, and what to do about it.
+
+python -m tools.dev.errors            write docs/errors.md
+python -m tools.dev.errors --check    exit 1 if it is not what would be written, or a reason lacks
+                                      words
+
+A reason is documented where it is raised: by the docstring of its class, which names in backticks
+the details that the code does not show. Reasons that have no class of their own are in WORDS.
+"""
+
+import ast
+import importlib
+import pkgutil
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Final, NamedTuple, TypeVar
+
+import seqgate
+import services
+import tools
+from seqgate.errors import BY_REASON, SeqgateError
+from services import errors
+from services.errors import DomainError, Kind
+from services.runtime.status import code_name
+from tools.dev.remedies import REMEDIES, RETRY, WORDS
+
+E = TypeVar("E", bound=Exception)
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PAGE: Final = ROOT / "docs" / "errors.md"
+
+SERVICES: Final = ("ledger", "dedup", "cursor", "dispatcher", "filter")
+COMMON: Final = "all"
+PLACED: Final = "ledger, cursor"
+"""What services/placement is part of."""
+
+INSIDE: Final = "Stays inside the service"
+"""What the docstring of a refusal says that no caller ever sees."""
+
+NO_DETAILS: Final = ("message", "field", "retry_after_s")
+"""Arguments of a refusal that are not among its details."""
+
+
+class Reason(NamedTuple):
+    """A reason of the services."""
+
+    name: str
+    kind: Kind | None
+    meanings: Mapping[str, str]
+    """By who says so."""
+    details: frozenset[str]
+    tells_when: bool = False
+    """Whether a refusal says after how long to try again, at least sometimes."""
+
+
+class ClientReason(NamedTuple):
+    """A reason that the client, the command line or a job gives by itself."""
+
+    name: str
+    type: str
+    meaning: str
+
+
+# ---- what there is
+
+
+def service_reasons() -> list[Reason]:
+    """Every reason that a service can give, by name."""
+    _import_all(services)
+    given = _arguments()
+    found: dict[str, list[type[DomainError]]] = defaultdict(list)
+    for refusal in _subclasses(DomainError):
+        if INSIDE not in (refusal.__doc__ or ""):
+            found[refusal.reason].append(refusal)
+    reasons = [_reason(name, classes, given) for name, classes in found.items()]
+    reasons.append(Reason("INTERNAL", None, {COMMON: WORDS["INTERNAL"]}, frozenset()))
+    return sorted(reasons)
+
+
+def client_reasons() -> list[ClientReason]:
+    """Every reason that no service gives, by name."""
+    for package in (seqgate, tools):
+        _import_all(package)
+    of_services = {each.name for each in service_reasons()}
+    found = {
+        each.default_reason: ClientReason(each.default_reason, each.__name__, _words(each))
+        for each in _subclasses(SeqgateError)
+        if each.__dict__.get("default_reason") and each.default_reason not in of_services
+    }
+    for name in literals() - of_services - found.keys():
+        found[name] = ClientReason(name, "", WORDS.get(name, ""))
+    return sorted(found.values())
+
+
+def literals() -> set[str]:
+    """The reasons that code outside of the services gives by name: reason="..."."""
+    return {
+        keyword.value.value
+        for folder in ("seqgate", "tools")
+        for _, call in _calls(ROOT / folder)
+        for keyword in call.keywords
+        if keyword.arg == "reason"
+        and isinstance(keyword.value, ast.Constant)
+        and isinstance(keyword.value.value, str)
+        and keyword.value.value
+    }
+
+
+def faults() -> list[str]:
+    """What is not documented."""
+    found = []
+    reasons = service_reasons()
+    for each in reasons:
+        for who, meaning in each.meanings.items():
+            if not meaning:
+                found.append(f"{each.name} of {who}: its class has no docstring")
+        if each.name not in BY_REASON:
+            found.append(f"{each.name}: seqgate/errors.py has no class for it")
+    found += [f"{each.name}: no docstring, nor words" for each in client_reasons() if not each[2]]
+    known = {each.name for each in reasons} | {each.name for each in client_reasons()}
+    found += [f"{name}: there is no such reason" for name in sorted(BY_REASON.keys() - known)]
+    found += [
+        f"{name}: words for no reason" for name in sorted((WORDS.keys() | REMEDIES.keys()) - known)
+    ]
+    return found
+
+
+def _reason(
+    name: str, classes: list[type[DomainError]], given: Mapping[str, frozenset[str]]
+) -> Reason:
+    meanings: dict[str, str] = {}
+    details: set[str] = set()
+    for each in sorted(classes, key=lambda each: each.__module__):
+        who, meaning = _who(each.__module__), _words(each)
+        same = next((other for other, words in meanings.items() if words == meaning), None)
+        if same is not None:
+            del meanings[same]
+            who = f"{same}, {who}"
+        meanings[who] = meaning
+        details |= given.get(each.__name__, frozenset()) | set(meaning.split("`")[1::2])
+    (kind,) = {each.kind for each in classes}
+    tells_when = "retry_after_s" in details
+    return Reason(name, kind, meanings, frozenset(details - {*NO_DETAILS}), tells_when)
+
+
+def _who(module: str) -> str:
+    part = module.split(".")[1]
+    if part == "placement":
+        return PLACED
+    return part if part in SERVICES else COMMON
+
+
+def _words(refusal: type[Exception]) -> str:
+    words = refusal.__dict__.get("__doc__") or ""
+    return " ".join(words.split())
+
+
+@cache
+def _arguments() -> dict[str, frozenset[str]]:
+    """The names that refusals are given details by, for each class."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for name, call in _calls(ROOT / "services"):
+        for keyword in call.keywords:
+            if keyword.arg is not None:
+                found[name].add(keyword.arg)
+                continue
+            for part in ast.walk(keyword.value):
+                if isinstance(part, ast.Dict):
+                    keys = (key.value for key in part.keys if isinstance(key, ast.Constant))
+                    found[name].update(key for key in keys if isinstance(key, str))
+                elif isinstance(part, ast.Name) and part.id == "because":
+                    found[name].add(part.id)
+    return {name: frozenset(names) for name, names in found.items()}
+
+
+@cache
+def _calls(folder: Path) -> list[tuple[str, ast.Call]]:
+    return [
+        (getattr(node.func, "id", getattr(node.func, "attr", "")), node)
+        for file in sorted(folder.rglob("*.py"))
+        if "api" not in file.relative_to(folder).parts
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call)
+    ]
+
+
+@cache
+def _import_all(package: ModuleType) -> None:
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if not module.name.endswith("__main__") and not module.name.startswith("seqgate.api."):
+            importlib.import_module(module.name)
+
+
+def _subclasses(base: type[E]) -> Iterator[type[E]]:
+    """Those of ours, in no order; tests have more."""
+    for each in base.__subclasses__():
+        if each.__module__.split(".")[0] in ("seqgate", "services", "tools"):
+            yield each
+        yield from _subclasses(each)
+
+
+# ---- the page
+
+
+def page() -> str:
+    """The text of docs/errors.md."""
+    lines = [_HEAD]
+    lines += ["| kind | gRPC code | what to do | try again? |", "| --- | --- | --- | --- |"]
+    for kind, remedy in _kinds().items():
+        lines.append(f"| {_shown(kind)} | `{code_name(kind)}` | {remedy} | {RETRY[kind]} |")
+    lines += ["", "## Reasons of the services", ""]
+    for reason in service_reasons():
+        lines += _section(reason)
+    lines += [_CLIENT_HEAD]
+    lines += ["| reason | exception | meaning |", "| --- | --- | --- |"]
+    for each in client_reasons():
+        type_ = f"`{each.type}`" if each.type else ""
+        lines.append(f"| `{each.name}` | {type_} | {each.meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+_HEAD: Final = """\
+# What can go wrong, and what to do
+
+<!-- Generated by tools/dev/errors.py from the code; do not edit. -->
+
+Every refusal of a service is a gRPC status with a `google.rpc.ErrorInfo` of the domain `seqgate`:
+its `reason` is stable and never renamed, its `metadata` has the details. `google.rpc.RetryInfo`
+says after how long to try again, where that helps; `google.rpc.BadRequest` names the field that is
+wrong. In Python, a reason is an exception of `seqgate.errors`, with `reason`, `details` and
+`retry_after_s`. Answers within a stream (a receipt, the answer to a settlement) carry the same
+status.
+
+What to do depends on the kind:
+"""
+
+_CLIENT_HEAD: Final = """\
+## Reasons of the client, the command line and the jobs
+
+No service gives these. (The client also gives reasons of the services by itself, when a request
+could only be refused.)
+"""
+
+
+def _section(reason: Reason) -> list[str]:
+    code = "INTERNAL" if reason.kind is None else code_name(reason.kind)
+    kind = "a mistake of the service's" if reason.kind is None else _shown(reason.kind)
+    retry = RETRY[reason.kind]
+    if reason.tells_when:
+        retry += "; `RetryInfo` may say when"
+    remedy = REMEDIES.get(reason.name) or ("" if reason.kind is None else _kinds()[reason.kind])
+    lines = [
+        f"### {reason.name}",
+        "",
+        f"`{code}`, {kind}; `{BY_REASON[reason.name].__name__}`.",
+        "",
+    ]
+    for who, meaning in reason.meanings.items():
+        lines.append(meaning if len(reason.meanings) == 1 else f"- {who}: {meaning}")
+    lines += ["", f"- **Who says so:** {'; '.join(reason.meanings)}"]
+    lines += [f"- **What to do:** {remedy}", f"- **Try again?** {retry}"]
+    if reason.details:
+        lines.append(f"- **Details:** {', '.join(f'`{each}`' for each in sorted(reason.details))}")
+    return [*lines, ""]
+
+
+def _shown(kind: Kind) -> str:
+    return kind.name.lower().replace("_", " ")
+
+
+def _kinds() -> dict[Kind, str]:
+    """What a refused caller can do, as services/errors.py says it beside each kind."""
+    tree = ast.parse(Path(errors.__file__).read_text())
+    (body,) = (
+        each.body for each in tree.body if isinstance(each, ast.ClassDef) and each.name == "Kind"
+    )
+    found: dict[Kind, str] = {}
+    for name, words in zip(body[1::2], body[2::2], strict=True):
+        assert isinstance(name, ast.Assign)
+        assert isinstance(words, ast.Expr)
+        found[Kind[ast.unparse(name.targets[0])]] = ast.literal_eval(words.value)
+    return found
+
+
+def check() -> int:
+    """Whether all is documented, and on the page."""
+    found = faults()
+    if not PAGE.exists() or PAGE.read_text() != page():
+        found.append("docs/errors.md is not what would be written: run make errors")
+    for each in found:
+        print(each)
+    return 1 if found else 0
+
+
+def write() -> int:
+    """Write the page."""
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page())
+    return 0
+
+
+def main() -> int:
+    match sys.argv[1:]:
+        case []:
+            return write()
+        case ["--check"]:
+            return check()
+        case _:
+            print(__doc__, file=sys.stderr)
+            return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
