@@ -12,6 +12,7 @@ from services.dedup.adapters.cursors import GrpcCursors, NoCursors
 from services.dedup.adapters.policy_file import PolicyFile
 from services.dedup.adapters.redis import RedisStateStore
 from services.dedup.config import DedupConfig
+from services.dedup.metrics import DedupMetrics, Survey
 from services.dedup.policies import DurablePolicies
 from services.dedup.ports import Cursors, StateStore
 from services.dedup.rights import RIGHTS
@@ -20,6 +21,7 @@ from services.dedup.servicer import DedupServicer
 from services.dedup.snapshots import Snapshots
 from services.runtime.channels import following_channel
 from services.runtime.drain import Drain
+from services.runtime.metrics import OFF, Metrics, survey_forever, telling
 from services.runtime.server import grpc_server, told_to_stop
 from services.runtime.tasks import end
 
@@ -29,36 +31,42 @@ SERVICE = "seqgate.api.dedup.v1.DedupService"
 async def run(config: DedupConfig) -> None:
     """Serve until told to stop."""
     async with (
+        telling(config) as metrics,
         connect_redis(
             config.redis_url,
             timeout_s=config.redis_timeout_s,
             connections_max=config.redis_connections_max,
         ) as redis,
-        connect_cursors(config) as cursors,
+        connect_cursors(config, metrics) as cursors,
     ):
-        await serve(config, RedisStateStore(redis), cursors)
+        await serve(config, RedisStateStore(redis), cursors, metrics)
 
 
 @asynccontextmanager
-async def connect_cursors(config: DedupConfig) -> AsyncIterator[Cursors]:
+async def connect_cursors(config: DedupConfig, metrics: Metrics = OFF) -> AsyncIterator[Cursors]:
     """The cursor service, if there is one."""
     if not config.cursor_target:
         yield NoCursors()
         return
     async with following_channel(
-        config.cursor_target, keepalive_s=config.keepalive_s, as_caller=config
+        config.cursor_target, keepalive_s=config.keepalive_s, as_caller=config, metrics=metrics
     ) as channel:
         yield GrpcCursors(channel, timeout_s=config.cursor_timeout_s)
 
 
-async def serve(config: DedupConfig, store: StateStore, cursors: Cursors) -> None:
+async def serve(
+    config: DedupConfig, store: StateStore, cursors: Cursors, metrics: Metrics = OFF
+) -> None:
     """Serve from any store until told to stop."""
     drain = Drain()
     file = PolicyFile(config.policy_file)
     policies = DurablePolicies(file, cursors, store)
     async with asyncio.TaskGroup() as tasks:
-        snapshots = Snapshots(store, cursors, policies, tasks)
-        deduplication = Deduplication(store, policies, snapshots)
+        counts = DedupMetrics(metrics)
+        snapshots = Snapshots(store, cursors, policies, tasks, counts)
+        deduplication = Deduplication(store, policies, snapshots, counts)
+        survey = Survey(store, policies, metrics)
+        survey.tell()
 
         def register(server: aio.Server) -> None:
             servicer = DedupServicer(deduplication, policies, drain)
@@ -70,6 +78,8 @@ async def serve(config: DedupConfig, store: StateStore, cursors: Cursors) -> Non
             tasks.create_task(deduplication.purge_forever(config.purge_interval_s)),
             tasks.create_task(snapshots.by_time_forever(config.snapshot_check_interval_s)),
         ]
+        if metrics.is_on:
+            watching.append(tasks.create_task(survey_forever(survey.look, config.metrics_survey_s)))
         async with grpc_server(
             config,
             drain,
@@ -77,6 +87,7 @@ async def serve(config: DedupConfig, store: StateStore, cursors: Cursors) -> Non
             services=[SERVICE],
             checks={"redis": store.check},
             rights=RIGHTS,
+            metrics=metrics,
         ):
             await told_to_stop()
         await end(*watching)

@@ -5,7 +5,8 @@ servicer.py translates the wire to these calls; the rules are in core; the store
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeVar
 
 import structlog
@@ -30,6 +31,7 @@ from services.dedup.core.topic import (
     Withdrawal,
     Writer,
 )
+from services.dedup.metrics import DedupMetrics
 from services.dedup.ports import (
     CursorsUnavailable,
     Page,
@@ -96,10 +98,17 @@ class LoadOutcome(NamedTuple):
 class Deduplication:
     """One instance serves all topics; it keeps no state of theirs between calls."""
 
-    def __init__(self, store: StateStore, policies: PolicySource, snapshots: Snapshots) -> None:
+    def __init__(
+        self,
+        store: StateStore,
+        policies: PolicySource,
+        snapshots: Snapshots,
+        metrics: DedupMetrics | None = None,
+    ) -> None:
         self._store = store
         self._policies = policies
         self._snapshots = snapshots
+        self._metrics = metrics or DedupMetrics()
 
     async def admit(
         self,
@@ -116,14 +125,18 @@ class Deduplication:
         """
         policy = await self._policies.effective(topic)
         if not policy.enabled.value:
-            return DISABLED
+            return self._disabled("admit")
         limit = policy.max_producers.value
         for _ in range(EVICTION_ROUNDS_MAX):
             now_ms = await self._store.now_ms()
-            outcome = await self._store.admit(
-                topic, writer, confirmation, claims, now_ms=now_ms, max_producers=limit
-            )
+            with self._called("admit"):
+                outcome = await self._store.admit(
+                    topic, writer, confirmation, claims, now_ms=now_ms, max_producers=limit
+                )
+            self._metrics.called("admit", outcome)
             if not isinstance(outcome, Full):
+                if isinstance(outcome, Judged):
+                    self._metrics.judged(topic, outcome)
                 return await self._noted(topic, writer, confirmation, policy, outcome)
             if policy.on_full.value is OnFull.REFUSE or outcome.wanted > limit:
                 break
@@ -137,8 +150,10 @@ class Deduplication:
         """Take note of what the log holds."""
         policy = await self._policies.effective(topic)
         if not policy.enabled.value:
-            return DISABLED
-        outcome = await self._store.confirm(topic, writer, confirmation)
+            return self._disabled("confirm")
+        with self._called("confirm"):
+            outcome = await self._store.confirm(topic, writer, confirmation)
+        self._metrics.called("confirm", outcome)
         return await self._noted(topic, writer, confirmation, policy, outcome)
 
     async def rollback(
@@ -151,8 +166,10 @@ class Deduplication:
         """Withdraw claims."""
         policy = await self._policies.effective(topic)
         if not policy.enabled.value:
-            return DISABLED
-        outcome = await self._store.rollback(topic, writer, confirmation, withdrawals)
+            return self._disabled("rollback")
+        with self._called("rollback"):
+            outcome = await self._store.rollback(topic, writer, confirmation, withdrawals)
+        self._metrics.called("rollback", outcome)
         return await self._noted(topic, writer, confirmation, policy, outcome)
 
     async def keep(self, topic: TopicName, producers: Sequence[str]) -> None:
@@ -218,6 +235,7 @@ class Deduplication:
             topic, incarnation, through, kept, replacing=replacing, taken_ms=None
         )
         left_out = len(producers) - len(kept) if outcome.loaded else 0
+        self._metrics.loads["loaded" if outcome.loaded else "kept"] += 1
         if outcome.loaded:
             log.info("state loaded", topic=str(topic), through=str(through), producers=len(kept))
             self._snapshots.soon(topic)
@@ -289,6 +307,22 @@ class Deduplication:
             self._snapshots.confirmed(topic, policy, outcome.unsaved)
         return outcome
 
+    def _disabled(self, operation: str) -> Disabled:
+        self._metrics.called(operation, DISABLED)
+        return DISABLED
+
+    @contextmanager
+    def _called(self, operation: str) -> Iterator[None]:
+        """The store is asked."""
+        began_s = time.monotonic()
+        try:
+            yield
+        except DomainError:
+            self._metrics.called(operation, "failed")
+            raise
+        finally:
+            self._metrics.store_duration(time.monotonic() - began_s, operation)
+
     async def _make_room(
         self, topic: TopicName, claiming: Sequence[str], now_ms: int, *, limit: int, wanted: int
     ) -> None:
@@ -305,9 +339,13 @@ class Deduplication:
         )
         dropped = 0
         for i in range(0, max(len(purge), len(evict)), SCAN_PAGE):
-            dropped += await self._store.forget_producers(
-                topic, purge=purge[i : i + SCAN_PAGE], evict=evict[i : i + SCAN_PAGE]
-            )
+            some, others = purge[i : i + SCAN_PAGE], evict[i : i + SCAN_PAGE]
+            gone = await self._store.forget_producers(topic, purge=some, evict=others)
+            dropped += gone
+            # Of both kinds only their sum is known; some may have become active meanwhile.
+            inactive = min(gone, len(some))
+            self._metrics.forgotten["inactive"] += inactive
+            self._metrics.forgotten["evicted"] += gone - inactive
         return dropped
 
     async def _everyone(self, topic: TopicName) -> list[tuple[str, Tracked]]:

@@ -26,7 +26,8 @@ from services.dedup.core.snapshot import (
     decode,
     encode,
 )
-from services.dedup.core.topic import Frozen, Saved, Writer
+from services.dedup.core.topic import Frozen, Loaded, Saved, Writer
+from services.dedup.metrics import DedupMetrics
 from services.dedup.ports import (
     Cursor,
     CursorConflict,
@@ -85,11 +86,13 @@ class Snapshots:
         cursors: Cursors,
         policies: PolicySource,
         tasks: asyncio.TaskGroup,
+        metrics: DedupMetrics | None = None,
     ) -> None:
         self._store = store
         self._cursors = cursors
         self._policies = policies
         self._tasks = tasks
+        self._metrics = metrics or DedupMetrics()
         self._at_a_time = asyncio.Semaphore(TAKING_MAX)
         self._locks: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
         self._taking: dict[TopicName, asyncio.Task[None]] = {}
@@ -189,13 +192,24 @@ class Snapshots:
             self._locks[topic] = lock = asyncio.Lock()
         try:
             async with lock, self._at_a_time:
-                taken = await self._take(topic)
+                taken = await self._counted(topic)
         except DomainError as error:
             self._errors[topic] = error.message
             raise
         self._errors.pop(topic, None)
         if taken is not None:
             log.debug("snapshot taken", topic=str(topic), producers=taken.producers)
+        return taken
+
+    async def _counted(self, topic: TopicName) -> Taken | None:
+        began_s = time.monotonic()
+        outcome = "failed"
+        try:
+            taken = await self._take(topic)
+            outcome = "nothing" if taken is None else "taken"
+        finally:
+            self._metrics.snapshots[outcome] += 1
+            self._metrics.snapshot_duration(time.monotonic() - began_s, outcome)
         return taken
 
     async def _take(self, topic: TopicName) -> Taken | None:
@@ -260,20 +274,29 @@ class Snapshots:
         at `confirmed`. Returns where the state ends now. Without a snapshot, or while the cursor
         service does not answer, that is where it ended: the writer replays more then."""
         try:
-            cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=False)
-            if cursor is None or not covers_more(cursor.mark_delete, writer, confirmed):
-                return confirmed
-            cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=True)
+            loaded = await self._loaded(topic, writer, confirmed)
         except CursorsUnavailable as error:
             log.warning("no snapshot to be had", topic=str(topic), error=str(error))
+            self._metrics.restores["unavailable"] += 1
             return confirmed
+        self._metrics.restores["nothing" if loaded is None else "loaded"] += 1
+        return confirmed if loaded is None else loaded.confirmed
+
+    async def _loaded(
+        self, topic: TopicName, writer: Writer, confirmed: Position | None
+    ) -> Loaded | None:
+        """What became of the newest snapshot; None: there is none that covers more."""
+        cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=False)
         if cursor is None or not covers_more(cursor.mark_delete, writer, confirmed):
-            return confirmed
+            return None
+        cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=True)
+        if cursor is None or not covers_more(cursor.mark_delete, writer, confirmed):
+            return None
         assert cursor.mark_delete is not None
         now_ms = await self._store.now_ms()
         snapshot = _read(topic, cursor, now_ms)
         if snapshot is None or not snapshot.is_of(writer.incarnation, cursor.mark_delete):
-            return confirmed
+            return None
         loaded = await self._store.load(
             topic,
             writer.incarnation,
@@ -283,7 +306,7 @@ class Snapshots:
             taken_ms=now_ms,
         )
         log.warning("snapshot loaded", topic=str(topic), position=str(loaded.confirmed))
-        return loaded.confirmed
+        return loaded
 
     async def forget(self, topic: TopicName, incarnation: int | None) -> None:
         """Remove the snapshot, unless it is of a newer incarnation; None: whatever it is."""

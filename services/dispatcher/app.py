@@ -11,12 +11,14 @@ from services.dispatcher.adapters.filters import GrpcFilters
 from services.dispatcher.adapters.ledger import GrpcLog
 from services.dispatcher.adapters.letters import GrpcDeadLetters
 from services.dispatcher.config import DispatcherConfig
+from services.dispatcher.metrics import DispatcherMetrics, LagSurvey
 from services.dispatcher.ports import Cursors, DeadLetters, Filters, Log, Ports
 from services.dispatcher.rights import RIGHTS
 from services.dispatcher.service import Dispatcher
 from services.dispatcher.servicer import DispatcherServicer
 from services.runtime.channels import following_channel, peer_channel
 from services.runtime.drain import Drain
+from services.runtime.metrics import OFF, Metrics, survey_forever, telling
 from services.runtime.server import grpc_server, told_to_stop
 from services.runtime.tasks import end
 
@@ -26,14 +28,24 @@ SERVICE = "seqgate.api.dispatcher.v1.DispatcherService"
 async def run(config: DispatcherConfig) -> None:
     """Serve until told to stop."""
     async with (
+        telling(config) as metrics,
         following_channel(
-            config.ledger_target, keepalive_s=config.keepalive_s, as_caller=config
+            config.ledger_target,
+            keepalive_s=config.keepalive_s,
+            as_caller=config,
+            metrics=metrics,
         ) as ledger,
         following_channel(
-            config.cursor_target, keepalive_s=config.keepalive_s, as_caller=config
+            config.cursor_target,
+            keepalive_s=config.keepalive_s,
+            as_caller=config,
+            metrics=metrics,
         ) as cursor,
         peer_channel(
-            config.filter_target, keepalive_s=config.keepalive_s, as_caller=config
+            config.filter_target,
+            keepalive_s=config.keepalive_s,
+            as_caller=config,
+            metrics=metrics,
         ) as filter_,
     ):
         await serve(
@@ -42,6 +54,7 @@ async def run(config: DispatcherConfig) -> None:
             GrpcCursors(cursor, timeout_s=config.call_timeout_s),
             GrpcDeadLetters(ledger, timeout_s=config.call_timeout_s),
             GrpcFilters(filter_, timeout_s=config.filter_timeout_s),
+            metrics,
         )
 
 
@@ -51,18 +64,23 @@ async def serve(
     cursors: Cursors,
     dead_letters: DeadLetters,
     filters: Filters,
+    metrics: Metrics = OFF,
 ) -> None:
     """Serve over these ports until told to stop."""
     drain = Drain()
     ports = Ports(log, cursors, dead_letters, filters, config.owner, SteadyClock())
     async with asyncio.TaskGroup() as tasks:
-        dispatcher = Dispatcher(config, ports, tasks)
+        counts = DispatcherMetrics(metrics, ports.now_ms)
+        dispatcher = Dispatcher(config, ports, tasks, counts)
 
         def register(server: aio.Server) -> None:
             servicer = DispatcherServicer(dispatcher, drain, config)
             dispatcher_pb2_grpc.add_DispatcherServiceServicer_to_server(servicer, server)
 
-        keeping = tasks.create_task(dispatcher.keep_forever())
+        watching = [tasks.create_task(dispatcher.keep_forever())]
+        if metrics.is_on:
+            survey = LagSurvey(counts, ports.log)
+            watching.append(tasks.create_task(survey_forever(survey.look, config.metrics_survey_s)))
         async with grpc_server(
             config,
             drain,
@@ -70,9 +88,10 @@ async def serve(
             services=[SERVICE],
             checks={"ledger": ports.log.check, "cursor": ports.cursors.check},
             rights=RIGHTS,
+            metrics=metrics,
         ):
             await told_to_stop()
-        await end(keeping)
+        await end(*watching)
         await dispatcher.finish(config.stop_grace_s)
 
 

@@ -18,6 +18,11 @@ class EntryCache:
         self._bytes = 0
         self._entries: OrderedDict[Position, StoredEntry] = OrderedDict()
 
+    @property
+    def size_bytes(self) -> int:
+        """How much there is, in bytes."""
+        return self._bytes
+
     def __contains__(self, position: Position) -> bool:
         return position in self._entries
 

@@ -43,6 +43,7 @@ from services.dispatcher.shadow import Shadow, Spawn
 from services.dispatcher.tallies import Tallies
 from services.dispatcher.trial import Trial
 from services.errors import DomainError
+from services.runtime.metrics import Recorder, nowhere
 
 log = structlog.get_logger()
 
@@ -93,6 +94,7 @@ class Filtering:
         outage: since when the filter service does not answer; None: it does, as far as is known.
         answers, answers_s, answer_max_s, unanswered: how often it was asked and answered, how long
             that took, together and at most, and how often it did not answer in time.
+        lookups: of how many entries the verdict was remembered, and of how many it was asked for.
     """
 
     def __init__(
@@ -103,8 +105,10 @@ class Filtering:
         cursors: Cursors,
         now_ms: Callable[[], int],
         spawn: Spawn,
+        answered: Recorder = nowhere,
     ) -> None:
-        """`spawn` begins what nobody waits for."""
+        """`spawn` begins what nobody waits for; `answered` is told how long the filter service took
+        for an answer, in seconds, and whether there was one."""
         self.chains = Chains()
         self.is_on = False
         self.changing = asyncio.Lock()
@@ -113,6 +117,7 @@ class Filtering:
         self.answers_s = 0.0
         self.answer_max_s = 0.0
         self.unanswered = 0
+        self.lookups = {"remembered": 0, "asked": 0}
         self.tallies = Tallies()
         self._topic = topic
         self._name = name
@@ -120,6 +125,7 @@ class Filtering:
         self._cursors = cursors
         self._now_ms = now_ms
         self._spawn = spawn
+        self._answered = answered
         self._line = filters.line()
         self._properties: dict[str, str] = {}
         self._judges: dict[Chain, Judge] = {}
@@ -351,8 +357,12 @@ class Filtering:
             if key not in remembered
         }
         if not asked:
+            self.lookups["remembered"] += len(keys)
             return [remembered[key] for key in keys]
         known = {key: remembered[key] for key in keys if key in remembered}
+        hits = sum(key in known for key in keys)
+        self.lookups["remembered"] += hits
+        self.lookups["asked"] += len(keys) - hits
         fresh = await self._answer(lambda: judge.ask(self._line, asked))
         known.update(fresh or {})
         return [known.get(key, judge.unanswered) for key in keys]
@@ -374,6 +384,7 @@ class Filtering:
             answer = await ask()
         except DomainError as error:
             self.unanswered += 1
+            self._answered(loop.time() - asked_s, "failed")
             self._backoff_s = min(self._backoff_s * 2 or BACKOFF_FIRST_S, BACKOFF_MAX_S)
             self._ask_after_s = loop.time() + self._backoff_s
             if self.outage is None:
@@ -387,6 +398,7 @@ class Filtering:
             return None
         took_s = loop.time() - asked_s
         self.answers += 1
+        self._answered(took_s, "answered")
         self.answers_s += took_s
         self.answer_max_s = max(self.answer_max_s, took_s)
         self._backoff_s = 0.0

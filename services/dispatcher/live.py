@@ -9,6 +9,7 @@ everything stops at once, and nothing that comes later counts: the cursor servic
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -34,6 +35,7 @@ from services.dispatcher.sending import Sending
 from services.dispatcher.session import Joining, Session
 from services.dispatcher.work import Work
 from services.errors import DomainError, Draining, Fenced
+from services.runtime.metrics import Recorder, nowhere
 
 log = structlog.get_logger()
 
@@ -63,7 +65,11 @@ class Live:
         epoch: int,
         ports: Ports,
         tasks: asyncio.TaskGroup,
+        answered: Recorder = nowhere,
+        handed_over: Recorder = nowhere,
     ) -> None:
+        """`answered` and `handed_over` are told how long the filter service took, and how long keys
+        drained."""
         self.topic = topic
         self.name = name
         self.epoch = epoch
@@ -77,7 +83,7 @@ class Live:
         self._work = Work(topic, name, tasks, self._at_stop)
         self._graveyard = Graveyard(topic, name, ports.cursors, ports.log, ports.dead_letters)
         self.filtering = Filtering(
-            topic, name, ports.filters, ports.cursors, ports.now_ms, self._work.start
+            topic, name, ports.filters, ports.cursors, ports.now_ms, self._work.start, answered
         )
         self._performing = Performing(
             topic,
@@ -89,6 +95,7 @@ class Live:
             self._graveyard,
             self.filtering,
             cache_bytes_max=config.cache_bytes_max,
+            handed_over=handed_over,
         )
         self._sending = Sending(topic, name, ports.log, self._work, self._performing)
         self._work.start(
@@ -99,6 +106,21 @@ class Live:
     def machine(self) -> Subscription:
         """What decides; for reading only."""
         return self._performing.machine
+
+    @property
+    def totals(self) -> Counter[str]:
+        """What was counted since the subscription was taken."""
+        return self._performing.totals
+
+    @property
+    def cache_bytes(self) -> int:
+        """How much is kept of entries that are not sent yet, in bytes."""
+        return self._performing.cache.size_bytes
+
+    @property
+    def cache_bytes_max(self) -> int:
+        """How much of that may be kept."""
+        return self._config.cache_bytes_max
 
     @property
     def options(self) -> Options:

@@ -10,6 +10,7 @@ machine has a generation.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -45,6 +46,7 @@ from services.dispatcher.filtering import Filtering
 from services.dispatcher.placement import Placement, selector_of
 from services.dispatcher.ports import Ports
 from services.dispatcher.work import BACKOFF_FIRST_S, Work
+from services.runtime.metrics import Recorder, nowhere
 
 
 class Performing:
@@ -72,8 +74,10 @@ class Performing:
         filtering: Filtering,
         *,
         cache_bytes_max: int,
+        handed_over: Recorder = nowhere,
     ) -> None:
-        """`streams` are the ways to consumers."""
+        """`streams` are the ways to consumers; `handed_over` is told how long keys drained, in
+        seconds."""
         self.options = Options()
         self.placement = Placement.CONSISTENT_HASHING
         self.generation = 0
@@ -89,6 +93,8 @@ class Performing:
         self._streams = streams
         self._graveyard = graveyard
         self._filtering = filtering
+        self._handed_over = handed_over
+        self._past: Counter[str] = Counter()
         self._news = asyncio.Event()
         self._reader: AsyncIterator[Sequence[ledger_pb2.StoredEntry]] | None = None
         self._reader_after: Position | None = None
@@ -99,9 +105,15 @@ class Performing:
     def begin(self, durable: Durable) -> None:
         """Another machine takes the place of this one, and begins with what is durable."""
         self.generation += 1
+        self._past.update(self.machine.totals)
         self._reader = None
         self.cache.clear()
         self.machine = self._machine(durable, first_delivery=self.machine.next_delivery)
+
+    @property
+    def totals(self) -> Counter[str]:
+        """What was counted, by all machines that there were."""
+        return self._past + Counter(self.machine.totals)
 
     def stop(self) -> None:
         """Nothing is carried out any more."""
@@ -148,8 +160,16 @@ class Performing:
                     do(self._judge, positions, generation)
                 case ForgetKey(key):
                     do(self._work.repeated, partial(self._graveyard.forget, key))
+        if self.machine.flights.handed_over:
+            self._tell_handed_over()
         self._news.set()
         self._set_timer()
+
+    def _tell_handed_over(self) -> None:
+        now_ms, since = self.now_ms(), self.machine.flights.handed_over
+        for since_ms in since:
+            self._handed_over(max(0, now_ms - since_ms) / 1000)
+        since.clear()
 
     def _machine(self, durable: Durable, *, first_delivery: int) -> Subscription:
         return Subscription(

@@ -11,6 +11,7 @@ from services.dispatcher.analysis import Analysis, analyze
 from services.dispatcher.chains import Chain, Chains, from_properties
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.live import Live, Unread
+from services.dispatcher.metrics import DispatcherMetrics
 from services.dispatcher.ports import (
     INTERNAL,
     Cursor,
@@ -70,12 +71,19 @@ Start = Earliest | Latest | At | After | AtTime
 class Dispatcher:
     """See the module."""
 
-    def __init__(self, config: DispatcherConfig, ports: Ports, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self,
+        config: DispatcherConfig,
+        ports: Ports,
+        tasks: asyncio.TaskGroup,
+        metrics: DispatcherMetrics | None = None,
+    ) -> None:
         self._config = config
         self._ports = ports
         self._tasks = tasks
         self._live: dict[tuple[TopicName, str], Live] = {}
         self._opening: dict[tuple[TopicName, str], asyncio.Lock] = {}
+        self._metrics = metrics or DispatcherMetrics()
 
     # ---- consumers
 
@@ -122,15 +130,31 @@ class Dispatcher:
             # delivered then must not count.
             await cursors.release(topic, name, lease.epoch)
             lease = await cursors.acquire(topic, name, owner, duration_ms)
-            live = Live(self._config, topic, name, lease.epoch, self._ports, self._tasks)
+            before, live = live, self._new(topic, name, lease.epoch)
             try:
                 await live.load()
             except BaseException:
                 await live.close(self._config.call_timeout_s)
                 raise
             self._live[key] = live
+            if before is not None:
+                self._metrics.end(before)
+            self._metrics.begin(live)
             log.info("subscription taken", topic=str(topic), subscription=name, epoch=lease.epoch)
             return live
+
+    def _new(self, topic: TopicName, name: str, epoch: int) -> Live:
+        metrics = self._metrics
+        return Live(
+            self._config,
+            topic,
+            name,
+            epoch,
+            self._ports,
+            self._tasks,
+            metrics.answer_duration,
+            metrics.handover_duration,
+        )
 
     # ---- administration
 
@@ -326,6 +350,7 @@ class Dispatcher:
                         if self._live.get(key) is live:
                             del self._live[key]
                         await live.close(self._config.call_timeout_s)
+                        self._metrics.end(live)
             for key in [each for each, lock in self._opening.items() if not lock.locked()]:
                 if key not in self._live:
                     del self._opening[key]

@@ -15,6 +15,7 @@ from services.filter.core.faults import InvalidExpression
 from services.filter.core.memo import Memo
 from services.filter.core.program import Program, check_text, program_of
 from services.filter.core.reads import SUBSCRIPTION
+from services.filter.metrics import FilterMetrics
 from services.filter.ports import Engine
 
 CHAIN_COST_MAX: Final = 1_000_000
@@ -45,9 +46,16 @@ class Filters:
     """See the module."""
 
     def __init__(
-        self, engine: Engine, memo: Memo, *, programs_max: int, program_bytes_max: int
+        self,
+        engine: Engine,
+        memo: Memo,
+        *,
+        programs_max: int,
+        program_bytes_max: int,
+        metrics: FilterMetrics | None = None,
     ) -> None:
         self.memo = memo
+        self.metrics = metrics or FilterMetrics()
         self._engine = engine
         self._programs_max = programs_max
         self._program_bytes_max = program_bytes_max
@@ -63,9 +71,15 @@ class Filters:
         program = self._programs.get(text)
         if program is not None:
             self._programs.move_to_end(text)
+            self.metrics.compilations["remembered"] += 1
             return program
-        check_text(text)
-        program = program_of(text, self._engine.compile(text))
+        try:
+            check_text(text)
+            program = program_of(text, self._engine.compile(text))
+        except InvalidExpression:
+            self.metrics.compilations["refused"] += 1
+            raise
+        self.metrics.compilations["compiled"] += 1
         self._keep(program)
         return program
 

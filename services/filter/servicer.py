@@ -1,6 +1,7 @@
 """The wire of the filter service: check, translate, call, translate back."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
@@ -125,12 +126,15 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
             raise InvalidChain("no chain has this number", field="chain_id", given=batch.chain_id)
         _check_batch(batch)
         chain, read = chains[batch.chain_id]
+        began_s = time.monotonic()
         judging = Judging(chain, read, self._filters.memo, batch.metadata)
         is_left = judging.go_on(TURN_STEPS)
         while is_left:
             await asyncio.sleep(0)
             is_left = judging.go_on(TURN_STEPS)
         decisions, which = judging.outcomes()
+        took_s = time.monotonic() - began_s
+        self._filters.metrics.judged(decisions, which, evaluated=judging.evaluated, took_s=took_s)
         if batch.which:
             try:
                 which = list(map(which.__getitem__, batch.which))

@@ -8,6 +8,7 @@ from typing import Any, Final
 from grpc import aio
 
 from seqgate.api.ledger.v1 import ledger_pb2, ledger_pb2_grpc
+from seqgate.telemetry.metrics import LEDGER_STORE_FREE, LEDGER_STORE_SIZE
 from seqgate.types import TopicName
 from services.ledger.adapters.cursors import GrpcCursors, NoCursors
 from services.ledger.adapters.dedup import GrpcDeduplicator
@@ -23,6 +24,7 @@ from services.placement.servicer import SERVICE as PLACEMENT
 from services.placement.wiring import Placed, placed, settling
 from services.runtime.channels import following_channel, peer_channel
 from services.runtime.drain import Drain
+from services.runtime.metrics import OFF, Metrics, tell_store, telling
 from services.runtime.server import grpc_server, told_to_stop
 from services.runtime.tasks import end
 
@@ -36,32 +38,40 @@ WRITES: Final = frozenset({"Publish", "CreateTopic", "TrimTopic", "DeleteTopic"}
 async def run(config: LedgerConfig) -> None:
     """Serve until told to stop."""
     async with (
+        telling(config) as metrics,
         open_sqlite_store(
             config.store_path,
             readers=config.store_readers,
             size_max_bytes=config.store_bytes_max,
         ) as store,
         peer_channel(
-            config.dedup_target, keepalive_s=config.keepalive_s, as_caller=config
+            config.dedup_target, keepalive_s=config.keepalive_s, as_caller=config, metrics=metrics
         ) as channel,
-        connect_cursors(config) as cursors,
-        placed(config, store.connections, LedgerRows(), store.remove_deleted) as places,
+        connect_cursors(config, metrics) as cursors,
+        placed(config, store.connections, LedgerRows(), store.remove_deleted, metrics) as places,
     ):
+        tell_store(
+            metrics,
+            LEDGER_STORE_SIZE,
+            LEDGER_STORE_FREE,
+            config.store_path,
+            config.store_bytes_max,
+        )
         dedup = GrpcDeduplicator(channel, timeout_s=config.dedup_timeout_s)
         try:
-            await serve(config, store, dedup, cursors, places)
+            await serve(config, store, dedup, cursors, places, metrics)
         finally:
             dedup.close()
 
 
 @asynccontextmanager
-async def connect_cursors(config: LedgerConfig) -> AsyncIterator[Cursors]:
+async def connect_cursors(config: LedgerConfig, metrics: Metrics = OFF) -> AsyncIterator[Cursors]:
     """The cursor service, if there is one."""
     if not config.cursor_target:
         yield NoCursors()
         return
     async with following_channel(
-        config.cursor_target, keepalive_s=config.keepalive_s, as_caller=config
+        config.cursor_target, keepalive_s=config.keepalive_s, as_caller=config, metrics=metrics
     ) as channel:
         yield GrpcCursors(channel)
 
@@ -72,11 +82,12 @@ async def serve(
     dedup: Deduplicator,
     cursors: Cursors,
     places: Placed | None = None,
+    metrics: Metrics = OFF,
 ) -> None:
     """Serve from any store until told to stop."""
     drain = Drain()
     async with asyncio.TaskGroup() as tasks:
-        ledger = Ledger(config, store, dedup, cursors, tasks)
+        ledger = Ledger(config, store, dedup, cursors, tasks, metrics)
         if places is not None:
             ledger.keep_to(places.places.check_writable)
             places.places.release_with(ledger.let_go)
@@ -106,6 +117,7 @@ async def serve(
                 services=[SERVICE] if places is None else [SERVICE, PLACEMENT],
                 checks={"store": store.check, "dedup": dedup.check},
                 rights=RIGHTS,
+                metrics=metrics,
             ),
         ):
             await told_to_stop()

@@ -17,7 +17,7 @@ import structlog
 from seqgate.types import Position
 from services.errors import DomainError, Fenced, Kind, StoreUnavailable
 from services.ledger.core.entry import StoredEntry, Unit
-from services.ledger.core.receipt import Receipt, Unsettled, old_ids, settled
+from services.ledger.core.receipt import Receipt, Status, Unsettled, old_ids, settled
 from services.ledger.core.writer import (
     BACKOFF_MAX_S,
     Admit,
@@ -36,6 +36,7 @@ from services.ledger.core.writer import (
     Stop,
     TopicWriter,
 )
+from services.ledger.metrics import FAILED, LedgerMetrics, Recovery
 from services.ledger.ports import (
     Applied,
     Behind,
@@ -171,6 +172,11 @@ class Session:
         """Whether a publication with this id is still to be answered."""
         return request_id in self._unanswered
 
+    @property
+    def unanswered_messages(self) -> int:
+        """How many messages have no receipt yet."""
+        return self._messages
+
     def drain(self) -> None:
         """Ask the producer to move away."""
         self._draining = True
@@ -234,6 +240,7 @@ class LiveTopic:
         *,
         limits: Limits,
         replay_entries_max: int,
+        metrics: LedgerMetrics,
     ) -> None:
         """
         Args:
@@ -260,6 +267,10 @@ class LiveTopic:
         self._lacks_since_s: float | None = None
         self._trimming = asyncio.Lock()
         self._trims = self._trims_replayed = 0
+        self._metrics = metrics
+        self._counts = metrics.of(state.topic)
+        self._recovery = Recovery(metrics)
+        self._happened = "takeover"
         self._perform(self._writer.start())
 
     @property
@@ -276,6 +287,19 @@ class LiveTopic:
     def entries_to_replay(self) -> int:
         """About how many entries deduplication lacks, as far as is known; 0 of a live topic."""
         return 0 if self._writer.phase is Phase.LIVE else self._lacking_entries
+
+    @property
+    def state(self) -> str:
+        """What it is doing, as metrics say it."""
+        if self._writer.phase is Phase.LIVE:
+            return "live"
+        waits = isinstance(self._writer.last_error, Recovering)
+        return "waiting_for_rebuild" if waits else "aligning"
+
+    @property
+    def unanswered_messages(self) -> int:
+        """How many messages of connected producers have no receipt yet."""
+        return sum(session.unanswered_messages for session in self._sessions.values())
 
     @property
     def producers(self) -> list[str]:
@@ -410,6 +434,9 @@ class LiveTopic:
                     self._lose(error)
                 case _:
                     self._tasks.create_task(self._do(effect), context=self._context.copy())
+        if not self.stopped:
+            is_aligning = self._writer.phase is Phase.ALIGNING
+            self._recovery.note(self._happened, is_aligning=is_aligning)
         self.progress.beat()
 
     def _lose(self, error: DomainError) -> None:
@@ -417,6 +444,10 @@ class LiveTopic:
         self.stop(error)
 
     def _answer(self, unit: Unit, receipt: Receipt) -> None:
+        if receipt.status is _STORED:
+            self._counts.stored += 1
+        else:
+            self._counts.receipts[receipt.status] += 1
         session = self._sessions.get(unit.session)
         if session is not None:
             session.answer(unit.request_id, receipt)
@@ -443,6 +474,7 @@ class LiveTopic:
     async def _ask(self, call: Admit | Confirm | Rollback) -> list[Effect]:
         writer = self._writer
         name = WriterName(writer.incarnation, writer.ledger_id, call.position)
+        began_s, answered = time.monotonic(), "failed"
         outcome: Judged | Applied | Behind | Changed | Disabled
         try:
             match call:
@@ -455,15 +487,21 @@ class LiveTopic:
                     outcome = await self._dedup.confirm(self.topic, name, call.confirmation)
                 case Rollback():
                     outcome = await self._dedup.rollback(self.topic, name, call.confirmation)
+            answered = "answered"
         except DomainError as error:
             if self.stopped:
                 return []
             log.warning("deduplication failed", topic=str(self.topic), reason=error.reason)
+            self._happened = "dedup_failed"
             return writer.dedup_failed(error)
+        finally:
+            operation = type(call).__name__.lower()
+            self._metrics.judge_duration(time.monotonic() - began_s, operation, answered)
         if self.stopped:
             return []
         match outcome:
             case Judged(revision, verdicts, persisted, aborts):
+                self._happened = "lost_claim" if writer.deduplicating else "switched_on"
                 return writer.judged(revision, verdicts, persisted, aborts)
             case Applied() if isinstance(call, Confirm):
                 return writer.confirmed()
@@ -476,9 +514,11 @@ class LiveTopic:
                         "deduplication lacks entries", topic=str(self.topic), after=str(confirmed)
                     )
                 self._lacks_since_s = self._lacks_since_s or time.monotonic()
+                self._happened = "behind"
                 return writer.behind(confirmed)
             case Changed():
                 log.warning("deduplication state changed", topic=str(self.topic))
+                self._happened = "changed"
                 return writer.changed()
             case Disabled():
                 self._has_all()
@@ -494,6 +534,7 @@ class LiveTopic:
     async def _append(self, append: Append) -> list[Effect]:
         writer = self._writer
         self._last_append_ms = max(self._last_append_ms, time.time_ns() // 1_000_000)
+        began_s = time.monotonic()
         try:
             await self._store.append(
                 self.topic,
@@ -506,8 +547,11 @@ class LiveTopic:
             if self.stopped:
                 return []
             log.warning("append failed", topic=str(self.topic), reason=error.reason)
+            self._happened = "append_failed"
+            self._metrics.append_duration(time.monotonic() - began_s, FAILED)
             known = not isinstance(error, StoreUnavailable)
             return writer.append_failed(error, outcome_known=known)
+        self._metrics.appended(self._counts, append.entries, time.monotonic() - began_s)
         self.grown.beat()
         return [] if self.stopped else writer.appended(self._last_append_ms)
 
@@ -551,6 +595,7 @@ class LiveTopic:
             return []
         if page is None:
             return self._writer.log_trimmed()
+        self._metrics.replayed_entries += len(page[0])
         log.info("replaying", topic=str(self.topic), entries=len(page[0]), remaining=page[1])
         return self._writer.log_read(*page)
 
@@ -659,6 +704,7 @@ BEFORE_THE_LOG: Final = 0
 """The ledger id of what a replay puts in front of the log; real ones start at 1."""
 
 _REPLAY_PAGE_BYTES: Final = 32 * 1024 * 1024
+_STORED: Final = Status.STORED
 _numbers = itertools.count(1)
 
 

@@ -21,6 +21,7 @@ from services.ledger.core.entry import StoredEntry
 from services.ledger.core.receipt import Fate
 from services.ledger.core.writer import Limits
 from services.ledger.live import LiveTopic, Pulse, Session, Window
+from services.ledger.metrics import LedgerMetrics, tell_topics
 from services.ledger.ports import (
     Cursors,
     CursorsUnavailable,
@@ -32,6 +33,7 @@ from services.ledger.ports import (
     TopicNotFound,
     Trimmed,
 )
+from services.runtime.metrics import OFF, Metrics
 
 log = structlog.get_logger()
 
@@ -118,6 +120,7 @@ class Ledger:
         dedup: Deduplicator,
         cursors: Cursors,
         tasks: asyncio.TaskGroup,
+        metrics: Metrics = OFF,
     ) -> None:
         self._config = config
         self._store = store
@@ -129,6 +132,8 @@ class Ledger:
         self._streams = 0
         self._nothing_grows = Pulse()
         self._check_writable: Callable[[str], None] = lambda _: None
+        self._metrics = LedgerMetrics(metrics)
+        tell_topics(metrics, self._written, producers_max=config.publish_streams_max)
 
     # ---- publishing
 
@@ -184,6 +189,9 @@ class Ledger:
             if live is not None:
                 live.stop(error)
 
+    def _written(self) -> list[LiveTopic]:
+        return [live for live in self._live.values() if not live.stopped]
+
     async def _take(self, topic: TopicName) -> LiveTopic:
         async with self._taking:
             live = self._live.get(topic)
@@ -203,6 +211,7 @@ class Ledger:
                     self._tasks,
                     limits=limits,
                     replay_entries_max=self._config.inline_replay_entries_max,
+                    metrics=self._metrics,
                 )
                 self._live[topic] = live
             return live
@@ -217,6 +226,7 @@ class Ledger:
         self, topic: TopicName, what: Range, draining: asyncio.Event
     ) -> AsyncIterator[list[StoredEntry]]:
         """Entries, as they come; ends with the range, or when `draining` is set."""
+        counts = self._metrics.of(topic)
         after, left = what.after, what.entries_max
         through = what.through
         if not what.follow:
@@ -241,6 +251,7 @@ class Ledger:
             if entries:
                 for some in _responses(entries, payloads=what.payloads):
                     yield some
+                counts.read_entries += len(entries)
                 after = entries[-1].position
                 if left:
                     left -= len(entries)
@@ -267,6 +278,7 @@ class Ledger:
             )
             if not entries:
                 return
+            self._metrics.of(topic).read_entries += len(entries)
             for some in _responses(entries, payloads=payloads):
                 yield some
             positions = positions[bisect_right(positions, entries[-1].position) :]
@@ -393,6 +405,7 @@ class Ledger:
         if trimmed.first is None or trimmed.first >= before:
             holding = []  # at the end of a ledger, say, with nothing more to go
         if trimmed.removed_entries:
+            self._metrics.trimmed_entries += trimmed.removed_entries
             log.info("topic trimmed", topic=str(topic), removed_entries=trimmed.removed_entries)
         return Trim(trimmed, holding)
 

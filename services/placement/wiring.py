@@ -22,6 +22,7 @@ from services.placement.guard import Guard, Guarding
 from services.placement.service import Places
 from services.placement.servicer import PlacementServicer
 from services.runtime.channels import peer_channel
+from services.runtime.metrics import OFF, Metrics
 from services.runtime.sqlite import Connections
 from services.runtime.tasks import end
 
@@ -46,7 +47,11 @@ class Placed(NamedTuple):
 
 @asynccontextmanager
 async def placed(
-    config: PlacedConfig, connections: Connections, rows: Rows, remove: Remove
+    config: PlacedConfig,
+    connections: Connections,
+    rows: Rows,
+    remove: Remove,
+    metrics: Metrics = OFF,
 ) -> AsyncIterator[Placed | None]:
     """The places of a service; None: it has one instance.
 
@@ -54,6 +59,7 @@ async def placed(
         connections: to the service's store.
         rows: what the store does with a topic's rows.
         remove: removes those that are nobody's.
+        metrics: of the service.
     """
     if not config.instances:
         yield None
@@ -64,7 +70,9 @@ async def placed(
         others: dict[str, aio.Channel] = {}
         for address in config.instances:
             if address != config.advertised:
-                channel = peer_channel(address, keepalive_s=config.keepalive_s, as_caller=config)
+                channel = peer_channel(
+                    address, keepalive_s=config.keepalive_s, as_caller=config, metrics=metrics
+                )
                 others[address] = await stack.enter_async_context(channel)
         first = config.instances[0]
         is_keeper = first == config.advertised

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -14,7 +13,9 @@ from seqgate.owners import FollowingChannel
 from seqgate.telemetry import traced_channel
 from seqgate.tls import TLS, secure_channel
 from services.runtime import deadline
+from services.runtime.calls import measured_channel
 from services.runtime.config import CallerConfig
+from services.runtime.metrics import OFF, Metrics
 
 log = structlog.get_logger()
 
@@ -96,21 +97,32 @@ def _tls(caller: CallerConfig) -> TLS | None:
 
 @asynccontextmanager
 async def peer_channel(
-    target: str, *, keepalive_s: float, as_caller: CallerConfig | None = None
+    target: str,
+    *,
+    keepalive_s: float,
+    as_caller: CallerConfig | None = None,
+    metrics: Metrics = OFF,
 ) -> AsyncIterator[aio.Channel]:
-    """As open_peer; closed at the end."""
+    """As open_peer; closed at the end. Its calls are told in `metrics`."""
     async with open_peer(target, keepalive_s=keepalive_s, as_caller=as_caller) as channel:
-        yield channel
+        yield measured_channel(channel, metrics)
 
 
 @asynccontextmanager
 async def following_channel(
-    target: str, *, keepalive_s: float, as_caller: CallerConfig | None = None
+    target: str,
+    *,
+    keepalive_s: float,
+    as_caller: CallerConfig | None = None,
+    metrics: Metrics = OFF,
 ) -> AsyncIterator[Any]:
     """Channels to the instances of a peer: each call goes to the one that has its topic."""
-    async with FollowingChannel(
-        target, partial(open_peer, keepalive_s=keepalive_s, as_caller=as_caller)
-    ) as channel:
+
+    def open_measured(address: str) -> aio.Channel:
+        channel = open_peer(address, keepalive_s=keepalive_s, as_caller=as_caller)
+        return measured_channel(channel, metrics)
+
+    async with FollowingChannel(target, open_measured) as channel:
         yield channel
 
 

@@ -33,6 +33,13 @@ def _with_port_or_none(text: str) -> str:
     return text and _with_port(text)
 
 
+def _of_topics(pattern: str) -> str:
+    if pattern.count("/") != 2:
+        raise ValueError("tenant/namespace/name, each with * and ? for what is open")
+    return pattern
+
+
+TopicPattern = Annotated[str, AfterValidator(_of_topics)]
 Port = Annotated[str, AfterValidator(_with_port)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -102,6 +109,19 @@ class ServiceConfig(BaseSettings):
     allow_insecure: bool = False
     """Whether to listen beyond this machine although anybody could call, or could read the tokens
     of those who do."""
+
+    metrics_listen: Annotated[str, AfterValidator(_with_port_or_none)] = ""
+    """host:port on which GET /metrics is answered for Prometheus, in the clear and to anybody.
+    Empty: nowhere. (Over OTLP metrics go where the OTEL_* variables say.)"""
+
+    metrics_topics: tuple[TopicPattern, ...] = ()
+    """Which topics are told apart in metrics: patterns of tenant/namespace/name with * and ?, which
+    stop at a slash. At most 100 topics are (telemetry.metrics.TOPICS_MAX); all others count
+    together, under the topic _other."""
+
+    metrics_survey_s: Seconds = 15
+    """How often that is looked up for metrics which is not at hand: in the store, or of another
+    service. After a look that takes long there is a longer rest. Only where anybody is told."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe messages that are logged."""

@@ -56,6 +56,11 @@ class Drain:
         if self.begun:
             raise Draining("the service is shutting down", retry_after_s=0.5)
 
+    @property
+    def streams(self) -> int:
+        """How many streams are open."""
+        return self._streams
+
     @contextmanager
     def stream(self) -> Iterator[None]:
         """Count a stream while it lasts."""

@@ -11,11 +11,14 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from seqgate.telemetry import TracingServerInterceptor
+from seqgate.telemetry.metrics import DENIALS, STREAMS
 from seqgate.telemetry.setup import NONE, exporter_asked_for
+from services.runtime.calls import server_calls
 from services.runtime.config import ServiceConfig
 from services.runtime.drain import Drain
 from services.runtime.health import Check, Readiness
 from services.runtime.interceptors import Interceptor, deadlined, drained, logged, translated
+from services.runtime.metrics import OFF, Metrics
 from services.runtime.refusals import Refusals
 from services.runtime.rights import Rights
 from services.runtime.security import exposure, guard_of, server_credentials
@@ -33,6 +36,7 @@ async def grpc_server(
     services: Sequence[str],
     checks: Mapping[str, Check],
     rights: Rights | None = None,
+    metrics: Metrics = OFF,
 ) -> AsyncIterator[int]:
     """A server that is listening; its port is what the context gives. On the way out it drains.
 
@@ -43,6 +47,7 @@ async def grpc_server(
         services: their full names, for health and reflection.
         checks: what must answer before the service is ready.
         rights: what each method needs, where callers must show who they are.
+        metrics: where its calls are told, its streams and denials.
 
     Raises:
         OSError, ValueError: a certificate, or another file that says who may do what, cannot be
@@ -50,7 +55,11 @@ async def grpc_server(
     """
     refusals = Refusals()
     arounds = [logged(refusals), translated(refusals), drained(drain), deadlined]
-    interceptor = Interceptor(arounds, drain, guard_of(config, rights or {}))
+    guard = guard_of(config, rights or {})
+    if metrics.is_on:
+        arounds.insert(0, server_calls(metrics))
+        tell_calls(metrics, drain, None if guard is None else guard.denials)
+    interceptor = Interceptor(arounds, drain, guard)
     traced = [TracingServerInterceptor()] if exporter_asked_for("TRACES") != NONE else []
     server = aio.server(interceptors=[*traced, interceptor], options=_options(config))
     readiness = Readiness(checks, services, config.health_interval_s)
@@ -86,6 +95,18 @@ async def grpc_server(
         await end(watching)
         refusals.tell()
         log.info("stopped")
+
+
+def tell_calls(metrics: Metrics, drain: Drain, denials: Refusals | None) -> None:
+    """Tell how many streams are open, and who was denied what."""
+    metrics.tell(STREAMS, lambda: [((), drain.streams)])
+    if denials is None:
+        return
+    counts = denials.counts
+    metrics.tell(
+        DENIALS,
+        lambda: [((why, method.removeprefix("/")), n) for (why, method), n in counts.items()],
+    )
 
 
 def _health_server(config: ServiceConfig, readiness: Readiness) -> aio.Server:

@@ -195,6 +195,7 @@ def test_ports_are_those_that_the_services_listen_on(manifests: Manifests) -> No
         listens = {
             "grpc": variables[prefix + "LISTEN"].value,
             "health": variables[prefix + "HEALTH_LISTEN"].value,
+            "metrics": variables[prefix + "METRICS_LISTEN"].value,
         }
         assert {name: f"0.0.0.0:{port}" for name, port in workload.ports.items()} == listens
         default = config_type(service).model_fields["listen"].default

@@ -23,6 +23,8 @@ class Flights:
     Attributes:
         consumers: who is connected; of a pool, who comes first is served first.
         unacked: how many messages are unacknowledged, as far as is durable.
+        handed_over: since when keys drained that drain no more, for who wants to know; whoever
+            reads it empties it.
         is_blocked: whether there are so many that none is delivered for the first time: as many as
             may be, or that many before, and still half of them.
     """
@@ -32,6 +34,7 @@ class Flights:
     ) -> None:
         self.consumers: dict[int, Consumer] = {}
         self.unacked = 0
+        self.handed_over: list[int] = []
         self.is_blocked = False
         self._options = options
         self._parking = parking
@@ -105,6 +108,8 @@ class Flights:
         if lane.flights.get(flight.position) is flight:
             del lane.flights[flight.position]
         if not lane.flights:
+            if lane.draining_since_ms is not None:
+                self.handed_over.append(lane.draining_since_ms)
             lane.holder = lane.draining_since_ms = None
         consumer = self.consumers.get(flight.consumer)
         if consumer is not None and consumer.flights.pop(flight.delivery, None) is not None:

@@ -24,6 +24,8 @@ class Judging:
         self._numbers: dict[int, int] = {}  # of decisions, by their identity: that is quick
         self._decisions: list[Decision] = []
         self._which: list[int] = []
+        self.evaluated = 0
+        """Of how many entries the decision was not remembered."""
 
     def outcomes(self) -> tuple[list[Decision], list[int]]:
         """The decisions that there are, each once, and for each entry the place of its own."""
@@ -48,6 +50,7 @@ class Judging:
                 if decision is None:
                     weight = weight_of(key)
                     decision = chain.decide(key, weight)
+                    self.evaluated += 1
                     memo.put(key, decision, weight)
                     steps -= chain.steps
                 young = memo.young

@@ -1,0 +1,941 @@
+"""Every metric of every service: the one list that instruments, dashboards, alerts and tests share.
+
+    Metric ──Metrics.counter, .gauge, .histogram (services/runtime/metrics.py)──▶ an instrument
+       └── .prometheus ──▶ its name in a scrape: rpc_server_call_duration_seconds
+
+Cardinality is bounded: each attribute has a closed set of values, or a bound on how many it has. No
+attribute is a producer, a key, a consumer, a subscription or a message. A topic is one where an
+operator names it (`metrics_topics`); all others count together under OTHER.
+
+Where services have several replicas or instances each tells of itself: sums are over all of them.
+What replicas of dedup find in the Redis that they share each of them tells in full: there, the
+maximum is right. `is_shared` says which metrics these are.
+
+Names and attributes of `rpc.` and `process.` are OpenTelemetry's conventions (RPC as of v1.40).
+"""
+
+import re
+from enum import Enum
+from typing import Final, NamedTuple
+
+OTHER: Final = "_other"
+"""The topic of everything that is counted of topics that were not asked for."""
+
+TOPICS_MAX: Final = 100
+"""How many topics a service tells apart; what is asked for beyond counts under OTHER."""
+
+METHODS_MAX: Final = 100
+"""More than the methods of all services together, health and reflection included."""
+
+DURATIONS_S: Final = (
+    *(0.005, 0.01, 0.025, 0.05, 0.075),
+    *(0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0),
+)
+"""The bounds of the conventions, for calls."""
+
+STEPS_S: Final = (0.0005, 0.001, 0.0025, *DURATIONS_S)
+"""For what takes less than a call."""
+
+WAITS_S: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0)
+"""For what may take minutes."""
+
+ENTRIES: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0)
+SIZES: Final = tuple(float(4**power) for power in range(4, 13))
+"""From 256 bytes to 16 MiB."""
+
+
+class Kind(Enum):
+    """Which of OpenTelemetry's instruments it is."""
+
+    COUNTER = "counter"
+    """It only grows, while the process lives."""
+    UP_DOWN = "up-down counter"
+    """Parts of a whole: they may be added up. Prometheus knows it as a gauge."""
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Attribute(NamedTuple):
+    """What a metric is told apart by.
+
+    Attributes:
+        values: the only ones that it has; none: they are not known beforehand.
+        values_max: how many it has at most.
+    """
+
+    name: str
+    values: tuple[str, ...]
+    values_max: int
+
+    @property
+    def label(self) -> str:
+        """Its name in a scrape."""
+        return re.sub(r"[^a-zA-Z0-9]+", "_", self.name)
+
+
+class Metric(NamedTuple):
+    """One metric.
+
+    Attributes:
+        unit: in UCUM; what is in braces is counted.
+        services: which tell it.
+        bounds: of a histogram's buckets.
+        is_optional: whether a service may have it or not, as it is used or set up.
+        is_shared: whether each replica tells what all have in common.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    description: str
+    services: tuple[str, ...]
+    attributes: tuple[Attribute, ...] = ()
+    bounds: tuple[float, ...] = ()
+    is_optional: bool = False
+    is_shared: bool = False
+
+    @property
+    def prometheus(self) -> str:
+        """Its name in a scrape, by OpenTelemetry's rules. A histogram's samples have `_bucket`,
+        `_count` and `_sum` after it."""
+        name = re.sub(r"[^a-zA-Z0-9:]+", "_", self.name)
+        unit = _UNITS.get(self.unit, "")
+        if unit and not name.endswith(f"_{unit}"):
+            name = f"{name}_{unit}"
+        return f"{name}_total" if self.kind is Kind.COUNTER else name
+
+
+_UNITS: Final = {"s": "seconds", "By": "bytes"}
+
+
+def _closed(name: str, *values: str) -> Attribute:
+    return Attribute(name, values, len(values))
+
+
+SERVICES: Final = ("ledger", "dedup", "cursor", "dispatcher", "filter")
+_LEDGER: Final = ("ledger",)
+_DEDUP: Final = ("dedup",)
+_CURSOR: Final = ("cursor",)
+_DISPATCHER: Final = ("dispatcher",)
+_FILTER: Final = ("filter",)
+
+STATUS_CODES: Final = (
+    *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND"),
+    *("ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION"),
+    *("ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"),
+    "UNAUTHENTICATED",
+)
+
+SERVER_ERRORS: Final = (
+    *("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"),
+)
+"""The codes that are a server's failure by the conventions; to a client all but OK are one."""
+
+# ---- attributes
+
+TOPIC: Final = Attribute("topic", (), TOPICS_MAX + 1)
+"""One of those that were asked for, or OTHER."""
+
+RPC_SYSTEM: Final = _closed("rpc.system.name", "grpc")
+RPC_METHOD: Final = Attribute("rpc.method", (), METHODS_MAX)
+"""As in seqgate.api.ledger.v1.LedgerService/Publish: one that the service has, or calls."""
+RPC_CODE: Final = _closed("rpc.response.status_code", *STATUS_CODES)
+SERVER_ERROR: Final = _closed("error.type", *SERVER_ERRORS)
+"""Only where a call failed."""
+CLIENT_ERROR: Final = _closed("error.type", *STATUS_CODES[1:])
+CPU_MODE: Final = _closed("cpu.mode", "user", "system")
+DENIAL: Final = _closed(
+    "reason",
+    *("PERMISSION_DENIED", "MISSING_CREDENTIALS", "INVALID_TOKEN", "TOKEN_EXPIRED"),
+    *("TOKEN_NOT_YET_VALID", "WRONG_AUDIENCE", "WRONG_ISSUER"),
+)
+
+STATUS: Final = _closed(
+    "status",
+    *("STORED", "DUPLICATE", "STALE", "PARTIAL", "REFUSED", "FAILED", "SKIPPED"),
+    *("CHUNK_GAP", "LAYOUT_CONFLICT"),
+)
+APPEND_OUTCOME: Final = _closed("outcome", "stored", "failed")
+TOPIC_STATE: Final = _closed("state", "live", "aligning", "waiting_for_rebuild")
+CAUSE: Final = _closed(
+    "cause",
+    *("takeover", "behind", "changed", "dedup_failed", "switched_on", "append_failed"),
+    "lost_claim",
+)
+"""Why a topic's writer stopped judging: it took the topic; deduplication lacks entries, has another
+state, did not answer, or was switched on; an append failed; a claim was let through, and nobody who
+made it is there any more."""
+
+VERDICT: Final = _closed(
+    "verdict",
+    *("NEW", "IN_FLIGHT", "DUPLICATE", "PARTIAL", "HELD", "CHUNK_GAP", "LAYOUT_CONFLICT"),
+)
+OPERATION: Final = _closed("operation", "admit", "confirm", "rollback")
+CALL_OUTCOME: Final = _closed(
+    "outcome", "judged", "applied", "behind", "changed", "disabled", "full", "failed"
+)
+FORGOTTEN: Final = _closed("cause", "inactive", "evicted")
+SNAPSHOT_OUTCOME: Final = _closed("outcome", "taken", "nothing", "failed")
+RESTORE_OUTCOME: Final = _closed("outcome", "loaded", "nothing", "unavailable")
+LOAD_OUTCOME: Final = _closed("outcome", "loaded", "kept")
+
+SUBSCRIPTION_STATE: Final = _closed(
+    "state", "delivering", "idle", "unacked_limit", "waiting_for_filters"
+)
+CONSUMER_STATE: Final = _closed("state", "ready", "no_permits", "unacked_limit")
+KEY_REASON: Final = _closed(
+    "reason",
+    *("READY", "DRAINING", "IN_FLIGHT_LIMIT", "RETRY_DELAY", "RETRY", "RECORDING", "DELAYED"),
+    *("DEAD_LETTERING", "HELD", "JOINING", "SUBSCRIPTION_LIMIT", "RETURNED_LIMIT", "FILTERING"),
+    *("FILTER_FAILED", "RESCHEDULED"),
+)
+"""As dispatcher.proto has them; READY: the key is not withheld."""
+WITHHELD_REASON: Final = _closed("reason", *KEY_REASON.values[1:])
+WAITING: Final = _closed("cause", "delayed", "unjudged", "filter_failed", "put_off")
+REDELIVERY: Final = _closed("cause", "refused", "timed_out", "lost_consumer", "returned", "drained")
+MODE: Final = _closed("mode", "applied", "shadow")
+SAID: Final = _closed("verdict", "accepted", "rejected", "rescheduled", "failed")
+LOOKUP: Final = _closed("result", "remembered", "asked")
+ANSWER_OUTCOME: Final = _closed("outcome", "answered", "failed")
+NO_VERDICT: Final = _closed(
+    "reason",
+    *("PROPERTY_ABSENT", "EVALUATION_FAILED", "INVALID_DELAY", "INVALID_METADATA"),
+    *("UNSPECIFIED", "UNAVAILABLE", "NOT_ASKED"),
+)
+
+FILTER_VERDICT: Final = _closed("verdict", "ACCEPT", "REJECT", "RESCHEDULE", "FAILED")
+FAILURE: Final = _closed(
+    "reason", "PROPERTY_ABSENT", "EVALUATION_FAILED", "INVALID_DELAY", "INVALID_METADATA"
+)
+SOURCE: Final = _closed("source", "remembered", "evaluated")
+CACHE: Final = _closed("cache", "decisions", "programs")
+COMPILATION: Final = _closed("outcome", "compiled", "remembered", "refused")
+
+# ---- every service
+
+SERVER_CALLS: Final = Metric(
+    "rpc.server.call.duration",
+    Kind.HISTOGRAM,
+    "s",
+    "How long a call took, from its first byte to its end; a stream lasts as long as it is open",
+    SERVICES,
+    (RPC_SYSTEM, RPC_METHOD, RPC_CODE, SERVER_ERROR),
+    DURATIONS_S,
+)
+CLIENT_CALLS: Final = Metric(
+    "rpc.client.call.duration",
+    Kind.HISTOGRAM,
+    "s",
+    "How long a call to another service, or another instance, took",
+    ("ledger", "dedup", "cursor", "dispatcher"),
+    (RPC_SYSTEM, RPC_METHOD, RPC_CODE, CLIENT_ERROR),
+    DURATIONS_S,
+    is_optional=True,  # of cursor where it has several instances; of dedup where it has a cursor
+)
+CPU_TIME: Final = Metric(
+    "process.cpu.time",
+    Kind.COUNTER,
+    "s",
+    "Processor time of the process, all threads together",
+    SERVICES,
+    (CPU_MODE,),
+)
+MEMORY: Final = Metric(
+    "process.memory.usage",
+    Kind.UP_DOWN,
+    "By",
+    "Memory that the process has (resident)",
+    SERVICES,
+)
+OPEN_FILES: Final = Metric(
+    "process.unix.file_descriptor.count",
+    Kind.UP_DOWN,
+    "{file_descriptor}",
+    "Files and sockets that the process has open",
+    SERVICES,
+)
+OPEN_FILES_MAX: Final = Metric(
+    "seqgate.process.file_descriptor.limit",
+    Kind.GAUGE,
+    "{file_descriptor}",
+    "How many it may have open",
+    SERVICES,
+)
+UPTIME: Final = Metric(
+    "process.uptime", Kind.GAUGE, "s", "How long the process has been serving", SERVICES
+)
+LOOP_LAG: Final = Metric(
+    "seqgate.process.event_loop.lag",
+    Kind.HISTOGRAM,
+    "s",
+    "How late the event loop comes to what is due, looked at once a second",
+    SERVICES,
+    bounds=STEPS_S,
+)
+STREAMS: Final = Metric(
+    "seqgate.streams", Kind.UP_DOWN, "{stream}", "Streams that are open", SERVICES
+)
+DENIALS: Final = Metric(
+    "seqgate.denials",
+    Kind.COUNTER,
+    "{denial}",
+    "Messages and calls that were denied for who the caller is, or is not",
+    SERVICES,
+    (DENIAL, RPC_METHOD),
+    is_optional=True,
+)
+
+# ---- ledger
+
+RECEIPTS: Final = Metric(
+    "seqgate.ledger.receipts",
+    Kind.COUNTER,
+    "{receipt}",
+    "Answers to publications, by what became of them",
+    _LEDGER,
+    (TOPIC, STATUS),
+)
+APPENDED_ENTRIES: Final = Metric(
+    "seqgate.ledger.appended.entries",
+    Kind.COUNTER,
+    "{entry}",
+    "Entries that were stored",
+    _LEDGER,
+    (TOPIC,),
+)
+APPENDED_MESSAGES: Final = Metric(
+    "seqgate.ledger.appended.messages",
+    Kind.COUNTER,
+    "{message}",
+    "Messages that were stored; a chunk of a large one counts as one",
+    _LEDGER,
+    (TOPIC,),
+)
+APPENDED_SIZE: Final = Metric(
+    "seqgate.ledger.appended.size",
+    Kind.COUNTER,
+    "By",
+    "Bytes of entries that were stored: payloads, and what is said of them",
+    _LEDGER,
+    (TOPIC,),
+)
+GROUP_ENTRIES: Final = Metric(
+    "seqgate.ledger.group.entries",
+    Kind.HISTOGRAM,
+    "{entry}",
+    "How many entries of a topic were stored together",
+    _LEDGER,
+    bounds=ENTRIES,
+)
+GROUP_SIZE: Final = Metric(
+    "seqgate.ledger.group.size",
+    Kind.HISTOGRAM,
+    "By",
+    "How many bytes of a topic were stored together",
+    _LEDGER,
+    bounds=SIZES,
+)
+APPEND_DURATION: Final = Metric(
+    "seqgate.ledger.append.duration",
+    Kind.HISTOGRAM,
+    "s",
+    "How long a group took from when it was handed to the store until it was durable (the commit, "
+    "and the wait for the one before)",
+    _LEDGER,
+    (APPEND_OUTCOME,),
+    STEPS_S,
+)
+JUDGE_DURATION: Final = Metric(
+    "seqgate.ledger.dedup.duration",
+    Kind.HISTOGRAM,
+    "s",
+    "How long deduplication took for one question of a topic's writer, there and back. They travel "
+    "on a stream, whose own duration says nothing of that",
+    _LEDGER,
+    (OPERATION, ANSWER_OUTCOME),
+    STEPS_S,
+)
+TOPICS: Final = Metric(
+    "seqgate.ledger.topics",
+    Kind.UP_DOWN,
+    "{topic}",
+    "Topics that this instance writes now; those that wait for a rebuild refuse with RECOVERING",
+    _LEDGER,
+    (TOPIC_STATE,),
+)
+PRODUCERS: Final = Metric(
+    "seqgate.ledger.producers",
+    Kind.UP_DOWN,
+    "{producer}",
+    "Producers that are connected",
+    _LEDGER,
+    (TOPIC,),
+)
+PRODUCERS_MAX: Final = Metric(
+    "seqgate.ledger.producers.limit",
+    Kind.GAUGE,
+    "{producer}",
+    "How many may be, of all topics (publish_streams_max)",
+    _LEDGER,
+)
+UNANSWERED: Final = Metric(
+    "seqgate.ledger.unanswered.messages",
+    Kind.UP_DOWN,
+    "{message}",
+    "Messages that were taken from producers and have no receipt yet",
+    _LEDGER,
+    (TOPIC,),
+)
+RECOVERIES: Final = Metric(
+    "seqgate.ledger.recoveries",
+    Kind.COUNTER,
+    "{recovery}",
+    "How often a topic's writer stopped judging, to bring deduplication and log to agreement again",
+    _LEDGER,
+    (CAUSE,),
+)
+RECOVERY_DURATION: Final = Metric(
+    "seqgate.ledger.recovery.duration",
+    Kind.HISTOGRAM,
+    "s",
+    "How long that took, once it is over",
+    _LEDGER,
+    (CAUSE,),
+    WAITS_S,
+)
+LACKING: Final = Metric(
+    "seqgate.ledger.replay.distance",
+    Kind.UP_DOWN,
+    "{entry}",
+    "Entries that deduplication lacks of topics that recover: about so many are still to be read",
+    _LEDGER,
+    (TOPIC,),
+)
+REPLAYED: Final = Metric(
+    "seqgate.ledger.replayed.entries",
+    Kind.COUNTER,
+    "{entry}",
+    "Entries that were read again for deduplication",
+    _LEDGER,
+)
+READ_ENTRIES: Final = Metric(
+    "seqgate.ledger.read.entries",
+    Kind.COUNTER,
+    "{entry}",
+    "Entries that were read for readers, by Read and ReadEntries",
+    _LEDGER,
+    (TOPIC,),
+)
+TRIMMED_ENTRIES: Final = Metric(
+    "seqgate.ledger.trimmed.entries",
+    Kind.COUNTER,
+    "{entry}",
+    "Entries that were removed because every cursor has acknowledged them",
+    _LEDGER,
+)
+
+
+def _store_size(service: str) -> Metric:
+    return Metric(
+        f"seqgate.{service}.store.size",
+        Kind.UP_DOWN,
+        "By",
+        "How large the database is, with its write-ahead log",
+        (service,),
+    )
+
+
+def _store_free(service: str) -> Metric:
+    return Metric(
+        f"seqgate.{service}.store.free",
+        Kind.GAUGE,
+        "By",
+        "How much it may still grow: of its limit, or of the disk, whichever is less",
+        (service,),
+    )
+
+
+LEDGER_STORE_SIZE: Final = _store_size("ledger")
+LEDGER_STORE_FREE: Final = _store_free("ledger")
+
+# ---- dedup
+
+VERDICTS: Final = Metric(
+    "seqgate.dedup.verdicts",
+    Kind.COUNTER,
+    "{verdict}",
+    "Verdicts on what producers asked to be let through",
+    _DEDUP,
+    (TOPIC, VERDICT),
+)
+DEDUP_CALLS: Final = Metric(
+    "seqgate.dedup.calls",
+    Kind.COUNTER,
+    "{call}",
+    "What writers were told, by what they asked",
+    _DEDUP,
+    (OPERATION, CALL_OUTCOME),
+)
+STATE_DURATION: Final = Metric(
+    "seqgate.dedup.store.duration",
+    Kind.HISTOGRAM,
+    "s",
+    "How long Redis took for one script",
+    _DEDUP,
+    (OPERATION,),
+    STEPS_S,
+)
+DEDUP_TOPICS: Final = Metric(
+    "seqgate.dedup.topics",
+    Kind.GAUGE,
+    "{topic}",
+    "Topics that there is a state of",
+    _DEDUP,
+    is_shared=True,
+)
+TRACKED: Final = Metric(
+    "seqgate.dedup.producers",
+    Kind.GAUGE,
+    "{producer}",
+    "Producers that are remembered",
+    _DEDUP,
+    (TOPIC,),
+    is_shared=True,
+)
+TRACKED_MAX: Final = Metric(
+    "seqgate.dedup.producers.limit",
+    Kind.GAUGE,
+    "{producer}",
+    "How many may be, by policy; of several topics, together",
+    _DEDUP,
+    (TOPIC,),
+    is_shared=True,
+)
+TRACKED_SHARE: Final = Metric(
+    "seqgate.dedup.producers.utilization",
+    Kind.GAUGE,
+    "1",
+    "How much of its limit a topic uses; of several topics, the one that uses most",
+    _DEDUP,
+    (TOPIC,),
+    is_shared=True,
+)
+FORGOTTEN_PRODUCERS: Final = Metric(
+    "seqgate.dedup.producers.forgotten",
+    Kind.COUNTER,
+    "{producer}",
+    "Producers that were forgotten because they were inactive, or evicted to make room",
+    _DEDUP,
+    (FORGOTTEN,),
+)
+SNAPSHOTS: Final = Metric(
+    "seqgate.dedup.snapshots",
+    Kind.COUNTER,
+    "{snapshot}",
+    "Snapshots that were tried; nothing: there is none to be taken",
+    _DEDUP,
+    (SNAPSHOT_OUTCOME,),
+)
+SNAPSHOT_DURATION: Final = Metric(
+    "seqgate.dedup.snapshot.duration",
+    Kind.HISTOGRAM,
+    "s",
+    "How long one took",
+    _DEDUP,
+    (SNAPSHOT_OUTCOME,),
+    STEPS_S,
+)
+SNAPSHOT_AGE: Final = Metric(
+    "seqgate.dedup.snapshot.age",
+    Kind.GAUGE,
+    "s",
+    "How old the newest snapshot is of a topic of which entries were confirmed since, the oldest "
+    "of them; 0: nothing was. A topic without any counts from when the service first saw it so",
+    _DEDUP,
+    (TOPIC,),
+    is_shared=True,
+)
+REPLAY_DISTANCE: Final = Metric(
+    "seqgate.dedup.replay.distance",
+    Kind.GAUGE,
+    "{entry}",
+    "Entries that were confirmed since the newest snapshot: so many are read again if Redis loses "
+    "the state; the most of any topic",
+    _DEDUP,
+    (TOPIC,),
+    is_shared=True,
+)
+RESTORES: Final = Metric(
+    "seqgate.dedup.restores",
+    Kind.COUNTER,
+    "{restore}",
+    "States that lacked entries, by what became of the look for a snapshot",
+    _DEDUP,
+    (RESTORE_OUTCOME,),
+)
+LOADS: Final = Metric(
+    "seqgate.dedup.loads",
+    Kind.COUNTER,
+    "{load}",
+    "States that rebuilds brought; kept: the one that was there knows more",
+    _DEDUP,
+    (LOAD_OUTCOME,),
+)
+POLICY_FAILING: Final = Metric(
+    "seqgate.dedup.policy.failing",
+    Kind.GAUGE,
+    "1",
+    "1 while the policies cannot be read, and those from before count; else 0",
+    _DEDUP,
+)
+
+# ---- dispatcher
+
+SUBSCRIPTIONS: Final = Metric(
+    "seqgate.dispatcher.subscriptions",
+    Kind.UP_DOWN,
+    "{subscription}",
+    "Subscriptions that this instance has; idle: nobody is connected",
+    _DISPATCHER,
+    (TOPIC, SUBSCRIPTION_STATE),
+)
+CONSUMERS: Final = Metric(
+    "seqgate.dispatcher.consumers",
+    Kind.UP_DOWN,
+    "{consumer}",
+    "Consumers that are connected, by whether they can be sent anything",
+    _DISPATCHER,
+    (TOPIC, CONSUMER_STATE),
+)
+PERMITS: Final = Metric(
+    "seqgate.dispatcher.permits",
+    Kind.UP_DOWN,
+    "{message}",
+    "How many more messages consumers take now",
+    _DISPATCHER,
+    (TOPIC,),
+)
+UNACKED: Final = Metric(
+    "seqgate.dispatcher.unacked.messages",
+    Kind.UP_DOWN,
+    "{message}",
+    "Messages that were delivered, and are not acknowledged durably",
+    _DISPATCHER,
+    (TOPIC,),
+)
+KEYS: Final = Metric(
+    "seqgate.dispatcher.keys",
+    Kind.UP_DOWN,
+    "{key}",
+    "Keys with work, by why they are withheld; READY: they are not",
+    _DISPATCHER,
+    (TOPIC, KEY_REASON),
+)
+WITHHELD_AGE: Final = Metric(
+    "seqgate.dispatcher.key.withheld.age",
+    Kind.GAUGE,
+    "s",
+    "How long the key is withheld that has been for longest; 0: none is",
+    _DISPATCHER,
+    (TOPIC, WITHHELD_REASON),
+)
+PARKED: Final = Metric(
+    "seqgate.dispatcher.parked.entries",
+    Kind.UP_DOWN,
+    "{entry}",
+    "Entries that wait and are remembered",
+    _DISPATCHER,
+    (TOPIC,),
+)
+PARKED_MAX: Final = Metric(
+    "seqgate.dispatcher.parked.limit",
+    Kind.GAUGE,
+    "{entry}",
+    "How many may be, of the keys of all consumers and of nobody; beyond that they lag, unless "
+    "they can be delivered at once",
+    _DISPATCHER,
+    (TOPIC,),
+)
+LAGGING: Final = Metric(
+    "seqgate.dispatcher.lagging",
+    Kind.UP_DOWN,
+    "{place}",
+    "Keys and slots of which entries were read and not remembered: they are read again",
+    _DISPATCHER,
+    (TOPIC,),
+)
+WAITING_ENTRIES: Final = Metric(
+    "seqgate.dispatcher.waiting.entries",
+    Kind.UP_DOWN,
+    "{entry}",
+    "Parked entries that wait for a time, for the word of filters, or for somebody to mend filters",
+    _DISPATCHER,
+    (TOPIC, WAITING),
+)
+CACHE_SIZE: Final = Metric(
+    "seqgate.dispatcher.cache.size",
+    Kind.UP_DOWN,
+    "By",
+    "Entries that were read and not sent yet",
+    _DISPATCHER,
+)
+CACHE_MAX: Final = Metric(
+    "seqgate.dispatcher.cache.limit",
+    Kind.GAUGE,
+    "By",
+    "How large that may be, of all subscriptions that there are",
+    _DISPATCHER,
+)
+LAG: Final = Metric(
+    "seqgate.dispatcher.lag",
+    Kind.UP_DOWN,
+    "{entry}",
+    "Entries from the mark-delete position to the end of the log, as it was last looked at, of "
+    "subscriptions that this instance has",
+    _DISPATCHER,
+    (TOPIC,),
+)
+DELIVERED_ENTRIES: Final = Metric(
+    "seqgate.dispatcher.delivered.entries",
+    Kind.COUNTER,
+    "{entry}",
+    "Entries that were sent to consumers, those that were sent again included",
+    _DISPATCHER,
+    (TOPIC,),
+)
+DELIVERED_MESSAGES: Final = Metric(
+    "seqgate.dispatcher.delivered.messages",
+    Kind.COUNTER,
+    "{message}",
+    "Messages in them that are not acknowledged",
+    _DISPATCHER,
+    (TOPIC,),
+)
+ACKNOWLEDGED: Final = Metric(
+    "seqgate.dispatcher.acknowledged.entries",
+    Kind.COUNTER,
+    "{entry}",
+    "Entries whose acknowledgement became durable",
+    _DISPATCHER,
+    (TOPIC,),
+)
+REDELIVERIES: Final = Metric(
+    "seqgate.dispatcher.redeliveries",
+    Kind.COUNTER,
+    "{entry}",
+    "Deliveries that came back, to be made again: refused by the consumer, timed out, in flight at "
+    "a consumer that was lost, returned unprocessed or taken back, or taken from a consumer that "
+    "does not own the key any more",
+    _DISPATCHER,
+    (TOPIC, REDELIVERY),
+)
+DEAD_LETTERS: Final = Metric(
+    "seqgate.dispatcher.dead_letters",
+    Kind.COUNTER,
+    "{entry}",
+    "Entries that went to a dead letter topic",
+    _DISPATCHER,
+    (TOPIC,),
+)
+STALE: Final = Metric(
+    "seqgate.dispatcher.stale",
+    Kind.COUNTER,
+    "{item}",
+    "Acknowledgements, refusals and returns of deliveries that counted no more",
+    _DISPATCHER,
+    (TOPIC,),
+)
+SCANNED: Final = Metric(
+    "seqgate.dispatcher.scanned.entries",
+    Kind.COUNTER,
+    "{entry}",
+    "Entries that were read again because there was no room for them",
+    _DISPATCHER,
+    (TOPIC,),
+)
+HANDOVER_DURATION: Final = Metric(
+    "seqgate.dispatcher.handover.duration",
+    Kind.HISTOGRAM,
+    "s",
+    "How long a key waited for what was in flight at the consumer that it moved away from",
+    _DISPATCHER,
+    bounds=WAITS_S,
+)
+FILTERED: Final = Metric(
+    "seqgate.dispatcher.filter.verdicts",
+    Kind.COUNTER,
+    "{entry}",
+    "Entries by what a subscription's filters said of them; failed: they have no verdict",
+    _DISPATCHER,
+    (TOPIC, MODE, SAID),
+    is_optional=True,
+)
+NO_VERDICTS: Final = Metric(
+    "seqgate.dispatcher.filter.failures",
+    Kind.COUNTER,
+    "{entry}",
+    "Entries of which filters gave no verdict, by why",
+    _DISPATCHER,
+    (MODE, NO_VERDICT),
+    is_optional=True,
+)
+LOOKUPS: Final = Metric(
+    "seqgate.dispatcher.filter.lookups",
+    Kind.COUNTER,
+    "{entry}",
+    "Entries by whether the verdict on such an entry was remembered, or the service was asked",
+    _DISPATCHER,
+    (LOOKUP,),
+)
+ANSWER_DURATION: Final = Metric(
+    "seqgate.dispatcher.filter.answer.duration",
+    Kind.HISTOGRAM,
+    "s",
+    "How long the filter service took for one question, or to fail at it",
+    _DISPATCHER,
+    (ANSWER_OUTCOME,),
+    STEPS_S,
+    is_optional=True,
+)
+OUTAGES: Final = Metric(
+    "seqgate.dispatcher.filter.outages",
+    Kind.UP_DOWN,
+    "{subscription}",
+    "Subscriptions to which the filter service does not answer",
+    _DISPATCHER,
+)
+
+# ---- filter
+
+FILTER_VERDICTS: Final = Metric(
+    "seqgate.filter.verdicts",
+    Kind.COUNTER,
+    "{entry}",
+    "Entries that were asked about, by what chains said of them",
+    _FILTER,
+    (FILTER_VERDICT,),
+)
+FILTER_FAILURES: Final = Metric(
+    "seqgate.filter.failures",
+    Kind.COUNTER,
+    "{entry}",
+    "Those at which a filter failed, by why",
+    _FILTER,
+    (FAILURE,),
+)
+DECISIONS: Final = Metric(
+    "seqgate.filter.decisions",
+    Kind.COUNTER,
+    "{entry}",
+    "Entries by whether the decision was remembered or its filters had to be evaluated",
+    _FILTER,
+    (SOURCE,),
+)
+BATCH_ENTRIES: Final = Metric(
+    "seqgate.filter.batch.entries",
+    Kind.HISTOGRAM,
+    "{entry}",
+    "How many entries one question was about",
+    _FILTER,
+    bounds=ENTRIES,
+    is_optional=True,
+)
+BATCH_DURATION: Final = Metric(
+    "seqgate.filter.batch.duration",
+    Kind.HISTOGRAM,
+    "s",
+    "How long it took to answer one",
+    _FILTER,
+    bounds=STEPS_S,
+    is_optional=True,
+)
+CACHED: Final = Metric(
+    "seqgate.filter.cache.entries",
+    Kind.UP_DOWN,
+    "{item}",
+    "Decisions and compiled expressions that are remembered",
+    _FILTER,
+    (CACHE,),
+)
+CACHED_MAX: Final = Metric(
+    "seqgate.filter.cache.entries.limit",
+    Kind.GAUGE,
+    "{item}",
+    "How many may be",
+    _FILTER,
+    (CACHE,),
+)
+CACHED_SIZE: Final = Metric(
+    "seqgate.filter.cache.size",
+    Kind.UP_DOWN,
+    "By",
+    "How much memory they take, roughly",
+    _FILTER,
+    (CACHE,),
+)
+CACHED_SIZE_MAX: Final = Metric(
+    "seqgate.filter.cache.size.limit",
+    Kind.GAUGE,
+    "By",
+    "How much they may take",
+    _FILTER,
+    (CACHE,),
+)
+COMPILATIONS: Final = Metric(
+    "seqgate.filter.compilations",
+    Kind.COUNTER,
+    "{expression}",
+    "Expressions that were to be compiled; remembered: they had been before",
+    _FILTER,
+    (COMPILATION,),
+)
+
+# ---- cursor
+
+CURSORS: Final = Metric(
+    "seqgate.cursor.cursors", Kind.UP_DOWN, "{cursor}", "Cursors that there are", _CURSOR, (TOPIC,)
+)
+LEASED: Final = Metric(
+    "seqgate.cursor.leased",
+    Kind.UP_DOWN,
+    "{cursor}",
+    "Those that somebody has a lease on",
+    _CURSOR,
+    (TOPIC,),
+)
+AHEAD: Final = Metric(
+    "seqgate.cursor.acknowledged.entries",
+    Kind.UP_DOWN,
+    "{entry}",
+    "Entries that are acknowledged beyond mark-delete positions",
+    _CURSOR,
+    (TOPIC,),
+)
+PARTIAL: Final = Metric(
+    "seqgate.cursor.partial.entries",
+    Kind.UP_DOWN,
+    "{entry}",
+    "Batches of which some messages are acknowledged, and not all",
+    _CURSOR,
+    (TOPIC,),
+)
+HOLES: Final = Metric(
+    "seqgate.cursor.holes",
+    Kind.UP_DOWN,
+    "{entry}",
+    "Entries that are not acknowledged, beyond a mark-delete position and before one of the same "
+    "ledger that is",
+    _CURSOR,
+    (TOPIC,),
+)
+CURSOR_STORE_SIZE: Final = _store_size("cursor")
+CURSOR_STORE_FREE: Final = _store_free("cursor")
+
+CATALOGUE: Final = tuple(each for each in globals().copy().values() if isinstance(each, Metric))
+"""All of them, in the order above."""
+
+
+def of_service(service: str) -> tuple[Metric, ...]:
+    """The metrics of a service."""
+    return tuple(each for each in CATALOGUE if service in each.services)

@@ -1,0 +1,553 @@
+"""Metrics of real services after traffic of which every number is known, as Prometheus reads them
+and as they come over OTLP.
+
+Each test has a topic of its own that the services tell apart, so that what others do does not
+count. Where a metric is not told by topic, what is compared is by how much it grew.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from grpc.aio import AioRpcError
+from redis.asyncio import Redis
+
+from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.telemetry import metrics as told
+from seqgate.telemetry.metrics import CATALOGUE, OTHER, Kind, Metric, of_service
+from tests.integration.services import Services, running
+from tests.integration.test_dispatcher_api import Sub, store
+from tests.integration.test_dispatcher_filters import IN_EU, IS_NUMBER, Filtered, publish, take
+from tests.support.otlp import Received, otel_variables, otlp_receiver
+from tests.support.publisher import batch, publishing, single
+from tests.support.raw_consumer import EARLIEST, SHARED, consuming
+from tests.support.scrape import TYPES, Scrape, family_name, scraped
+from tests.support.waiting import eventually
+from tools.stack.ports import free_ports
+from tools.stack.stack import SERVICES
+
+STORED, DUPLICATE = ledger_pb2.RECEIPT_STATUS_STORED, ledger_pb2.RECEIPT_STATUS_DUPLICATE
+PARTIAL, SKIPPED = ledger_pb2.RECEIPT_STATUS_PARTIAL, ledger_pb2.RECEIPT_STATUS_SKIPPED
+
+POLICIES = """
+[topic."metrics/told/evicting"]
+max_producers = 2
+on_full = "evict"
+"""
+
+
+class Told:
+    """What the services of a stack tell."""
+
+    def __init__(self, services: Services, ports: Mapping[str, int]) -> None:
+        self.services = services
+        self.ports = ports
+
+    async def scrape(self, service: str, **how: bool) -> Scrape:
+        return await scraped(self.ports[service], **how)
+
+    async def value(self, metric: Metric, **attributes: str) -> float:
+        (service,) = metric.services
+        return (await self.scrape(service)).value(metric, **attributes)
+
+    async def says(self, metric: Metric, value: float, **attributes: str) -> None:
+        """Wait until a metric has this value; what is read counts for a moment."""
+        seen: list[float] = []
+
+        async def so() -> bool:
+            seen[:] = [await self.value(metric, **attributes)]
+            return seen == [value]
+
+        try:
+            await eventually(so, within_s=20)
+        except AssertionError:
+            (service,) = metric.services
+            family = (await self.scrape(service)).families[family_name(metric)]
+            told_ = [each for each in family.samples if each.value]
+            raise AssertionError(f"{attributes}: {seen}, not {value}: {told_}") from None
+
+
+@asynccontextmanager
+async def telling(
+    folder: Path, topics: str = '["metrics/told/*"]', **environment: str
+) -> AsyncIterator[Told]:
+    """A stack whose services tell, each on a port of its own."""
+    ports = dict(zip(SERVICES, free_ports(len(SERVICES)), strict=True))
+    for service, port in ports.items():
+        prefix = f"SEQGATE_{service.upper()}_METRICS_"
+        environment[prefix + "LISTEN"] = f"127.0.0.1:{port}"
+        environment[prefix + "TOPICS"] = topics
+        environment[prefix + "SURVEY_S"] = "0.1"
+    async with running(folder, policies=POLICIES, **environment) as services:
+        yield Told(services, ports)
+
+
+@pytest_asyncio.fixture(scope="module")
+async def tell(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
+    async with telling(tmp_path_factory.mktemp("telling") / "stack") as tell:
+        yield tell
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    return f"metrics/told/{request.node.name.removeprefix('test_')[:100]}"
+
+
+# ---- publishing
+
+
+async def test_receipts_and_verdicts(tell: Told, topic: str) -> None:
+    async with publishing(tell.services.ledger, topic, "p") as publisher:
+        for number in range(5):
+            assert (await publisher.store(single(number, number))).status == STORED
+        assert (await publisher.store(batch(5, [5, 6, 7]))).status == STORED
+        for number in (6, 7):
+            assert (await publisher.store(single(number, 1))).status == DUPLICATE
+        await publisher.send(batch(8, [7, 8]))
+        await publisher.send(single(9, 9))
+        assert (await publisher.receipt(8)).status == PARTIAL
+        assert (await publisher.receipt(9)).status == SKIPPED
+        await tell.says(told.PRODUCERS, 1, topic=topic)
+
+    for status, count in {"STORED": 6, "DUPLICATE": 2, "PARTIAL": 1, "SKIPPED": 1}.items():
+        await tell.says(told.RECEIPTS, count, topic=topic, status=status)
+    await tell.says(told.RECEIPTS, 10, topic=topic)
+    await tell.says(told.VERDICTS, 6, topic=topic, verdict="NEW")
+    await tell.says(told.VERDICTS, 2, topic=topic, verdict="DUPLICATE")
+    await tell.says(told.VERDICTS, 1, topic=topic, verdict="PARTIAL")
+    await tell.says(told.APPENDED_ENTRIES, 6, topic=topic)
+    await tell.says(told.APPENDED_MESSAGES, 8, topic=topic)
+    assert await tell.value(told.APPENDED_SIZE, topic=topic) > 6
+    await tell.says(told.PRODUCERS, 0, topic=topic)
+    await tell.says(told.UNANSWERED, 0, topic=topic)
+
+
+async def test_groups_and_commits(tell: Told, topic: str) -> None:
+    before = await tell.scrape("ledger")
+    async with publishing(tell.services.ledger, topic, "p") as publisher:
+        await publisher.send(*(single(number, number) for number in range(20)))
+        for number in range(20):
+            assert (await publisher.receipt(number)).status == STORED
+    await tell.says(told.APPENDED_ENTRIES, 20, topic=topic)
+    after = await tell.scrape("ledger")
+
+    assert after.sum(told.GROUP_ENTRIES) - before.sum(told.GROUP_ENTRIES) == 20
+    groups = after.value(told.GROUP_ENTRIES) - before.value(told.GROUP_ENTRIES)
+    assert 1 <= groups <= 20
+    assert after.value(told.GROUP_SIZE) - before.value(told.GROUP_SIZE) == groups
+    commits = [each.value(told.APPEND_DURATION, outcome="stored") for each in (before, after)]
+    assert commits[1] - commits[0] == groups
+    assert after.sum(told.APPEND_DURATION) > before.sum(told.APPEND_DURATION)
+
+
+async def test_calls_are_measured_on_both_sides(tell: Told, topic: str) -> None:
+    create = "seqgate.api.cursor.v1.CursorService/CreateCursor"
+    publish_ = "seqgate.api.ledger.v1.LedgerService/Publish"
+    unknown = "seqgate.api.ledger.v1.LedgerService/GetTopic"
+    asked = ("ledger", "dispatcher", "cursor")
+    before = {service: await tell.scrape(service) for service in asked}
+    async with publishing(tell.services.ledger, topic, "p") as publisher:
+        assert (await publisher.store(single(0, 0))).status == STORED
+    await Sub(tell.services, topic).create()
+    with pytest.raises(AioRpcError):
+        await tell.services.ledger.GetTopic(ledger_pb2.GetTopicRequest(topic=f"{topic}-none"))
+    after = {service: await tell.scrape(service) for service in asked}
+
+    def grew(service: str, metric: Metric, name: str, code: str) -> float:
+        labels = {"rpc_method": name, "rpc_response_status_code": code}
+        return after[service].value(metric, **labels) - before[service].value(metric, **labels)
+
+    assert grew("ledger", told.SERVER_CALLS, publish_, "OK") == 1
+    assert grew("ledger", told.SERVER_CALLS, unknown, "NOT_FOUND") == 1
+    assert grew("dispatcher", told.CLIENT_CALLS, create, "OK") == 1
+    assert grew("cursor", told.SERVER_CALLS, create, "OK") == 1
+    for outcome, count in {"answered": 1, "failed": 0}.items():
+        labels = {"operation": "admit", "outcome": outcome}
+        grown = [each["ledger"].value(told.JUDGE_DURATION, **labels) for each in (before, after)]
+        assert (grown[1] - grown[0] >= 1) is bool(count)
+    for labels in after["ledger"].labels(told.SERVER_CALLS):
+        assert labels["rpc_system_name"] == "grpc"
+        failed = labels["rpc_response_status_code"] in told.SERVER_ERRORS
+        assert bool(labels.get("error_type")) is failed
+
+
+async def test_takeovers_and_what_redis_forgets_are_recoveries(tell: Told, topic: str) -> None:
+    takeovers = await tell.value(told.RECOVERIES, cause="takeover")
+    behind = await tell.value(told.RECOVERIES, cause="behind")
+    restores = await tell.value(told.RESTORES)
+    replayed = await tell.value(told.REPLAYED)
+    async with publishing(tell.services.ledger, topic, "p") as publisher:
+        for number in range(3):
+            await publisher.store(single(number, number))
+        await tell.services.settled(topic)
+        await tell.says(told.RECOVERIES, takeovers + 1, cause="takeover")
+        async with Redis.from_url(tell.services.stack.redis_url) as redis:
+            await redis.flushall()
+        assert (await publisher.store(single(3, 3))).status == STORED
+        await tell.services.settled(topic)
+    await tell.says(told.RECOVERIES, behind + 1, cause="behind")
+    ends = await tell.scrape("ledger")
+    assert ends.value(told.RECOVERY_DURATION, cause="behind") >= 1
+    await tell.says(told.REPLAYED, replayed + 3)
+    assert await tell.value(told.RESTORES) > restores
+    assert await tell.value(told.DEDUP_CALLS, operation="admit", outcome="behind") >= 1
+    await tell.says(told.TOPICS, 0, state="aligning")
+    await tell.says(told.LACKING, 0, topic=topic)
+    assert await tell.value(told.TOPICS, state="live") >= 1
+
+
+# ---- deduplication's state
+
+
+async def test_snapshots_and_what_a_replay_would_read(tell: Told, topic: str) -> None:
+    taken = await tell.value(told.SNAPSHOTS, outcome="taken")
+    async with publishing(tell.services.ledger, topic, "p") as publisher:
+        for number in range(4):
+            await publisher.store(single(number, number))
+    await tell.services.settled(topic)
+    await tell.says(told.REPLAY_DISTANCE, 4, topic=topic)
+    ages = [await tell.value(told.SNAPSHOT_AGE, topic=topic)]
+
+    async def older() -> bool:
+        ages.append(await tell.value(told.SNAPSHOT_AGE, topic=topic))
+        return ages[-1] > max(0.3, ages[0])
+
+    await eventually(older)
+    await tell.services.dedup.TakeSnapshot(dedup_pb2.TakeSnapshotRequest(topic=topic))
+    await tell.says(told.SNAPSHOTS, taken + 1, outcome="taken")
+    await tell.says(told.REPLAY_DISTANCE, 0, topic=topic)
+    await tell.says(told.SNAPSHOT_AGE, 0, topic=topic)
+    assert (await tell.scrape("dedup")).value(told.SNAPSHOT_DURATION, outcome="taken") >= 1
+
+
+async def test_producers_tracked_and_evicted(tell: Told) -> None:
+    topic = "metrics/told/evicting"
+    evicted = await tell.value(told.FORGOTTEN_PRODUCERS, cause="evicted")
+    for producer in ("a", "b", "c"):
+        async with publishing(tell.services.ledger, topic, producer) as publisher:
+            assert (await publisher.store(single(0, 0))).status == STORED
+    await tell.services.settled(topic)
+    await tell.says(told.FORGOTTEN_PRODUCERS, evicted + 1, cause="evicted")
+    await tell.says(told.TRACKED, 2, topic=topic)
+    await tell.says(told.TRACKED_MAX, 2, topic=topic)
+    await tell.says(told.TRACKED_SHARE, 1, topic=topic)
+    assert await tell.value(told.DEDUP_CALLS, operation="admit", outcome="full") >= 1
+    assert await tell.value(told.STATE_DURATION, operation="admit") >= 3
+
+
+# ---- delivering
+
+
+async def test_deliveries_and_redeliveries_by_cause(tell: Told, topic: str) -> None:
+    services = tell.services
+    await store(services, topic, *(single(n, n, partition_key=f"k{n}") for n in range(5)))
+    async with consuming(services.dispatcher, topic, permits=5) as consumer:
+        some = await consumer.received(5)
+        await consumer.refuse(some[0], delay_ms=0)
+        await consumer.give_back(some[1], some[2])
+        await consumer.permit(3)
+        again = await consumer.received(3)
+        await consumer.acknowledge(*again)
+        await tell.says(told.PERMITS, 0, topic=topic)
+        await tell.says(told.CONSUMERS, 1, topic=topic, state="no_permits")
+        await tell.says(told.UNACKED, 2, topic=topic)
+        await tell.says(told.SUBSCRIPTIONS, 1, topic=topic, state="delivering")
+    # It vanished with two in flight.
+    await tell.says(told.REDELIVERIES, 2, topic=topic, cause="lost_consumer")
+    await tell.says(told.SUBSCRIPTIONS, 1, topic=topic, state="idle")
+    async with consuming(services.dispatcher, topic, permits=2, ack_timeout_ms=1_000) as consumer:
+        await consumer.received(2)
+        await tell.says(told.REDELIVERIES, 2, topic=topic, cause="timed_out")
+        await consumer.permit(20)
+        await consumer.acknowledge(*(await consumer.received(2)))
+    await tell.says(told.REDELIVERIES, 1, topic=topic, cause="refused")
+    await tell.says(told.REDELIVERIES, 2, topic=topic, cause="returned")
+    await tell.says(told.REDELIVERIES, 0, topic=topic, cause="drained")
+    await tell.says(told.DELIVERED_ENTRIES, 5 + 3 + 2 + 2, topic=topic)
+    await tell.says(told.DELIVERED_MESSAGES, 12, topic=topic)
+    await tell.says(told.ACKNOWLEDGED, 5, topic=topic)
+    await tell.says(told.STALE, 0, topic=topic)
+
+
+async def test_what_was_counted_outlasts_a_seek_and_a_subscription(tell: Told, topic: str) -> None:
+    services, sub = tell.services, Sub(tell.services, topic)
+    await store(services, topic, *(single(n, n) for n in range(3)))
+    async with consuming(services.dispatcher, topic, permits=3) as consumer:
+        await consumer.acknowledge(*(await consumer.received(3)))
+        await tell.says(told.ACKNOWLEDGED, 3, topic=topic)
+    await sub.reset(EARLIEST)
+    async with consuming(services.dispatcher, topic, permits=3) as consumer:
+        await consumer.acknowledge(*(await consumer.received(3)))
+        await tell.says(told.ACKNOWLEDGED, 6, topic=topic)
+    await sub.delete(force=True)
+    await tell.says(told.SUBSCRIPTIONS, 0, topic=topic)
+    await tell.says(told.ACKNOWLEDGED, 6, topic=topic)
+    await tell.says(told.DELIVERED_ENTRIES, 6, topic=topic)
+
+
+async def test_keys_by_reason_and_the_age_of_the_oldest_block(tell: Told, topic: str) -> None:
+    services = tell.services
+    some = [single(n, n, partition_key="ab"[n % 2]) for n in range(6)]
+    await store(services, topic, *some)
+    async with consuming(
+        services.dispatcher, topic, permits=10, max_in_flight_per_key=1
+    ) as consumer:
+        first, second = await consumer.received(2)
+        await tell.says(told.KEYS, 2, topic=topic, reason="IN_FLIGHT_LIMIT")
+        await tell.says(told.KEYS, 2, topic=topic)
+        await tell.says(told.PARKED, 4, topic=topic)
+        assert await tell.value(told.PARKED_MAX, topic=topic) >= 4
+        ages = [await tell.value(told.WITHHELD_AGE, topic=topic, reason="IN_FLIGHT_LIMIT")]
+
+        async def older() -> bool:
+            age_s = await tell.value(told.WITHHELD_AGE, topic=topic, reason="IN_FLIGHT_LIMIT")
+            ages.append(age_s)
+            return age_s > max(0.3, ages[0])
+
+        await eventually(older)
+        await consumer.acknowledge(first)
+        await consumer.received(1)
+        await consumer.refuse(second, delay_ms=60_000)
+        await tell.says(told.KEYS, 1, topic=topic, reason="RETRY_DELAY")
+        await tell.says(told.KEYS, 1, topic=topic, reason="IN_FLIGHT_LIMIT")
+
+
+async def test_keys_that_move_are_handed_over(tell: Told, topic: str) -> None:
+    before = await tell.value(told.HANDOVER_DURATION)
+    moved = await _hand_over(tell, topic)
+    await tell.says(told.HANDOVER_DURATION, before + moved)
+
+
+async def test_lag_and_holes(tell: Told, topic: str) -> None:
+    services = tell.services
+    await store(services, topic, *(single(n, n) for n in range(6)))
+    async with consuming(services.dispatcher, topic, permits=6, type=SHARED) as consumer:
+        some = sorted(await consumer.received(6), key=lambda each: each.position.entry_id)
+        await tell.says(told.LAG, 6, topic=topic)
+        await consumer.acknowledge(some[0], some[2], some[4])
+        await tell.says(told.LAG, 5, topic=topic)
+        await tell.says(told.HOLES, 2, topic=topic)
+        await tell.says(told.AHEAD, 2, topic=topic)
+        assert await tell.value(told.CURSORS, topic=topic) >= 1
+        await tell.says(told.LEASED, 1, topic=topic)
+        await consumer.acknowledge(some[1], some[3], some[5])
+        await tell.says(told.LAG, 0, topic=topic)
+        await tell.says(told.HOLES, 0, topic=topic)
+
+
+# ---- filters
+
+
+async def test_filter_verdicts_failures_and_cache_hits(tell: Told, topic: str) -> None:
+    services = tell.services
+    sub = Filtered(services, topic)
+    await services.ledger.CreateTopic(ledger_pb2.CreateTopicRequest(topic=topic))
+    await sub.create()
+    await sub.set(IN_EU)
+    before = await tell.scrape("filter")
+    lookups = await tell.scrape("dispatcher")
+    await publish(services, topic, "eu", "us", "eu", None, "us")
+    async with consuming(services.dispatcher, topic, permits=10, type=SHARED) as consumer:
+        await take(consumer, 2)
+        await tell.says(told.FILTERED, 2, topic=topic, mode="applied", verdict="accepted")
+        await tell.says(told.FILTERED, 2, topic=topic, mode="applied", verdict="rejected")
+        await tell.says(told.FILTERED, 1, topic=topic, mode="applied", verdict="failed")
+        await tell.says(told.WAITING_ENTRIES, 1, topic=topic, cause="filter_failed")
+        assert await tell.value(told.NO_VERDICTS, mode="applied", reason="PROPERTY_ABSENT") >= 1
+        await publish(services, topic, "eu", "us", first=5)
+        await take(consumer, 1)
+        await tell.says(told.FILTERED, 3, topic=topic, mode="applied", verdict="accepted")
+        await tell.says(told.FILTERED, 3, topic=topic, mode="applied", verdict="rejected")
+    after, looked_up = await tell.scrape("filter"), await tell.scrape("dispatcher")
+
+    def grew(metric: Metric, **labels: str) -> float:
+        return after.value(metric, **labels) - before.value(metric, **labels)
+
+    # The dispatcher asks once for what the chain sees alike: eu, us, and nothing.
+    assert grew(told.FILTER_VERDICTS, verdict="ACCEPT") == 1
+    assert grew(told.FILTER_VERDICTS, verdict="REJECT") == 1
+    assert grew(told.FILTER_VERDICTS, verdict="FAILED") == 1
+    assert grew(told.FILTER_FAILURES, reason="PROPERTY_ABSENT") == 1
+    assert grew(told.DECISIONS, source="evaluated") == 3
+    assert grew(told.DECISIONS, source="remembered") == 0
+    assert after.value(told.CACHED, cache="programs") >= 1
+    remembered, asked = (
+        looked_up.value(told.LOOKUPS, result=result) - lookups.value(told.LOOKUPS, result=result)
+        for result in ("remembered", "asked")
+    )
+    assert remembered + asked == 7
+    assert remembered >= 2  # those that came later, at least
+    assert looked_up.value(told.ANSWER_DURATION, outcome="answered") >= 1
+
+
+async def test_what_another_subscription_asks_alike_is_remembered(tell: Told, topic: str) -> None:
+    services = tell.services
+    await publish(services, topic, "1", "2", "3")
+    before = await tell.scrape("filter")
+    for name in ("one", "two"):
+        sub = Filtered(services, topic, name)
+        await sub.create()
+        await sub.set(IS_NUMBER)
+        async with consuming(services.dispatcher, topic, name, permits=9) as consumer:
+            await take(consumer, 3)
+    after = await tell.scrape("filter")
+
+    def grew(metric: Metric, **labels: str) -> float:
+        return after.value(metric, **labels) - before.value(metric, **labels)
+
+    assert grew(told.DECISIONS, source="evaluated") == 3
+    assert grew(told.DECISIONS, source="remembered") == 3
+    assert grew(told.FILTER_VERDICTS, verdict="ACCEPT") == 6
+    assert after.sum(told.BATCH_ENTRIES) - before.sum(told.BATCH_ENTRIES) == 6
+    assert grew(told.COMPILATIONS, outcome="compiled") == 1
+
+
+# ---- topics
+
+
+async def test_topics_that_nobody_asked_for_count_together(tell: Told) -> None:
+    before = await tell.value(told.APPENDED_ENTRIES, topic=OTHER)
+    for name in ("one", "two"):
+        await store(tell.services, f"metrics/untold/{name}", single(0, 0), single(1, 1))
+    await tell.says(told.APPENDED_ENTRIES, before + 4, topic=OTHER)
+    for service in SERVICES:
+        found = await tell.scrape(service)
+        for metric in of_service(service):
+            for labels in found.labels(metric):
+                assert labels.get("topic", OTHER) == OTHER or labels["topic"].startswith(
+                    "metrics/told/"
+                )
+
+
+# ---- a scrape as a whole
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+@pytest.mark.parametrize("service", SERVICES)
+async def test_what_is_scraped_is_in_the_catalogue(
+    tell: Told, service: str, openmetrics: bool
+) -> None:
+    found = await tell.scrape(service, openmetrics=openmetrics)
+    known = {family_name(metric): metric for metric in of_service(service)}
+    assert set(found.families) <= {*known, "target", "target_info"}
+    for name, metric in known.items():
+        family = found.families.get(name)
+        if family is None:
+            continue
+        assert family.type == TYPES[metric.kind], name
+        assert family.documentation == metric.description
+        if openmetrics:
+            assert family.unit == {"s": "seconds", "By": "bytes"}.get(metric.unit, "")
+        attributes = {each.label: each for each in metric.attributes}
+        seen: dict[str, set[str]] = {}
+        for sample in family.samples:
+            for label, value in sample.labels.items():
+                if label == "le":
+                    continue
+                seen.setdefault(label, set()).add(value)
+                closed = attributes[label].values
+                assert not closed or value in closed or (label, value) == ("error_type", "")
+        for label, values in seen.items():
+            assert len(values) <= attributes[label].values_max + 1
+
+
+async def test_all_of_the_catalogue_is_told(tell: Told, topic: str) -> None:
+    services = tell.services
+    await publish(services, topic, *["eu"] * 20, key="a")
+    await services.dedup.TakeSnapshot(dedup_pb2.TakeSnapshotRequest(topic=topic))
+    sub = Filtered(services, topic)
+    await sub.create()
+    await sub.set(IN_EU)
+    async with consuming(services.dispatcher, topic, permits=20) as consumer:
+        await take(consumer, 20)
+    await _hand_over(tell, f"{topic}-2")
+    missing = {metric.name for metric in CATALOGUE} - {told.DENIALS.name}
+    for service in SERVICES:
+        found = await tell.scrape(service)
+        missing -= {
+            metric.name for metric in of_service(service) if family_name(metric) in found.families
+        }
+    assert not missing
+
+
+async def _hand_over(tell: Told, topic: str) -> int:
+    """Keys move from one consumer to another; how many."""
+    dispatcher = tell.services.dispatcher
+    messages = [single(n, n, partition_key=f"key-{n % 20}") for n in range(40)]
+    await store(tell.services, topic, *messages[:20])
+    async with consuming(dispatcher, topic, name="a", permits=20) as first:
+        held = await first.received(20)
+        await store(tell.services, topic, *messages[20:])
+        async with consuming(dispatcher, topic, name="b", permits=20):
+            await first.until(lambda: first.moved, "keys that move")
+            await tell.says(told.KEYS, len(first.moved), topic=topic, reason="DRAINING")
+            await first.acknowledge(*held)
+            await tell.says(told.KEYS, 0, topic=topic, reason="DRAINING")
+    return len(first.moved)
+
+
+async def test_scrapes_at_the_same_time_all_get_everything(tell: Told) -> None:
+    names = {family_name(metric) for metric in (told.RECEIPTS, told.CPU_TIME, told.TOPICS)}
+    for found in await asyncio.gather(*(tell.scrape("ledger") for _ in range(8))):
+        assert names <= found.families.keys()
+
+
+# ---- over OTLP
+
+
+async def test_what_comes_over_otlp_is_in_the_catalogue_and_counts_the_same(
+    tmp_path: Path,
+) -> None:
+    topic = "metrics/told/otlp"
+    async with otlp_receiver() as received:
+        variables = otel_variables(received, OTEL_RESOURCE_ATTRIBUTES="deployment.name=here")
+        async with telling(tmp_path / "stack", **variables) as tell:
+            async with publishing(tell.services.ledger, topic, "p") as publisher:
+                for number in (0, 1, 1):
+                    await publisher.store(single(number, number))
+            await eventually(
+                lambda: _pushed(received, told.RECEIPTS, topic=topic, status="STORED") == 2
+            )
+            assert _pushed(received, told.RECEIPTS, topic=topic, status="DUPLICATE") == 1
+            await eventually(lambda: services_of(received) == set(SERVICES))
+        assert _pushed(received, told.PRODUCERS, topic=topic) == 0  # what is left at the end, too
+    by_name = {metric.name: metric for metric in CATALOGUE}
+    kinds = {
+        Kind.COUNTER: "sum",
+        Kind.UP_DOWN: "sum",
+        Kind.GAUGE: "gauge",
+        Kind.HISTOGRAM: "histogram",
+    }
+    for resource, pushed in received.metrics:
+        metric = by_name[pushed.name]
+        assert resource["service.name"] in metric.services
+        assert resource["deployment.name"] == "here"
+        assert (pushed.unit, pushed.description) == (metric.unit, metric.description)
+        assert pushed.WhichOneof("data") == kinds[metric.kind]
+        if metric.kind in (Kind.COUNTER, Kind.UP_DOWN):
+            assert pushed.sum.is_monotonic is (metric.kind is Kind.COUNTER)
+        for point in getattr(pushed, kinds[metric.kind]).data_points:
+            names = [attribute.name for attribute in metric.attributes]
+            assert {each.key for each in point.attributes} <= set(names)
+            if metric.kind is Kind.HISTOGRAM:
+                assert tuple(point.explicit_bounds) == metric.bounds
+
+
+def services_of(received: Received) -> set[Any]:
+    return {resource["service.name"] for resource, _ in received.metrics}
+
+
+def _pushed(received: Received, metric: Metric, **attributes: str) -> float | None:
+    """The newest value of a point that came over OTLP."""
+    for _, pushed in reversed(received.metrics):
+        if pushed.name != metric.name:
+            continue
+        for point in pushed.sum.data_points:
+            if {each.key: each.value.string_value for each in point.attributes} == attributes:
+                return point.as_int or point.as_double
+    return None

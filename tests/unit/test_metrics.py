@@ -1,0 +1,430 @@
+"""Metrics: the catalogue agrees with what the services know, and telling them harms nobody."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpc import StatusCode
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from pydantic import ValidationError
+
+from seqgate.telemetry import metrics as told
+from seqgate.telemetry.metrics import CATALOGUE, OTHER, TOPICS_MAX, Kind, Metric
+from seqgate.types import Position, TopicName
+from services.cursor.core.cursor import CursorState
+from services.cursor.core.holes import holes_of
+from services.cursor.core.state import Head
+from services.dedup.core.sequence import Verdict
+from services.dedup.core.topic import Judged, ProducerVerdicts
+from services.dedup.metrics import DedupMetrics
+from services.dispatcher.core.lane import Reason
+from services.filter.core.chain import Verdict as FilterVerdict
+from services.filter.core.program import FailureReason
+from services.ledger.config import LedgerConfig
+from services.ledger.core.receipt import Status
+from services.ledger.metrics import LedgerMetrics, Recovery
+from services.runtime import metrics as runtime
+from services.runtime.drain import Drain
+from services.runtime.guard import Denials, PermissionDenied
+from services.runtime.metrics import (
+    OFF,
+    Metrics,
+    Readings,
+    TopicLabels,
+    store_free,
+    store_size,
+    summed,
+    telling,
+)
+from services.runtime.server import tell_calls
+
+GAUGE = Metric("seqgate.test.gauge", Kind.GAUGE, "1", "", (), (told.TOPIC,))
+COUNTER = Metric("seqgate.test.counter", Kind.COUNTER, "1", "", (), (told.TOPIC, told.STATUS))
+HISTOGRAM = Metric(
+    "seqgate.test.histogram", Kind.HISTOGRAM, "s", "", (), (told.STATUS,), (1.0, 2.0)
+)
+
+Points = dict[tuple[tuple[str, Any], ...], Any]
+
+
+class Telling:
+    """Metrics over the SDK, and what a reader collects of them."""
+
+    def __init__(self, topics: TopicLabels | None = None) -> None:
+        self._reader = InMemoryMetricReader()
+        self._provider = MeterProvider([self._reader], shutdown_on_exit=False)
+        loop = asyncio.get_running_loop()
+        meter = self._provider.get_meter("test")
+        self.metrics = Metrics(meter, Readings(loop), topics)
+
+    async def collect(self) -> dict[str, Points]:
+        """All points, by the name of their metric and their attributes."""
+        data: Any = await asyncio.to_thread(self._reader.get_metrics_data)
+        found: dict[str, Points] = {}
+        for of_resource in () if data is None else data.resource_metrics:
+            for scope in of_resource.scope_metrics:
+                for metric in scope.metrics:
+                    found[metric.name] = {
+                        tuple(sorted(point.attributes.items())): point
+                        for point in metric.data.data_points
+                    }
+        return found
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._provider.shutdown)
+
+
+@pytest.fixture
+async def telling_() -> Any:
+    made = Telling()
+    yield made
+    await made.close()
+
+
+# ---- the catalogue
+
+
+def test_no_two_metrics_have_one_name() -> None:
+    assert len({each.name for each in CATALOGUE}) == len(CATALOGUE)
+    assert len({each.prometheus for each in CATALOGUE}) == len(CATALOGUE)
+
+
+@pytest.mark.parametrize("metric", CATALOGUE, ids=lambda each: each.name)
+def test_a_metric_says_what_it_is(metric: Metric) -> None:
+    assert metric.description
+    assert metric.unit
+    assert set(metric.services) <= set(told.SERVICES)
+    assert metric.services
+    assert bool(metric.bounds) is (metric.kind is Kind.HISTOGRAM)
+    assert list(metric.bounds) == sorted(set(metric.bounds))
+    assert len({each.label for each in metric.attributes}) == len(metric.attributes)
+    own = metric.name.removeprefix("seqgate.").split(".")[0]
+    if own in told.SERVICES:
+        assert metric.services == (own,)
+
+
+@pytest.mark.parametrize("metric", CATALOGUE, ids=lambda each: each.name)
+def test_how_many_series_a_metric_has_is_bounded_below_what_the_library_tells_apart(
+    metric: Metric,
+) -> None:
+    library_max = 2_000  # then it counts together: opentelemetry-sdk's cardinality limit
+    series = 1
+    for attribute in metric.attributes:
+        assert attribute.name not in (
+            *("producer", "consumer", "key", "subscription", "message", "sequence_id", "principal"),
+        )
+        assert 0 < attribute.values_max <= max(TOPICS_MAX + 1, told.METHODS_MAX)
+        if attribute.name not in ("error.type", "rpc.response.status_code"):
+            series *= attribute.values_max
+    assert series <= library_max
+
+
+def names(values: Iterable[Enum]) -> set[str]:
+    return {each.name for each in values}
+
+
+@pytest.mark.parametrize(
+    ("attribute", "known"),
+    [
+        (told.STATUS, names(Status)),
+        (told.VERDICT, names(Verdict)),
+        (told.KEY_REASON, names(Reason)),
+        (told.FILTER_VERDICT, names(FilterVerdict) | {"FAILED"}),
+        (told.FAILURE, names(FailureReason)),
+        (told.RPC_CODE, names(StatusCode)),
+    ],
+)
+def test_closed_sets_are_those_that_the_services_know(
+    attribute: told.Attribute, known: set[str]
+) -> None:
+    assert set(attribute.values) == known
+
+
+def test_buckets_of_calls_are_those_of_the_conventions() -> None:
+    bounds = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+    assert told.SERVER_CALLS.bounds == told.CLIENT_CALLS.bounds == bounds
+
+
+# ---- topics
+
+
+def test_only_topics_that_were_asked_for_are_told_apart() -> None:
+    labels = TopicLabels(["a/b/*", "a/?/c"])
+    assert labels.of("a/b/one") == "a/b/one"
+    assert labels.of("a/x/c") == "a/x/c"
+    assert labels.of("a/x/one") == OTHER
+    assert labels.of("a/b/one/more") == OTHER
+    assert labels.of(TopicName.parse("a/b/two")) == "a/b/two"
+    assert TopicLabels().of("a/b/one") == OTHER
+
+
+def test_no_more_topics_are_told_apart_than_may_be() -> None:
+    labels = TopicLabels(["*/*/*"])
+    first = {labels.of(f"a/b/{number}") for number in range(TOPICS_MAX)}
+    assert len(first) == TOPICS_MAX
+    assert labels.of("a/b/one-more") == OTHER
+    assert labels.of("a/b/0") == "a/b/0"
+
+
+def test_a_topic_keeps_its_label_when_it_was_forgotten_how_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime, "LABELS_MAX", 3)
+    labels = TopicLabels(["a/b/told-*"], topics_max=2)
+    assert [labels.of(f"a/b/told-{number}") for number in range(3)] == [
+        *("a/b/told-0", "a/b/told-1", OTHER),
+    ]
+    for number in range(10):
+        assert labels.of(f"a/b/{number}") == OTHER
+    assert labels.of("a/b/told-1") == "a/b/told-1"
+    assert labels.of("a/b/told-2") == OTHER
+
+
+@pytest.mark.parametrize("pattern", ["", "a", "a/b", "a/b/c/d"])
+def test_a_pattern_that_names_no_topic_is_refused(pattern: str) -> None:
+    with pytest.raises(ValidationError, match="tenant/namespace/name"):
+        LedgerConfig(metrics_topics=(pattern,))
+
+
+@pytest.mark.parametrize("listen", ["9464", ":9464", "0.0.0.0:", "0.0.0.0:99999"])
+def test_an_address_for_scrapes_has_a_host_and_a_port(listen: str) -> None:
+    with pytest.raises(ValidationError, match="host:port"):
+        LedgerConfig(metrics_listen=listen)
+
+
+# ---- reading
+
+
+async def test_what_is_read_is_told_with_its_attributes(telling_: Telling) -> None:
+    telling_.metrics.tell(COUNTER, lambda: [(("a/b/c", "STORED"), 3), ((OTHER, "STALE"), 1)])
+    telling_.metrics.tell(GAUGE, lambda: [((OTHER,), 0.5)])
+    found = await telling_.collect()
+    assert {key: point.value for key, point in found[COUNTER.name].items()} == {
+        (("status", "STORED"), ("topic", "a/b/c")): 3,
+        (("status", "STALE"), ("topic", OTHER)): 1,
+    }
+    assert found[GAUGE.name][(("topic", OTHER),)].value == 0.5
+
+
+async def test_a_histogram_has_the_bounds_of_the_catalogue(telling_: Telling) -> None:
+    record = telling_.metrics.histogram(HISTOGRAM)
+    for value in (0.5, 1.5, 3.0):
+        record(value, "STORED")
+    record(1.0)  # what is said last may be left out
+    found = (await telling_.collect())[HISTOGRAM.name]
+    assert found[(("status", "STORED"),)].bucket_counts == (1, 1, 1)
+    assert found[(("status", "STORED"),)].explicit_bounds == (1.0, 2.0)
+    assert found[()].count == 1
+
+
+async def test_what_cannot_be_read_is_left_out_and_the_rest_is_told(telling_: Telling) -> None:
+    def fail() -> list[tuple[tuple[str, ...], float]]:
+        raise LookupError("no more")
+
+    telling_.metrics.tell(COUNTER, fail)
+    telling_.metrics.tell(GAUGE, lambda: [((OTHER,), 1)])
+    found = await telling_.collect()
+    assert not found.get(COUNTER.name)
+    assert found[GAUGE.name][(("topic", OTHER),)].value == 1
+
+
+async def test_everything_is_read_in_the_event_loop(telling_: Telling) -> None:
+    threads: set[int] = set()
+
+    def read() -> list[tuple[tuple[str, ...], float]]:
+        threads.add(threading.get_ident())
+        return [((OTHER,), 1)]
+
+    telling_.metrics.tell(GAUGE, read)
+    await telling_.collect()
+    assert threads == {threading.get_ident()}
+
+
+async def test_one_collection_reads_once_however_many_metrics_there_are(
+    telling_: Telling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "READING_S", 60)
+    reads = 0
+
+    def read() -> list[tuple[tuple[str, ...], float]]:
+        nonlocal reads
+        reads += 1
+        return [((OTHER,), reads)]
+
+    telling_.metrics.tell(GAUGE, read)
+    telling_.metrics.tell(COUNTER, lambda: [((OTHER,), 1)])
+    await telling_.collect()
+    await telling_.collect()
+    assert reads == 1
+
+
+async def test_a_loop_that_does_not_come_is_not_waited_for_and_what_was_read_before_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime, "READING_S", 0)
+    telling = Telling()
+    telling.metrics.tell(GAUGE, lambda: [((OTHER,), 7)])
+    await telling.collect()
+    monkeypatch.setattr(runtime, "READING_TIMEOUT_S", 0.01)
+    done = threading.Event()
+    found: list[Any] = []
+
+    def scrape() -> None:
+        found.append(telling._reader.get_metrics_data())
+        done.set()
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    assert done.wait(30)  # meanwhile this loop does nothing else
+    thread.join()
+    (metric,) = found[0].resource_metrics[0].scope_metrics[0].metrics
+    assert metric.data.data_points[0].value == 7
+    await telling.close()
+
+
+async def test_where_nobody_is_told_nothing_is_read_or_recorded() -> None:
+    def never() -> list[tuple[tuple[str, ...], float]]:
+        raise AssertionError
+
+    assert not OFF.is_on
+    OFF.tell(GAUGE, never)
+    OFF.histogram(HISTOGRAM)(1.0, "STORED")
+
+
+async def test_without_an_exporter_and_an_address_there_is_nobody_to_tell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("OTEL_METRICS_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    threads = threading.active_count()
+    async with telling(LedgerConfig()) as metrics:
+        assert metrics is OFF
+        assert threading.active_count() == threads
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    async with telling(LedgerConfig()) as metrics:
+        assert metrics is OFF
+
+
+async def test_who_cannot_listen_for_scrapes_does_not_start() -> None:
+    with pytest.raises(OSError):
+        async with telling(LedgerConfig(metrics_listen="192.0.2.1:9464")):  # of no machine
+            raise AssertionError
+
+
+# ---- what is counted
+
+
+def test_topics_together_are_summed_and_others_are_always_told() -> None:
+    assert dict(summed([])) == {(OTHER,): 0}
+    assert dict(summed([("a/b/c", 1), (OTHER, 2), (OTHER, 3)])) == {("a/b/c",): 1, (OTHER,): 5}
+    assert dict(summed([("a/b/c", 1), ("a/b/c", 3)], max)) == {("a/b/c",): 3, (OTHER,): 0}
+
+
+@given(st.lists(st.sampled_from(Verdict), max_size=30))
+def test_each_verdict_is_counted_once(verdicts: list[Verdict]) -> None:
+    metrics = DedupMetrics()
+    topic = TopicName.parse("a/b/c")
+    metrics.judged(topic, Judged(1, [ProducerVerdicts(verdicts, -1, {})]))
+    expected = dict.fromkeys(Verdict, 0) | Counter(verdicts)
+    assert metrics.verdicts[OTHER] == expected
+
+
+class Recorded:
+    """A histogram's values."""
+
+    def __init__(self) -> None:
+        self.values: list[tuple[object, ...]] = []
+
+    def __call__(self, *value: object) -> None:
+        self.values.append(value)
+
+
+def test_a_recovery_counts_once_for_the_first_cause_and_lasts_until_the_writer_judges_again() -> (
+    None
+):
+    metrics = LedgerMetrics()
+    durations = metrics.recovery_duration = Recorded()
+    now_s = 0.0
+    recovery = Recovery(metrics, lambda: now_s)
+    recovery.note("takeover", is_aligning=True)
+    now_s = 1.0
+    recovery.note("behind", is_aligning=True)
+    assert not durations.values
+    now_s = 3.0
+    recovery.note("behind", is_aligning=False)
+    recovery.note("behind", is_aligning=False)
+    assert durations.values == [(3.0, "takeover")]
+    recovery.note("changed", is_aligning=True)
+    assert metrics.recoveries == {"takeover": 1, "changed": 1}
+
+
+async def test_denials_and_streams_are_told(telling_: Telling) -> None:
+    denials, drain = Denials(), Drain()
+    tell_calls(telling_.metrics, drain, denials)
+    method = "/seqgate.api.ledger.v1.LedgerService/Publish"
+    denials.note(PermissionDenied("no"), method, "sub:alice", "peer")
+    denials.note(PermissionDenied("no"), method, "sub:bob", "peer")
+    with drain.stream():
+        found = await telling_.collect()
+    (key,) = found[told.DENIALS.name]
+    assert dict(key) == {"reason": "PERMISSION_DENIED", "rpc.method": method[1:]}
+    assert found[told.DENIALS.name][key].value == 2
+    assert found[told.STREAMS.name][()].value == 1
+
+
+def test_a_store_may_grow_to_its_limit_and_to_the_end_of_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    assert store_size(path) == 0
+    path.write_bytes(bytes(1_000))
+    (tmp_path / "a.db-wal").write_bytes(bytes(500))
+    assert store_size(path) == 1_500
+    assert store_free(path, 2_000) == 500
+    assert store_free(path, 1_000) == 0
+    assert store_free(path, 0) > 10_000
+    assert store_free(path, 2**62) == pytest.approx(store_free(path, 0), rel=0.1)
+
+
+# ---- holes
+
+
+class Pages:
+    """The holes of a cursor, in memory, as far as counting them goes."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[int, int], int] = {}
+
+    def pages(self, after: Position | None) -> Iterable[tuple[int, int, int]]:
+        first = (0, 0) if after is None else (after.ledger_id, after.entry_id // 65_536)
+        return ((*place, bits) for place, bits in sorted(self.kept.items()) if place >= first)
+
+
+POSITIONS = st.builds(Position, st.integers(1, 3), st.integers(65_500, 65_580))
+
+
+@given(st.none() | POSITIONS, st.sets(POSITIONS, max_size=12))
+def test_holes_lie_beyond_the_mark_delete_position_and_before_what_is_acknowledged(
+    mark_delete: Position | None, acknowledged: set[Position]
+) -> None:
+    pages = Pages()
+    for ledger_id, entry_id in acknowledged:
+        place = ledger_id, entry_id // 65_536
+        pages.kept[place] = pages.kept.get(place, 0) | 1 << entry_id % 65_536
+    holes: Any = pages
+    head = Head(TopicName.parse("a/b/c"), "s", 0, mark_delete)
+    beyond = {each for each in acknowledged if mark_delete is None or each > mark_delete}
+    expected = 0
+    for ledger_id in {each.ledger_id for each in beyond}:
+        ids = {each.entry_id for each in beyond if each.ledger_id == ledger_id}
+        is_marked = mark_delete is not None and mark_delete.ledger_id == ledger_id
+        first = mark_delete.entry_id + 1 if is_marked and mark_delete else 0
+        expected += sum(entry_id not in ids for entry_id in range(first, max(ids)))
+    assert holes_of(CursorState(head, holes)) == expected
