@@ -34,6 +34,7 @@ def run_service(config_type: type[C], run: Callable[[C], Awaitable[None]]) -> in
         check_exposure(config)
         check_files(config)
         exporter_asked_for("TRACES")
+        exporter_asked_for("METRICS")
     except (ValidationError, OSError, ValueError) as error:
         sys.stderr.write(f"{config_type.service}: {error}\n")
         return EXIT_USAGE

@@ -33,7 +33,7 @@ from services.ledger.core.receipt import Status
 from services.ledger.metrics import LedgerMetrics, Recovery
 from services.runtime import metrics as runtime
 from services.runtime.drain import Drain
-from services.runtime.guard import Denials, PermissionDenied
+from services.runtime.guard import PermissionDenied, note_denial
 from services.runtime.metrics import (
     OFF,
     Metrics,
@@ -44,6 +44,7 @@ from services.runtime.metrics import (
     summed,
     telling,
 )
+from services.runtime.refusals import Refusals
 from services.runtime.server import tell_calls
 
 GAUGE = Metric("seqgate.test.gauge", Kind.GAUGE, "1", "", (), (told.TOPIC,))
@@ -368,11 +369,11 @@ def test_a_recovery_counts_once_for_the_first_cause_and_lasts_until_the_writer_j
 
 
 async def test_denials_and_streams_are_told(telling_: Telling) -> None:
-    denials, drain = Denials(), Drain()
+    denials, drain = Refusals(), Drain()
     tell_calls(telling_.metrics, drain, denials)
     method = "/seqgate.api.ledger.v1.LedgerService/Publish"
-    denials.note(PermissionDenied("no"), method, "sub:alice", "peer")
-    denials.note(PermissionDenied("no"), method, "sub:bob", "peer")
+    note_denial(denials, PermissionDenied("no"), method, "sub:alice", "peer")
+    note_denial(denials, PermissionDenied("no"), method, "sub:bob", "peer")
     with drain.stream():
         found = await telling_.collect()
     (key,) = found[told.DENIALS.name]
