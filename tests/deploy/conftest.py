@@ -11,6 +11,7 @@ import pytest
 NEEDS = {
     "test_manifests.py": ("kubectl", "kustomize"),
     "test_pods.py": ("kubectl", "kustomize"),
+    "test_alerts.py": ("promtool",),
     "test_image.py": ("buildah", "podman"),
 }
 """For each file: either tool does, for those with kustomize in them; both are needed otherwise."""

@@ -1,0 +1,190 @@
+"""The alert rules, evaluated by promtool: each fires on what it is for, and not on less."""
+
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from tests.deploy.test_observability import rules
+
+MINUTES = 60
+"""How long each story is, one sample a minute."""
+
+FAST = f"0+60x{MINUTES}"
+"""One a second."""
+
+NEVER = f"0x{MINUTES}"
+
+
+def always(value: float) -> str:
+    return f"{value}x{MINUTES}"
+
+
+class Story(NamedTuple):
+    """What happens: series by their values when the alert fires, those when it does not, and the
+    labels of the one that fires."""
+
+    bad: dict[str, str]
+    good: dict[str, str]
+    labels: dict[str, str]
+
+
+def buckets(name: str, beyond: str, *bounds: str, labels: str = "") -> tuple[dict[str, str], ...]:
+    """A histogram whose values are all above the bound `beyond`; and one with all below."""
+    series = [f'{name}_bucket{{{labels}le="{bound}"}}' for bound in (*bounds, "+Inf")]
+    above = [NEVER if float(bound) <= float(beyond) else FAST for bound in (*bounds, "inf")]
+    return dict(zip(series, above, strict=True)), dict.fromkeys(series, FAST)
+
+
+def value(series: str, bad: float, good: float, **labels: str) -> Story:
+    """A number that is too high, or as it should be."""
+    return Story({series: always(bad)}, {series: always(good)}, labels)
+
+
+def counted(series: str, bad: str = FAST, good: str = NEVER, **labels: str) -> Story:
+    """Something that goes on happening, or does not."""
+    return Story({series: bad}, {series: good}, labels)
+
+
+def share(part: str, whole: str, **labels: str) -> Story:
+    """Half of what happens is bad, or a thousandth."""
+    return Story({part: FAST, whole: FAST}, {part: f"0+0.06x{MINUTES}", whole: FAST}, labels)
+
+
+def room(service: str) -> Story:
+    free = f'seqgate_{service}_store_free_bytes{{instance="a"}}'
+    size = f'seqgate_{service}_store_size_bytes{{instance="a"}}'
+    return Story(
+        {free: always(5), size: always(95)},
+        {free: always(50), size: always(50)},
+        {"instance": "a"},
+    )
+
+
+FAILED = 'seqgate_dedup_snapshots_total{outcome="failed"}'
+TAKEN = 'seqgate_dedup_snapshots_total{outcome="taken"}'
+TOPICS = "seqgate_ledger_topics"
+TOPIC = {"topic": "a"}
+
+STORIES = {
+    "SeqgateProcessAway": value('up{job="seqgate/seqgate"}', 0, 1, job="seqgate/seqgate"),
+    "SeqgateTopicsWaitForRebuild": value(f'{TOPICS}{{state="waiting_for_rebuild"}}', 1, 0),
+    "SeqgateTopicsAlignForLong": value(f'{TOPICS}{{state="aligning"}}', 1, 0),
+    "SeqgatePublishingFails": share(
+        'seqgate_ledger_receipts_total{status="FAILED"}',
+        'seqgate_ledger_receipts_total{status="STORED"}',
+    ),
+    "SeqgateCommitsSlow": Story(
+        *buckets("seqgate_ledger_append_duration_seconds", "0.5", "0.1", "0.5", "1"), {}
+    ),
+    "SeqgateLedgerStoreFillsUp": room("ledger"),
+    "SeqgateCursorStoreFillsUp": room("cursor"),
+    "SeqgateRedisSlow": Story(
+        *buckets("seqgate_dedup_store_duration_seconds", "0.1", "0.05", "0.1", "0.25"), {}
+    ),
+    "SeqgateSnapshotsFail": Story({FAILED: FAST, TAKEN: NEVER}, {FAILED: FAST, TAKEN: FAST}, {}),
+    "SeqgateReplayGetsLong": value(
+        'seqgate_dedup_replay_distance{topic="a"}', 800_001, 800_000, **TOPIC
+    ),
+    "SeqgateProducersAlmostTooMany": value(
+        'seqgate_dedup_producers_utilization{topic="a"}', 0.95, 0.9, **TOPIC
+    ),
+    "SeqgateProducersEvicted": counted('seqgate_dedup_producers_forgotten_total{cause="evicted"}'),
+    "SeqgatePoliciesUnreadable": value("seqgate_dedup_policy_failing", 1, 0),
+    "SeqgateKeyWithheldForLong": value(
+        'seqgate_dispatcher_key_withheld_age_seconds{topic="a",reason="DRAINING"}',
+        601,
+        600,
+        topic="a",
+        reason="DRAINING",
+    ),
+    "SeqgateLagGrows": Story(
+        {'seqgate_dispatcher_lag{topic="a"}': f"100001+100x{MINUTES}"},
+        {'seqgate_dispatcher_lag{topic="a"}': f"200000-100x{MINUTES}"},
+        TOPIC,
+    ),
+    "SeqgateRedeliveriesMany": share(
+        'seqgate_dispatcher_redeliveries_total{cause="refused"}',
+        "seqgate_dispatcher_delivered_entries_total",
+    ),
+    "SeqgateDeadLetters": counted('seqgate_dispatcher_dead_letters_total{topic="a"}', **TOPIC),
+    "SeqgateUnackedLimit": value(
+        'seqgate_dispatcher_subscriptions{topic="a",state="unacked_limit"}', 1, 0, **TOPIC
+    ),
+    "SeqgateFilterServiceAway": value("seqgate_dispatcher_filter_outages", 1, 0),
+    "SeqgateFiltersFail": counted(
+        'seqgate_dispatcher_filter_failures_total{mode="applied",reason="PROPERTY_ABSENT"}',
+        reason="PROPERTY_ABSENT",
+    ),
+    "SeqgateHolesMany": value('seqgate_cursor_holes{topic="a"}', 1_000_001, 1_000_000, **TOPIC),
+    "SeqgateServerErrors": counted(
+        'rpc_server_call_duration_seconds_count{rpc_method="m",error_type="INTERNAL"}',
+        rpc_method="m",
+    ),
+    "SeqgateEventLoopLate": Story(
+        *buckets(
+            "seqgate_process_event_loop_lag_seconds",
+            *("0.25", "0.1", "0.25", "0.5"),
+            labels='instance="a",',
+        ),
+        {"instance": "a"},
+    ),
+    "SeqgateFilesAlmostTooMany": Story(
+        {
+            'process_unix_file_descriptor_count{instance="a"}': always(81),
+            'seqgate_process_file_descriptor_limit{instance="a"}': always(100),
+        },
+        {
+            'process_unix_file_descriptor_count{instance="a"}': always(80),
+            'seqgate_process_file_descriptor_limit{instance="a"}': always(100),
+        },
+        {"instance": "a"},
+    ),
+    "SeqgateDenialsMany": counted(
+        'seqgate_denials_total{reason="TOKEN_EXPIRED"}',
+        f"0+120x{MINUTES}",
+        f"0+30x{MINUTES}",
+        reason="TOKEN_EXPIRED",
+    ),
+}
+
+
+def test_every_alert_has_a_story() -> None:
+    assert list(STORIES) == [rule["alert"] for rule in rules()]
+
+
+def test_alerts_fire_on_what_they_are_for_and_not_on_less(tmp_path: Path) -> None:
+    tests = [
+        told(rule, series, fires=fires)
+        for rule in rules()
+        for series, fires in (
+            (STORIES[rule["alert"]].bad, True),
+            (STORIES[rule["alert"]].good, False),
+        )
+    ]
+    groups = [{"name": "seqgate", "rules": rules()}]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
+    document = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(document))
+    command = ["promtool", "test", "rules", str(tmp_path / "tests.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def told(rule: dict[str, Any], series: dict[str, str], *, fires: bool) -> dict[str, Any]:
+    """A test of promtool's."""
+    expected = {
+        "exp_labels": {**rule["labels"], **STORIES[rule["alert"]].labels},
+        "exp_annotations": rule["annotations"],
+    }
+    asked = {
+        "eval_time": f"{MINUTES}m",
+        "alertname": rule["alert"],
+        "exp_alerts": [expected] if fires else [],
+    }
+    return {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": each} for name, each in series.items()],
+        "alert_rule_test": [asked],
+    }
