@@ -1,9 +1,5 @@
 """The trace of a stored message: its producer put the context among its properties (W3C)."""
 
-import re
-from collections.abc import Mapping
-from typing import Final
-
 from grpc import aio
 
 from seqgate.api.entry.v1 import entry_pb2
@@ -12,12 +8,8 @@ from seqgate.cli._command import Run
 from seqgate.cli._service import ledger_service
 from seqgate.client._codec import decode_entry
 from seqgate.errors import SeqgateError
+from seqgate.telemetry import trace_id_of
 from seqgate.types import Position
-
-TRACEPARENT: Final = "traceparent"
-"""The property's name."""
-
-_FORM: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")
 
 
 async def trace_of(run: Run, topic: str, position: Position, batch_index: int = -1) -> str | None:
@@ -33,21 +25,14 @@ async def trace_of(run: Run, topic: str, position: Position, batch_index: int = 
         stored = await _read(run, topic, position, metadata_only=True)
         if stored is None:
             return None
-        found = trace_in(stored.metadata.properties)
-        if found is not None or not stored.metadata.HasField("num_messages_in_batch"):
-            return found
+        if not stored.metadata.HasField("num_messages_in_batch"):
+            return trace_id_of(stored.metadata.properties) or None
         stored = await _read(run, topic, position, metadata_only=False)
         messages = [] if stored is None else decode_entry(topic, stored)
         of_it = messages[max(0, batch_index) :][:1]
-        return trace_in(of_it[0].properties) if of_it else None
+        return (trace_id_of(of_it[0].properties) or None) if of_it else None
     except (SeqgateError, aio.AioRpcError):
         return None
-
-
-def trace_in(properties: Mapping[str, str]) -> str | None:
-    """The trace id in a message's properties; None: there is none that is one."""
-    found = _FORM.fullmatch(properties.get(TRACEPARENT, ""))
-    return None if found is None else found[1]
 
 
 async def _read(

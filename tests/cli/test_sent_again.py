@@ -8,7 +8,6 @@ import pytest
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.cli._sent_again import Standing, sent_again, snapshot_shown
-from seqgate.cli._trace import trace_in
 from seqgate.types import Position
 
 NEW, IN_FLIGHT, DUPLICATE = pb.VERDICT_NEW, pb.VERDICT_IN_FLIGHT, pb.VERDICT_DUPLICATE
@@ -72,21 +71,3 @@ def test_which_snapshot_covers_it(
 def test_what_is_nowhere_is_covered_by_nothing() -> None:
     of = standing(NEW, None)
     assert (of.covered, snapshot_shown(of)) == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (f"00-{TRACE}-00f067aa0ba902b7-01", TRACE),
-        (f"00-{TRACE}-00f067aa0ba902b7-00", TRACE),
-        (f"cc-{TRACE}-00f067aa0ba902b7-01-later-versions", TRACE),
-        (f"ff-{TRACE}-00f067aa0ba902b7-01", None),
-        (f"00-{'0' * 32}-00f067aa0ba902b7-01", None),
-        (f"00-{TRACE.upper()}-00f067aa0ba902b7-01", None),
-        (TRACE, None),
-        ("", None),
-    ],
-)
-def test_a_trace_is_one_of_the_standards_form(value: str, expected: str | None) -> None:
-    assert trace_in({"traceparent": value}) == expected
-    assert trace_in({}) is None
