@@ -3,11 +3,9 @@
 from collections.abc import Callable, Sequence
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
-from opentelemetry.trace import SpanKind, Tracer
+from opentelemetry.trace import SpanKind
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import Compression, MessageId, Receipt, _tracing
@@ -24,29 +22,12 @@ from seqgate.client._tracing import Publishing, shared_context
 from seqgate.errors import StaleSequenceIdError
 from seqgate.telemetry import extract, names
 from seqgate.types import Position
+from tests.support.recorded import Recorded, links
 
 TOPIC = "public/default/t"
 MESSAGE_BYTES_MAX = 5 * 1024 * 1024
 STORED = Receipt(MessageId(3, 4), 7, duplicate=False)
 OTHER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-class Recorded:
-    """A tracer, and what it has recorded: nothing of it is global."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self._exporter = InMemorySpanExporter()
-        provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
-        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        self.tracer: Tracer = provider.get_tracer("test")
-
-    @property
-    def spans(self) -> list[ReadableSpan]:
-        return list(self._exporter.get_finished_spans())
-
-    def one(self, name: str) -> ReadableSpan:
-        (found,) = [span for span in self.spans if span.name == name]
-        return found
 
 
 Recording = Callable[[Sampler], Recorded]
@@ -94,10 +75,6 @@ def read(messages: Sequence[OutgoingMessage], *, batch: bool) -> list[Message]:
 def names_span(message: Message, span: ReadableSpan) -> bool:
     context = extract(message.properties)
     return (context.trace_id, context.span_id) == (span.context.trace_id, span.context.span_id)
-
-
-def links(span: ReadableSpan) -> list[tuple[int, int]]:
-    return [(link.context.trace_id, link.context.span_id) for link in span.links]
 
 
 def test_a_message_sent_alone_has_a_span_until_its_receipt(recorded: Recorded) -> None:
