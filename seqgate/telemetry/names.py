@@ -21,6 +21,8 @@ GRPC: Final = "grpc"
 RPC_SERVER_CALL_DURATION: Final = "rpc.server.call.duration"
 RPC_CLIENT_CALL_DURATION: Final = "rpc.client.call.duration"
 
+PROCESS_EXIT_CODE: Final = "process.exit.code"
+
 # ---- messaging
 
 MESSAGING_SYSTEM: Final = "messaging.system"
