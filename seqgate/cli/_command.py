@@ -9,16 +9,28 @@ import asyncio
 import inspect
 import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, TypeVar
 
 import typer
+from opentelemetry import trace
+from opentelemetry.trace import Span, Status, StatusCode
 
-from seqgate.cli._failure import DONE, INTERRUPTED, WRONG, WrongUsage, exit_code
+from seqgate.cli._failure import (
+    DONE,
+    INTERRUPTED,
+    WRONG,
+    InvalidSettings,
+    WrongUsage,
+    exit_code,
+    reason_of,
+)
 from seqgate.cli._output import Format, Output, OutputClosed
 from seqgate.cli._settings import FILES, Settings, resolve
 from seqgate.errors import SeqgateError
+from seqgate.telemetry import TelemetrySettingError, names, tracing
 from seqgate.types import InvalidNameError, TopicName
 
 Command = TypeVar("Command", bound=Callable[..., Coroutine[Any, Any, int]])
@@ -150,7 +162,7 @@ def command(app: typer.Typer, name: str) -> Callable[[Command], Command]:
     def register(function: Command) -> Command:
         def call(parsed: typer.Context, **given: Any) -> int:
             options = _take(given).over(parsed.obj)
-            return _run(options, lambda run: function(run, **given))
+            return _run(options, parsed.command_path, lambda run: function(run, **given))
 
         call.__doc__ = function.__doc__
         own = list(inspect.signature(function).parameters.values())[1:]
@@ -161,8 +173,37 @@ def command(app: typer.Typer, name: str) -> Callable[[Command], Command]:
     return register
 
 
-def _run(options: Given, work: Callable[[Run], Coroutine[Any, Any, int]]) -> int:
+def _run(options: Given, name: str, work: Callable[[Run], Coroutine[Any, Any, int]]) -> int:
     output = Output(options.output or Format.TABLE)
+    try:
+        with _traced(name) as span:
+            code = _done(options, output, work, span)
+            span.set_attribute(names.PROCESS_EXIT_CODE, code)
+            return code
+    except WrongUsage as error:
+        output.error(error)
+        return exit_code(error)
+
+
+@contextmanager
+def _traced(name: str) -> Iterator[Span]:
+    """Record spans, if OTEL_* ask for it, below one of the command's own.
+
+    Raises:
+        WrongUsage: a variable asks for what there is not.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(tracing("seqgate-cli"))
+        except TelemetrySettingError as error:
+            raise InvalidSettings(str(error)) from error
+        yield stack.enter_context(trace.get_tracer("seqgate.cli").start_as_current_span(name))
+
+
+def _done(
+    options: Given, output: Output, work: Callable[[Run], Coroutine[Any, Any, int]], span: Span
+) -> int:
+    """Do a command's work. Returns the exit code."""
     try:
         settings = resolve(
             os.environ,
@@ -178,6 +219,8 @@ def _run(options: Given, work: Callable[[Run], Coroutine[Any, Any, int]]) -> int
         return asyncio.run(work(Run(settings, output)))
     except SeqgateError as error:
         output.error(error)
+        span.set_attribute(names.ERROR_TYPE, reason_of(error))
+        span.set_status(Status(StatusCode.ERROR, str(error)))
         return exit_code(error)
     except OutputClosed:
         return DONE

@@ -144,8 +144,9 @@ class _Taking:
                 code = REFUSED
                 continue
             self._left_out.came(message)
-            self._listing.add(message)
-            settling = self._consumer.ack_nowait(message)
+            with self._consumer.processing(message):
+                self._listing.add(message)
+                settling = self._consumer.ack_nowait(message)
             self._settling.add(settling)
             settling.add_done_callback(self._settled)
             if count is not None:

@@ -7,6 +7,7 @@ from typing import Final
 
 from seqgate.client._consumer import Consumer
 from seqgate.client._received import Received
+from seqgate.client._tracing import note_failure
 from seqgate.errors import ConsumerClosedError, CorruptMessageError
 
 STOP_TIMEOUT_S: Final = 30.0
@@ -117,13 +118,15 @@ class _Work:
                 self._consumer.release(key)
 
     async def _process(self, message: Received) -> None:
-        try:
-            await self._handler(message)
-        except Exception as failure:
-            self._consumer.nack_nowait(message)
-            self._on_failure(message, failure)
-        else:
-            self._consumer.ack_nowait(message)
+        with self._consumer.processing(message) as span:
+            try:
+                await self._handler(message)
+            except Exception as failure:
+                note_failure(span, failure)
+                self._consumer.nack_nowait(message)
+                self._on_failure(message, failure)
+            else:
+                self._consumer.ack_nowait(message)
 
 
 def _log_failure(message: Received, failure: Exception) -> None:

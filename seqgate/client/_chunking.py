@@ -18,6 +18,7 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client._codec import OutgoingMessage
 from seqgate.message_id import ChunkMessageId, MessageId
+from seqgate.telemetry import names
 from seqgate.types import Position
 
 PLACE_BYTES: Final = 96
@@ -111,6 +112,11 @@ class LargeMessage:
         self._unanswered -= 1
         if chunk_id == 0:
             self._first = position
+        if (span := self.message.span) is not None:
+            where = str(MessageId(*position))
+            span.add_event(
+                names.CHUNK, {names.CHUNK_ID: chunk_id, names.MESSAGING_MESSAGE_ID: where}
+            )
         if chunk_id == self.num_chunks - 1:
             self._last, self.duplicate = position, duplicate
 

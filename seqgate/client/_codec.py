@@ -37,6 +37,9 @@ _TO_WIRE: Final = {
 }
 
 
+_NO_CONTEXT: Final[Mapping[str, str]] = {}
+
+
 @dataclass(slots=True)
 class OutgoingMessage:
     """What an application wants stored."""
@@ -52,6 +55,8 @@ class OutgoingMessage:
     done: Any = None  # whoever waits for it; this module and the outbox never look
     sealed: "Sealed | None" = None
     chunks: int = 1
+    span: Any = None  # its own span, while it is recorded; see _tracing.py
+    batch: Any = None  # likewise, the span of what it was sent with
 
     @property
     def size_bytes(self) -> int:
@@ -137,13 +142,20 @@ class Fields(NamedTuple):
 
 
 def encode_single(
-    producer: str, message: OutgoingMessage, *, compression: Compression, publish_time_ms: int
+    producer: str,
+    message: OutgoingMessage,
+    *,
+    compression: Compression,
+    publish_time_ms: int,
+    context: Mapping[str, str] = _NO_CONTEXT,
 ) -> ledger_pb2.Entry:
-    """An entry that is one message."""
-    sealed = seal_message(
+    """An entry that is one message. It has the `context` of a trace, if it has none of its own."""
+    metadata, body = seal_message(
         producer, message, compression=compression, publish_time_ms=publish_time_ms
     )
-    return to_entry(*sealed)
+    if context and not message.properties.keys() & context.keys():
+        metadata.properties.update(context)
+    return to_entry(metadata, body)
 
 
 def seal_message(
@@ -193,10 +205,12 @@ def encode_batch(
     compression: Compression,
     publish_time_ms: int,
     keyed: bool = False,
+    context: Mapping[str, str] = _NO_CONTEXT,
 ) -> ledger_pb2.Entry:
     """An entry that is a batch: messages with increasing sequence ids, which show the same. With
     `keyed` they are of one group, and the entry has its keys, as it has when it is of one message;
-    a message with a delivery time is the only one."""
+    a message with a delivery time is the only one. The `context` of a trace is that of all that
+    have none of their own."""
     first = messages[0]
     ids = [message.sequence_id for message in messages]
     steps = [later - earlier for earlier, later in pairwise(ids)]
@@ -210,6 +224,8 @@ def encode_batch(
     )
     if first.shown:
         metadata.properties.update(first.shown)
+    if context:
+        metadata.properties.update(context)
     if keyed or len(messages) == 1:
         _describe_keys(metadata, first)
     if first.deliver_at_ms is not None:

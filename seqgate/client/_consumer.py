@@ -5,9 +5,11 @@ What it does next is decided by `_receiving.py`; this is the stream around it.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
 from grpc import StatusCode, aio
+from opentelemetry.trace import Span
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc as pb_grpc
@@ -30,6 +32,7 @@ from seqgate.client._subscribing import (
     ranges_to_wire,
     start_to_wire,
 )
+from seqgate.client._tracing import Consuming
 from seqgate.errors import (
     ConsumerClosedError,
     FencedError,
@@ -41,6 +44,7 @@ from seqgate.errors import (
     UnavailableError,
 )
 from seqgate.message_id import MessageId
+from seqgate.telemetry.names import ACK, NACK
 from seqgate.types import TopicName
 
 ACK_DELAY_S: Final = 0.005
@@ -136,6 +140,7 @@ class Consumer:
             retry=retry,
             breaker=breaker,
         )
+        self._spans = Consuming(str(subscribing.topic), subscribing.subscription)
         self._subscribed = pb.Subscribed()
         self._loop = asyncio.get_running_loop()
         self._opened = self._loop.create_future()
@@ -244,6 +249,20 @@ class Consumer:
         self._machine.release(key)
         self._changed.set()
 
+    def processing(self, message: Received) -> AbstractContextManager[Span]:
+        """What is done with a message, as a span: with a link to where the message was published,
+        by the `traceparent` among its properties, and as a root, so the sampler decides about it
+        anew. An exception that leaves the context is the span's failure. What is called within is
+        below it, so acknowledge there:
+
+            with consumer.processing(message):
+                await store(message.payload)
+                await consumer.ack(message)
+
+        process_by_key does so for its handlers. Without OpenTelemetry's SDK it does nothing.
+        """
+        return self._spans.processing(message)
+
     async def ack(self, message: Received) -> None:
         """Acknowledge a message, and return when that is durable: it is not delivered again. A
         message of a batch is acknowledged alone, a large message with all its chunks.
@@ -258,6 +277,7 @@ class Consumer:
         """Acknowledge a message; the future is done when that is durable, or has what `ack` raises.
         Acknowledgements are sent together: after 5 ms, or when there are 1,000."""
         future = self._future()
+        self._spans.settling(ACK, message, future)
         self._machine.acknowledge(message.token, future)
         self._settle_up()
         return future
@@ -267,6 +287,7 @@ class Consumer:
         an index, all of it. It must have been delivered to this consumer. Raises what `ack` raises,
         and InvalidRequestError when the batch has no such message."""
         future = self._future()
+        self._spans.settling(ACK, None, future)
         self._machine.acknowledge_id(message_id, future)
         self._settle_up()
         await future
@@ -286,6 +307,7 @@ class Consumer:
                 reason="CUMULATIVE_ACK_REFUSED",
             )
         future = self._future()
+        self._spans.settling(ACK, message, future)
         self._machine.acknowledge_through(message.token, future)
         self._settle_up()
         await future
@@ -320,6 +342,7 @@ class Consumer:
             delay_s = self._retry.delay_s(message.attempts)
         delay_ms = None if delay_s is None else delay_to_wire(delay_s)
         future = self._future()
+        self._spans.settling(NACK, message, future)
         self._machine.refuse(message.token, delay_ms, self._now_ms(), future)
         self._settle_up()
         return future

@@ -26,6 +26,7 @@ from seqgate.client._codec import (
 )
 from seqgate.client._outbox import Outbox, Receipt, Resolved
 from seqgate.client._status import error_of_call
+from seqgate.client._tracing import PROPERTIES_MAX, Publishing, shared_context
 from seqgate.errors import (
     FencedError,
     InternalError,
@@ -44,9 +45,6 @@ from seqgate.types import SEQUENCE_ID_MAX, TopicName, check_producer_name
 
 REQUEST_BYTES_MAX: Final = 1024 * 1024
 """About how many bytes one request holds; a larger parcel travels alone."""
-
-PROPERTIES_MAX: Final = 128
-"""How many properties a message may have."""
 
 EVENT_TIME_MAX_MS: Final = 2**64 - 1
 """The latest event time, in milliseconds since 1970."""
@@ -117,6 +115,7 @@ class Producer:
         self._send_timeout_s = send_timeout_s
         self._open_timeout_s = open_timeout_s
 
+        self._spans = Publishing(str(topic), is_batching=batching is not None)
         self._outbox = Outbox(self._encode)
         self._pending_messages = 0
         self._next_sequence_id = 0
@@ -284,6 +283,7 @@ class Producer:
         message.sequence_id = self._number(sequence_id)
         message.done = asyncio.get_running_loop().create_future()
         self._pending_messages += message.chunks
+        self._spans.begin(message, self._name, self._limits.max_message_bytes)
         self._hand_over(self._batcher.add(message))
         if self._batcher.collecting and self._linger is None and self._batching is not None:
             loop = asyncio.get_running_loop()
@@ -368,6 +368,7 @@ class Producer:
 
     def _encode(self, messages: Sequence[OutgoingMessage]) -> list[pb.Entry]:
         publish_time_ms = _now_ms()
+        context = shared_context(messages)
 
         def encode(some: Sequence[OutgoingMessage], *, keyed: bool) -> pb.Entry:
             if len(some) == 1 and some[0].shown is None:
@@ -376,6 +377,7 @@ class Producer:
                     some[0],
                     compression=self._compression,
                     publish_time_ms=publish_time_ms,
+                    context=context,
                 )
             return encode_batch(
                 self._name,
@@ -383,6 +385,7 @@ class Producer:
                 compression=self._compression,
                 publish_time_ms=publish_time_ms,
                 keyed=keyed,
+                context=context,
             )
 
         if self._batching is None or not self._batching.by_key:
@@ -401,6 +404,7 @@ class Producer:
             if messages[0].sealed is not None:
                 self._hand_over_sealed(messages[0], messages[0].sealed, now)
                 continue
+            self._spans.begin_batch(messages, self._name)
             entries = self._encode(messages)
             max_message_bytes = self._limits.max_message_bytes
             if any(len(entry.payload) > max_message_bytes for entry in entries):
@@ -435,6 +439,8 @@ class Producer:
     def _resolve(self, resolved: Sequence[Resolved]) -> None:
         for message, outcome in ((each.message, each.outcome) for each in resolved):
             self._pending_messages -= message.chunks
+            if message.span is not None or message.batch is not None:
+                self._spans.end(message, outcome)
             if isinstance(outcome, Receipt):
                 if self._last_sequence_id is None or outcome.sequence_id > self._last_sequence_id:
                     self._last_sequence_id = outcome.sequence_id

@@ -21,6 +21,8 @@ GRPC: Final = "grpc"
 RPC_SERVER_CALL_DURATION: Final = "rpc.server.call.duration"
 RPC_CLIENT_CALL_DURATION: Final = "rpc.client.call.duration"
 
+PROCESS_EXIT_CODE: Final = "process.exit.code"
+
 # ---- messaging
 
 MESSAGING_SYSTEM: Final = "messaging.system"
@@ -43,6 +45,10 @@ RECEIVE: Final = "receive"
 PROCESS: Final = "process"
 SETTLE: Final = "settle"
 
+# What settles: values of messaging.operation.name.
+ACK: Final = "ack"
+NACK: Final = "nack"
+
 # ---- database calls
 
 DB_SYSTEM_NAME: Final = "db.system.name"
@@ -54,5 +60,8 @@ SQLITE: Final = "sqlite"
 
 PRODUCER_NAME: Final = "seqgate.producer.name"
 SEQUENCE_ID: Final = "seqgate.sequence_id"
+CHUNK: Final = "chunk"
+"""The event of a large message's span: one of its chunks is stored."""
+CHUNK_ID: Final = "seqgate.chunk.id"
 REASON: Final = "seqgate.reason"
 """Why a service refused: the reason of the error catalogue."""

@@ -11,7 +11,7 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
@@ -117,10 +117,16 @@ class Broker:
     # ---- the log
 
     def publish(
-        self, payload: bytes, key: str | None = None, *, now_ms: int | None = None
+        self,
+        payload: bytes,
+        key: str | None = None,
+        *,
+        now_ms: int | None = None,
+        properties: Mapping[str, str] | None = None,
     ) -> Position:
         """Store a message."""
         message = OutgoingMessage(next(self._sequence_ids), payload, key)
+        message.properties = properties or {}
         entry = encode_single(
             PRODUCER, message, compression=Compression.NONE, publish_time_ms=self.now_ms()
         )

@@ -1,0 +1,292 @@
+"""Spans of what a client publishes, processes and settles, by the messaging conventions.
+
+    message sent alone, or large     send, whose context is in the message's properties
+    message sent in a batch          the batch's send, whose context all of the batch share
+       within a sampled span         create, whose context is in the message's own properties, and
+                                     to which the batch's send has a link
+    message processed                process, a root with a link to the message's context
+    message settled                  settle, a child of what is current: of process, within that
+
+A message that has a context when it is given to the producer keeps it: its send, or its batch's,
+has a link to it. Where nothing is recorded, no property is added; the price of that is to look for
+the current span, or to ask the sampler.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import INVALID_SPAN, Span, SpanContext, SpanKind, Status, StatusCode
+
+from seqgate.client._codec import Message, OutgoingMessage
+from seqgate.client._outbox import Receipt
+from seqgate.errors import SeqgateError
+from seqgate.telemetry import extract, inject, names
+from seqgate.telemetry.propagation import TRACEPARENT, TRACESTATE
+
+PROPERTIES_MAX: Final = 128
+"""How many properties a message may have."""
+
+ROOM_BYTES: Final = 124 * 1024
+"""How large a message's properties and keys may be that are given a context: an entry's metadata
+may have 128 KiB, and a context has up to about 600 bytes."""
+
+CONTEXT_BYTES_MAX: Final = 1024
+"""What a context adds to a message, at most."""
+
+_TRACER: Final = trace.get_tracer("seqgate.client")
+
+
+@dataclass(slots=True)
+class BatchSpan:
+    """The span of what is sent together.
+
+    Attributes:
+        carrier: its context, for the properties that all its messages share.
+        left: how many of its messages have no outcome.
+        is_alone: whether it is of one message.
+    """
+
+    span: Span
+    carrier: Mapping[str, str]
+    left: int
+    is_alone: bool
+
+
+class Publishing:
+    """The spans of one producer."""
+
+    def __init__(self, topic: str, *, is_batching: bool) -> None:
+        self._is_batching = is_batching
+        self._topic = topic
+        self._send = _attributes(topic, names.SEND)
+        self._create = _attributes(topic, names.CREATE)
+
+    def begin(self, message: OutgoingMessage, producer: str, message_bytes_max: int) -> None:
+        """A message has its number: begin its span, if it has one of its own, and write the
+        context."""
+        if self._is_batching:
+            if not _is_sampled() or TRACEPARENT in message.properties:
+                return
+            span = _TRACER.start_span(
+                f"{names.CREATE} {self._topic}", kind=SpanKind.PRODUCER, attributes=self._create
+            )
+        else:
+            has_context = TRACEPARENT in message.properties
+            span = _TRACER.start_span(
+                f"{names.SEND} {self._topic}",
+                kind=SpanKind.CLIENT if has_context else SpanKind.PRODUCER,
+                attributes=self._send,
+            )
+        if not span.is_recording():
+            return
+        message.span = span
+        _describe(span, message, producer)
+        if TRACEPARENT in message.properties:
+            _link(span, [extract(message.properties)])
+        else:
+            self._write(span, message, message_bytes_max)
+
+    def _write(self, span: Span, message: OutgoingMessage, message_bytes_max: int) -> None:
+        if self._is_batching and message.size_bytes + CONTEXT_BYTES_MAX > message_bytes_max:
+            return  # in a batch, properties are part of the payload
+        carrier: dict[str, str] = {}
+        inject(span.get_span_context(), carrier)
+        if not _has_room(message, carrier):
+            return
+        message.properties = {**message.properties, **carrier}
+        if message.sealed is not None:
+            message.sealed.metadata.properties.update(carrier)
+
+    def begin_batch(self, messages: list[OutgoingMessage], producer: str) -> None:
+        """Messages are sent together, in one entry, or in one for each key."""
+        if not self._is_batching:
+            return
+        all_have_one = all(_has_context(message) for message in messages)
+        span = _TRACER.start_span(
+            f"{names.SEND} {self._topic}",
+            Context(),  # not a child of the message that happened to be the last one
+            kind=SpanKind.CLIENT if all_have_one else SpanKind.PRODUCER,
+            attributes=self._send,
+        )
+        if not span.is_recording():
+            return
+        is_alone = len(messages) == 1
+        if is_alone:
+            _describe(span, messages[0], producer)
+        else:
+            span.set_attribute(names.PRODUCER_NAME, producer)
+            span.set_attribute(names.MESSAGING_BATCH_MESSAGE_COUNT, len(messages))
+        own = [_context_of(message) for message in messages if _has_context(message)]
+        _link(span, own)
+        carrier: dict[str, str] = {}
+        inject(span.get_span_context(), carrier)
+        if own:
+            carrier.pop(TRACESTATE, None)  # it would be taken for theirs, where they have none
+        if not all(_has_room(message, carrier) for message in messages):
+            carrier = {}
+        batch = BatchSpan(span, carrier, len(messages), is_alone)
+        for message in messages:
+            message.batch = batch
+
+    def end(self, message: OutgoingMessage, outcome: Receipt | SeqgateError) -> None:
+        """A message has its outcome."""
+        span, batch = message.span, message.batch
+        if span is not None:
+            _note(span, outcome, is_alone=True)
+            span.end()
+            message.span = None
+        if batch is not None:
+            _note(batch.span, outcome, is_alone=batch.is_alone)
+            batch.left -= 1
+            if not batch.left:
+                batch.span.end()
+
+
+def shared_context(messages: Iterable[OutgoingMessage]) -> Mapping[str, str]:
+    """The context that an entry of these messages says of all of them; empty: none."""
+    batch = next(iter(messages)).batch
+    return {} if batch is None else batch.carrier
+
+
+class Consuming:
+    """The spans of one consumer."""
+
+    def __init__(self, topic: str, subscription: str) -> None:
+        more = {names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: subscription}
+        self._topic = topic
+        self._process = {**_attributes(topic, names.PROCESS), **more}
+        self._settle = {**_attributes(topic, names.SETTLE), **more}
+
+    @contextmanager
+    def processing(self, message: Message) -> Iterator[Span]:
+        """See Consumer.processing."""
+        origin = extract(message.properties)
+        span = _TRACER.start_span(
+            f"{names.PROCESS} {self._topic}",
+            Context(),
+            kind=SpanKind.CONSUMER,
+            attributes=self._process,
+            links=[trace.Link(origin)] if origin.is_valid else None,
+        )
+        if not span.get_span_context().is_valid:
+            yield span
+            return
+        if span.is_recording():
+            span.set_attributes(
+                {
+                    names.MESSAGING_MESSAGE_ID: str(message.id),
+                    names.MESSAGING_MESSAGE_BODY_SIZE: len(message.payload),
+                    names.PRODUCER_NAME: message.producer_name,
+                    names.SEQUENCE_ID: message.sequence_id,
+                }
+            )
+        with trace.use_span(span, end_on_exit=True, record_exception=False):
+            try:
+                yield span
+            except asyncio.CancelledError:
+                span.set_attribute(names.ERROR_TYPE, "CANCELLED")
+                raise
+            except Exception as failure:
+                note_failure(span, failure)
+                raise
+
+    def settling(self, name: str, message: Message | None, answer: "asyncio.Future[None]") -> None:
+        """A message is acknowledged, or refused: its span lasts until there is an answer.
+
+        Args:
+            name: names.ACK or names.NACK.
+            message: which one, where it is at hand.
+            answer: done with the service's answer.
+        """
+        span = _TRACER.start_span(
+            f"{name} {self._topic}", kind=SpanKind.CLIENT, attributes=self._settle
+        )
+        if not span.is_recording():
+            return
+        span.set_attribute(names.MESSAGING_OPERATION_NAME, name)
+        if message is not None:
+            span.set_attribute(names.MESSAGING_MESSAGE_ID, str(message.id))
+            _link(span, [extract(message.properties)])
+        answer.add_done_callback(lambda answered: _end_settling(span, answered))
+
+
+def note_failure(span: Span, failure: BaseException) -> None:
+    """What a span is about has failed."""
+    reason = failure.reason if isinstance(failure, SeqgateError) else ""
+    span.set_attribute(names.ERROR_TYPE, reason or type(failure).__qualname__)
+    span.set_status(Status(StatusCode.ERROR, str(failure)))
+
+
+def _end_settling(span: Span, answered: "asyncio.Future[None]") -> None:
+    if answered.cancelled():
+        span.set_attribute(names.ERROR_TYPE, "CANCELLED")
+    elif (failure := answered.exception()) is not None:
+        note_failure(span, failure)
+    span.end()
+
+
+def _attributes(topic: str, operation: str) -> dict[str, str]:
+    return {
+        names.MESSAGING_SYSTEM: names.SEQGATE,
+        names.MESSAGING_OPERATION_NAME: operation,
+        names.MESSAGING_OPERATION_TYPE: operation,
+        names.MESSAGING_DESTINATION_NAME: topic,
+    }
+
+
+def _describe(span: Span, message: OutgoingMessage, producer: str) -> None:
+    span.set_attributes(
+        {
+            names.PRODUCER_NAME: producer,
+            names.SEQUENCE_ID: message.sequence_id,
+            names.MESSAGING_MESSAGE_BODY_SIZE: len(message.payload),
+        }
+    )
+
+
+def _note(span: Span, outcome: Receipt | SeqgateError, *, is_alone: bool) -> None:
+    if not isinstance(outcome, Receipt):
+        note_failure(span, outcome)
+    elif is_alone:
+        span.set_attribute(names.MESSAGING_MESSAGE_ID, str(outcome.message_id))
+
+
+def _is_sampled() -> bool:
+    """Whether the application is within a sampled span."""
+    current = trace.get_current_span()
+    return current is not INVALID_SPAN and current.get_span_context().trace_flags.sampled
+
+
+def _has_context(message: OutgoingMessage) -> bool:
+    return message.span is not None or TRACEPARENT in message.properties
+
+
+def _context_of(message: OutgoingMessage) -> SpanContext:
+    if message.span is None:
+        return extract(message.properties)
+    context: SpanContext = message.span.get_span_context()
+    return context
+
+
+def _link(span: Span, contexts: Iterable[SpanContext]) -> None:
+    for context in contexts:
+        if context.is_valid:
+            span.add_link(context)
+
+
+def _has_room(message: OutgoingMessage, carrier: Mapping[str, str]) -> bool:
+    """Whether a message may have a context among its properties."""
+    properties = message.properties
+    if len(properties.keys() | carrier.keys()) > PROPERTIES_MAX:
+        return False
+    keys = 2 * (len(message.key or "") + len(message.ordering_key or ""))
+    about = sum(len(name) + len(value) for name, value in properties.items()) + keys
+    if about * 4 < ROOM_BYTES:  # however many bytes a character has
+        return True
+    said = sum(len(name.encode()) + len(value.encode()) + 8 for name, value in properties.items())
+    return said + 2 * keys < ROOM_BYTES

@@ -1,0 +1,160 @@
+"""One message after the other through real services, and the spans of all of it at a receiver."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
+from opentelemetry.trace import Tracer
+
+from seqgate.client import Batching, Chunking, Client, _tracing, connect
+from seqgate.telemetry import calls, names
+from tests.integration.services import running
+from tests.support.otlp import Received, otel_variables, otlp_receiver
+from tools.trace.receiver import Span
+
+APPLICATION = "application"
+SERVING = {"ledger", "dedup", "cursor", "dispatcher"}
+KINDS = {
+    "alone": None,
+    "batch": Batching(delay_s=60),
+    "large": Chunking(chunk_bytes=1024),
+}
+
+
+@asynccontextmanager
+async def application(received: Received, patch: pytest.MonkeyPatch) -> AsyncIterator[Tracer]:
+    """The client in this process records as an application's does, with a tracer of its own."""
+    provider = TracerProvider(
+        sampler=ParentBased(ALWAYS_ON),
+        resource=Resource.create({"service.name": APPLICATION}),
+        shutdown_on_exit=False,
+    )
+    exporter = OTLPSpanExporter(received.endpoint, insecure=True)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    tracer = provider.get_tracer("test")
+    patch.setattr(_tracing, "_TRACER", tracer)
+    patch.setattr(calls, "_TRACER", tracer)
+    try:
+        yield tracer
+    finally:
+        await asyncio.to_thread(provider.shutdown)  # the receiver is in this process's loop
+
+
+async def publish(client: Client, tracer: Tracer, topic: str, kind: str) -> None:
+    """Publish two messages, of a batch the first within a span, of others both."""
+    how = KINDS[kind]
+    batching = how if isinstance(how, Batching) else None
+    chunking = how if isinstance(how, Chunking) else None
+    async with client.producer(topic, name="p", batching=batching, chunking=chunking) as producer:
+        with tracer.start_as_current_span(f"{kind} order"):
+            first = producer.send_nowait(b"first" * 500)
+        second = producer.send_nowait(b"second" * 500)
+        await producer.flush()
+        await asyncio.gather(first, second)
+
+
+async def consume(client: Client, topic: str, start: str) -> None:
+    async with client.consumer(topic, "s", start=start) as consumer:
+        for _ in range(2):
+            message = await consumer.receive(timeout_s=60)
+            with consumer.processing(message):
+                await consumer.ack(message)
+
+
+@pytest.fixture
+async def received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Received]:
+    """What a receiver has when everything has ended."""
+    async with otlp_receiver() as received:
+        async with (
+            running(tmp_path / "stack", **otel_variables(received)) as services,
+            application(received, monkeypatch) as tracer,
+            connect(
+                services.stack.address("ledger"), services.stack.address("dispatcher")
+            ) as client,
+        ):
+            for kind in KINDS:
+                await publish(client, tracer, f"public/default/{kind}", kind)
+                await consume(client, f"public/default/{kind}", "earliest")
+        yield received
+
+
+def ids(span: Span) -> tuple[str, str]:
+    return span.trace_id, span.span_id
+
+
+def below(received: Received, span: Span) -> Iterator[Span]:
+    return (each for each in received.trace(span.trace_id) if each.parent_id == span.span_id)
+
+
+def processed(received: Received, topic: str) -> list[Span]:
+    """The spans of processing; each has its acknowledgement below it, which has the same link."""
+    found = sorted(received.named(f"process {topic}"), key=lambda span: span.start_ns)
+    for process in found:
+        assert (process.kind, process.parent_id) == ("CONSUMER", "")
+        (ack,) = below(received, process)
+        assert (ack.name, ack.kind, ack.links) == (f"ack {topic}", "CLIENT", process.links)
+    return found
+
+
+async def test_a_message_can_be_followed_from_publish_to_acknowledgement(
+    received: Received,
+) -> None:
+    for kind in ("alone", "large"):
+        check_alone(received, kind)
+    check_batch(received)
+    check_services(received)
+    assert not [span for span in received.spans if span.failed and span.service == APPLICATION]
+
+
+def check_alone(received: Received, kind: str) -> None:
+    topic = f"public/default/{kind}"
+    (order,) = received.named(f"{kind} order")
+    sends = sorted(received.named(f"send {topic}"), key=lambda span: span.start_ns)
+    assert [(each.kind, each.parent_id) for each in sends] == [
+        ("PRODUCER", order.span_id),
+        ("PRODUCER", ""),
+    ]
+    first, second = processed(received, topic)
+    assert [first.links, second.links] == [[ids(each)] for each in sends]
+    for send, process in zip(sends, (first, second), strict=True):
+        message_id = process.attributes[names.MESSAGING_MESSAGE_ID]
+        assert send.attributes[names.MESSAGING_MESSAGE_ID] == message_id
+        chunks = [event.attributes[names.CHUNK_ID] for event in send.events]
+        size_bytes = send.attributes[names.MESSAGING_MESSAGE_BODY_SIZE]
+        assert isinstance(size_bytes, int)
+        assert chunks == ([*range(-(-size_bytes // 1024))] if kind == "large" else [])
+
+
+def check_batch(received: Received) -> None:
+    topic = "public/default/batch"
+    (order,), (send,) = received.named("batch order"), received.named(f"send {topic}")
+    (create,) = received.named(f"create {topic}")
+    assert (create.kind, create.trace_id, create.parent_id) == ("PRODUCER", *ids(order))
+    assert (send.kind, send.parent_id, send.links) == ("PRODUCER", "", [ids(create)])
+    assert send.attributes[names.MESSAGING_BATCH_MESSAGE_COUNT] == 2
+    first, second = processed(received, topic)
+    assert (first.links, second.links) == ([ids(create)], [ids(send)])
+
+
+def check_services(received: Received) -> None:
+    """Each call that a service served is below the call that somebody made."""
+    by_ids = {ids(span): span for span in received.spans}
+    served = [span for span in received.spans if span.kind == "SERVER" and span.parent_id]
+    for span in served:
+        made = by_ids[span.trace_id, span.parent_id]
+        assert (made.kind, made.name) == ("CLIENT", span.name)
+        assert made.service != span.service
+    assert {span.service for span in served} >= SERVING
+    of_application = {
+        span.name.rpartition("/")[2]
+        for span in served
+        if by_ids[span.trace_id, span.parent_id].service == APPLICATION
+    }
+    assert {"Publish", "Consume"} <= of_application
