@@ -7,6 +7,9 @@ import structlog
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.message_id import MessageId
+from seqgate.telemetry import names
+from seqgate.telemetry.propagation import TRACEPARENT
 from seqgate.types import Position, TopicName
 from services.dispatcher.core.effects import Delivery
 from services.dispatcher.core.subscription import Item
@@ -14,6 +17,7 @@ from services.dispatcher.entries import position_of
 from services.dispatcher.performing import Performing
 from services.dispatcher.ports import Log
 from services.dispatcher.work import Work
+from services.runtime.spans import MessageSpans, now_ns
 
 log = structlog.get_logger()
 
@@ -33,12 +37,15 @@ class Sending:
         self._log = entries
         self._work = work
         self._performing = performing
+        named = {names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: name}
+        self._spans = MessageSpans("deliver", str(topic), named)
 
     async def filled(
         self, consumer: int, deliveries: Sequence[Delivery]
     ) -> AsyncIterator[pb.ConsumeResponse]:
         """Deliveries with what they deliver, but for those that count no more."""
         performing = self._performing
+        began_ns = now_ns()
         generation, cache = performing.generation, performing.cache
         fetched = await self._missing(deliveries)
         response, size_bytes = pb.Deliveries(), 0
@@ -61,6 +68,8 @@ class Sending:
                 yield pb.ConsumeResponse(deliveries=response)
                 response, size_bytes = pb.Deliveries(), 0
             _fill(response.deliveries.add(), delivery, entry)
+            if self._spans.is_on and TRACEPARENT in entry.metadata.properties:
+                self._note(delivery, entry, began_ns)
             size_bytes += added
         if response.deliveries:
             yield pb.ConsumeResponse(deliveries=response)
@@ -73,6 +82,16 @@ class Sending:
             performing.apply(effects)
         if unsent:  # the consumer counts what it receives
             performing.apply(machine.permit(consumer, unsent, now_ms()))
+
+    def _note(self, delivery: Delivery, entry: ledger_pb2.StoredEntry, began_ns: int) -> None:
+        """A message that carries a trace is on its way to a consumer."""
+        about: dict[str, str | int] = {
+            names.MESSAGING_MESSAGE_ID: str(MessageId(*delivery.position)),
+            names.PRODUCER_NAME: entry.metadata.producer_name,
+            names.SEQUENCE_ID: entry.metadata.sequence_id,
+            names.ATTEMPTS: delivery.attempts,
+        }
+        self._spans.note(entry.metadata.properties, began_ns, about)
 
     async def _missing(
         self, deliveries: Sequence[Delivery]

@@ -14,9 +14,11 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
+from seqgate.telemetry import names
 from seqgate.types import Position
 from services.errors import DomainError, Fenced, Kind, StoreUnavailable
-from services.ledger.core.entry import StoredEntry, Unit
+from services.ledger.core.entry import Entry, StoredEntry, Unit
 from services.ledger.core.receipt import Receipt, Status, Unsettled, old_ids, settled
 from services.ledger.core.writer import (
     BACKOFF_MAX_S,
@@ -50,6 +52,7 @@ from services.ledger.ports import (
     Trimmed,
     WriterName,
 )
+from services.runtime.spans import MARK, MessageSpans
 
 log = structlog.get_logger()
 
@@ -269,6 +272,7 @@ class LiveTopic:
         self._trims = self._trims_replayed = 0
         self._metrics = metrics
         self._counts = metrics.of(state.topic)
+        self._spans = MessageSpans("append", str(state.topic))
         self._recovery = Recovery(metrics)
         self._happened = "takeover"
         self._perform(self._writer.start())
@@ -533,8 +537,8 @@ class LiveTopic:
 
     async def _append(self, append: Append) -> list[Effect]:
         writer = self._writer
-        self._last_append_ms = max(self._last_append_ms, time.time_ns() // 1_000_000)
-        began_s = time.monotonic()
+        began_s, began_ns = time.monotonic(), time.time_ns()
+        self._last_append_ms = max(self._last_append_ms, began_ns // 1_000_000)
         try:
             await self._store.append(
                 self.topic,
@@ -549,11 +553,27 @@ class LiveTopic:
             log.warning("append failed", topic=str(self.topic), reason=error.reason)
             self._happened = "append_failed"
             self._metrics.append_duration(time.monotonic() - began_s, FAILED)
+            self._note_append(append.entries, began_ns, error.reason)
             known = not isinstance(error, StoreUnavailable)
             return writer.append_failed(error, outcome_known=known)
         self._metrics.appended(self._counts, append.entries, time.monotonic() - began_s)
+        self._note_append(append.entries, began_ns)
         self.grown.beat()
         return [] if self.stopped else writer.appended(self._last_append_ms)
+
+    def _note_append(self, entries: Sequence[Entry], began_ns: int, failure: str = "") -> None:
+        """Those of a group that carry a trace have a span each."""
+        if not self._spans.is_on:
+            return
+        for entry in entries:
+            if MARK in entry.metadata:
+                about: dict[str, str | int] = {
+                    names.PRODUCER_NAME: entry.producer,
+                    names.SEQUENCE_ID: entry.highest,
+                    names.GROUP_ENTRIES: len(entries),
+                }
+                properties = EntryMetadata.FromString(entry.metadata).properties
+                self._spans.note(properties, began_ns, about, failure)
 
     async def _look_up(self, units: Sequence[Unsettled]) -> list[Effect]:
         """Units of one producer are looked up together: a resent stream has many."""

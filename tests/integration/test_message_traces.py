@@ -109,6 +109,8 @@ async def test_a_message_can_be_followed_from_publish_to_acknowledgement(
     for kind in ("alone", "large"):
         check_alone(received, kind)
     check_batch(received)
+    for kind in KINDS:
+        check_within_services(received, kind)
     check_services(received)
     assert not [span for span in received.spans if span.failed and span.service == APPLICATION]
 
@@ -141,6 +143,24 @@ def check_batch(received: Received) -> None:
     assert send.attributes[names.MESSAGING_BATCH_MESSAGE_COUNT] == 2
     first, second = processed(received, topic)
     assert (first.links, second.links) == ([ids(create)], [ids(send)])
+
+
+def check_within_services(received: Received, kind: str) -> None:
+    """Each entry is stored once and delivered once, below the span that published it."""
+    topic = f"public/default/{kind}"
+    for send in received.named(f"send {topic}"):
+        found = [(each.service, each.name) for each in below(received, send)]
+        entries = max(1, len(send.events))
+        assert found.count(("ledger", f"append {topic}")) == entries
+        assert found.count(("dispatcher", f"deliver {topic}")) == entries
+    for append in received.named(f"append {topic}"):
+        group = append.attributes[names.GROUP_ENTRIES]
+        assert isinstance(group, int)
+        assert group >= 1
+        assert append.attributes[names.PRODUCER_NAME] == "p"
+    for deliver in received.named(f"deliver {topic}"):
+        assert deliver.attributes[names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME] == "s"
+        assert deliver.attributes[names.ATTEMPTS] == 0
 
 
 def check_services(received: Received) -> None:

@@ -1,0 +1,79 @@
+"""Spans of what a service does with messages that carry a trace.
+
+They are children of the span that published the message, and are recorded if that one is: whoever
+publishes decides what is followed. Where OTEL_* ask for no spans, nothing is looked at.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import NonRecordingSpan, SpanKind, Status, StatusCode
+from opentelemetry.util.types import AttributeValue
+
+from seqgate.telemetry import extract, names
+from seqgate.telemetry.propagation import TRACEPARENT
+from seqgate.telemetry.setup import NONE, exporter_asked_for
+
+_TRACER: Final = trace.get_tracer("seqgate.services")
+
+MARK: Final = TRACEPARENT.encode()
+"""What is in the serialized metadata of each entry that carries a trace, and of few others."""
+
+
+class MessageSpans:
+    """The spans of one thing that is done with messages of a topic."""
+
+    def __init__(self, operation: str, topic: str, more: Mapping[str, str] | None = None) -> None:
+        """
+        Args:
+            operation: what is done: the first word of the spans' name.
+            topic: with which topic's messages.
+            more: attributes that all spans have.
+        """
+        self.is_on = exporter_asked_for("TRACES") != NONE
+        self._name = f"{operation} {topic}"
+        self._attributes: dict[str, AttributeValue] = {
+            names.MESSAGING_SYSTEM: names.SEQGATE,
+            names.MESSAGING_OPERATION_NAME: operation,
+            names.MESSAGING_DESTINATION_NAME: topic,
+            **(more or {}),
+        }
+
+    def note(
+        self,
+        properties: Mapping[str, str],
+        began_ns: int,
+        about: Mapping[str, str | int],
+        failure: str = "",
+    ) -> None:
+        """Something was done with a message, from `began_ns` until now.
+
+        Args:
+            properties: of the message's entry; nothing is noted if they carry no sampled trace.
+            began_ns: in nanoseconds since 1970.
+            about: more attributes.
+            failure: the reason for which it failed; empty: it did not.
+        """
+        context = extract(properties)
+        if not context.trace_flags.sampled:
+            return
+        parent = trace.set_span_in_context(NonRecordingSpan(context), Context())
+        span = _TRACER.start_span(
+            self._name,
+            parent,
+            kind=SpanKind.INTERNAL,
+            attributes={**self._attributes, **about},
+            start_time=began_ns,
+        )
+        if failure:
+            span.set_attribute(names.ERROR_TYPE, failure)
+            span.set_status(Status(StatusCode.ERROR, failure))
+        span.end()
+
+
+def now_ns() -> int:
+    """Nanoseconds since 1970."""
+    return time.time_ns()
