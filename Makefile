@@ -9,6 +9,7 @@ READY := .venv/.ready
 
 help:
 	@echo "make demo    publish a year of flights through crashes, and prove that each is stored once"
+	@echo "             (TRACE=1: follow one message through it)"
 	@echo "make test    lint, types and all tests"
 	@echo "make lint    ruff, mypy, import contracts, buf, generated code, errors"
 	@echo "make bench   measure, and print tables and build/bench/report.json"
@@ -23,7 +24,7 @@ $(READY): requirements.lock requirements-checkov.lock pyproject.toml
 	@touch $@
 
 demo: setup
-	@$(BIN)/python -m tools.demo
+	@$(BIN)/python -m tools.demo $(if $(TRACE),--trace)
 
 test: lint
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal

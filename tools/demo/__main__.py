@@ -1,13 +1,14 @@
 """Publish a year of flights through crashes, lose Redis, and prove that each is stored once.
 
-    python -m tools.demo [--dir build/demo] [--seed N] [--flights N]
+    python -m tools.demo [--dir build/demo] [--seed N] [--flights N] [--trace]
 
 Starts the services and an embedded Redis; four processes publish the flights of sixteen carriers,
 with resends and overlapping batches, and a fifth the weather at three airports, in large messages,
 while processes are killed, in the middle of large messages too, and Redis forgets. In the end it
 forgets everything: a Spark job rebuilds the deduplication state, and another audits the log. Then
 the log, and the rebuilt state, are held against the data set. Ends with 0 when every promise was
-kept, with 1 when one was broken; the report is in DIR/report.json.
+kept, with 1 when one was broken; the report is in DIR/report.json. With --trace, spans are in
+DIR/trace.jsonl, and one message's journey is shown as a tree.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from tools.demo.faults import Faults
 from tools.demo.filtered import filter_flights
 from tools.demo.flights import by_carrier, load_flights, write_flights
 from tools.demo.journal import Counter
+from tools.demo.journey import following
 from tools.demo.proving import Proving, batches_cut
 from tools.demo.publishing import Publishing
 from tools.demo.rebuilding import Audited, JobFailed, Rebuilt, forget, recover
@@ -41,7 +43,7 @@ TIME_LIMIT_S: Final = 600
 """After how long the demo gives up."""
 
 
-async def run(folder: Path, seed: int, flights_max: int | None) -> int:
+async def run(folder: Path, seed: int, flights_max: int | None, *, is_traced: bool = False) -> int:
     """Run the demo. Returns the exit status."""
     shutil.rmtree(folder, ignore_errors=True)
     producers = folder / "producers"
@@ -56,7 +58,8 @@ async def run(folder: Path, seed: int, flights_max: int | None) -> int:
             write_flights(producers / f"{carrier}.flights", own)
         async with (
             asyncio.timeout(TIME_LIMIT_S),
-            Stack(folder / "stack") as stack,
+            following(wanted=is_traced) as spans,
+            Stack(folder / "stack", environment=spans.environment) as stack,
             Airlines(
                 producers,
                 {carrier: len(own) for carrier, own in carriers.items()},
@@ -92,6 +95,7 @@ async def run(folder: Path, seed: int, flights_max: int | None) -> int:
             report["deliver"] = delivered._asdict()
             filtered = await filter_flights(stack, chosen(flights), screen)
             report["filter"] = filtered._asdict()
+            await spans.travel(stack)
     examples = findings.examples | large.examples
     report |= asdict(findings) | asdict(large) | {"examples": examples}
     report["proof_s"] = round(proved_s, 1)
@@ -99,6 +103,7 @@ async def run(folder: Path, seed: int, flights_max: int | None) -> int:
     show_result(report)
     for anomaly, some in examples.items():
         print(f"{anomaly}: {'; '.join(some)}", file=sys.stderr)
+    spans.show(folder)
     print(f"report: {folder / 'report.json'}")
     parts = (findings, large, rebuilt, delivered, filtered)
     return 1 if any(part.broken for part in parts) or audited.findings else 0
@@ -153,9 +158,10 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, default=Path("build/demo"), help="made anew")
     parser.add_argument("--seed", type=int, default=2013, help="where things go wrong")
     parser.add_argument("--flights", type=int, help="only the first so many")
+    parser.add_argument("--trace", action="store_true", help="follow one message")
     given = parser.parse_args()
     try:
-        return asyncio.run(run(given.dir, given.seed, given.flights))
+        return asyncio.run(run(given.dir, given.seed, given.flights, is_traced=given.trace))
     except* (
         ApplicationFailed,
         JobFailed,
