@@ -34,12 +34,12 @@ async def trace_of(run: Run, topic: str, position: Position, batch_index: int = 
         if stored is None:
             return None
         found = trace_in(stored.metadata.properties)
-        if found is not None or not stored.metadata.HasField("num_messages_in_batch"):
+        if not stored.metadata.HasField("num_messages_in_batch"):
             return found
         stored = await _read(run, topic, position, metadata_only=False)
         messages = [] if stored is None else decode_entry(topic, stored)
         of_it = messages[max(0, batch_index) :][:1]
-        return trace_in(of_it[0].properties) if of_it else None
+        return trace_in(of_it[0].properties) if of_it else found
     except (SeqgateError, aio.AioRpcError):
         return None
 
