@@ -45,6 +45,7 @@ def run_service(config_type: type[C], run: Callable[[C], Awaitable[None]]) -> in
     except Exception:
         log.exception("failed")
         return EXIT_FAILED
+    log.info("stopped")
     return EXIT_OK
 
 

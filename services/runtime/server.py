@@ -94,7 +94,6 @@ async def grpc_server(
         await probed.stop(None)
         await end(watching)
         refusals.tell()
-        log.info("stopped")
 
 
 def tell_calls(metrics: Metrics, drain: Drain, denials: Refusals | None) -> None:

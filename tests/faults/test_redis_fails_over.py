@@ -111,10 +111,12 @@ async def test_a_master_is_replaced_while_it_is_well(
     sentinels.settle()
     publishing = Publishing(behind_sentinels.application(seed))
     await publishing.some()
-    new = sentinels.replica
+    old, new = sentinels.master, sentinels.replica
     sentinels.fail_over()
     await eventually(lambda: sentinels.master is new, "the replica takes over", within_s=30)
     await publishing.some()
+    # Until then the old one takes what is written last, and loses it.
+    await eventually(lambda: info(old, "replication")["role"] == "slave", "the old one follows")
     await publishing.judge()
     sentinels.settle()
 
