@@ -8,8 +8,9 @@
     message settled                  settle, a child of what is current: of process, within that
 
 A message that has a context when it is given to the producer keeps it: its send, or its batch's,
-has a link to it. Where nothing is recorded, no property is added; the price of that is to look for
-the current span, or to ask the sampler.
+has a link to it. Where nothing is recorded, no property is added. A producer looks once, when it is
+made, whether the process has a provider of tracers; if it has, the price is to look for the current
+span, or to ask the sampler.
 """
 
 import asyncio
@@ -57,10 +58,20 @@ class BatchSpan:
     is_alone: bool
 
 
+def is_traced() -> bool:
+    """Whether this process has a provider of tracers by now: without one nothing is ever recorded,
+    and nobody needs to be asked for each message."""
+    tracer, provider = _TRACER, trace.get_tracer_provider()
+    return not (
+        isinstance(tracer, trace.ProxyTracer) and isinstance(provider, trace.ProxyTracerProvider)
+    )
+
+
 class Publishing:
     """The spans of one producer."""
 
     def __init__(self, topic: str, *, is_batching: bool) -> None:
+        self._is_on = is_traced()
         self._is_batching = is_batching
         self._topic = topic
         self._send = _attributes(topic, names.SEND)
@@ -69,6 +80,8 @@ class Publishing:
     def begin(self, message: OutgoingMessage, producer: str, message_bytes_max: int) -> None:
         """A message has its number: begin its span, if it has one of its own, and write the
         context."""
+        if not self._is_on:
+            return
         if self._is_batching:
             if not _is_sampled() or TRACEPARENT in message.properties:
                 return
@@ -104,7 +117,7 @@ class Publishing:
 
     def begin_batch(self, messages: list[OutgoingMessage], producer: str) -> None:
         """Messages are sent together, in one entry, or in one for each key."""
-        if not self._is_batching:
+        if not (self._is_on and self._is_batching):
             return
         all_have_one = all(_has_context(message) for message in messages)
         span = _TRACER.start_span(
@@ -158,6 +171,7 @@ class Consuming:
 
     def __init__(self, topic: str, subscription: str) -> None:
         more = {names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: subscription}
+        self._is_on = is_traced()
         self._topic = topic
         self._process = {**_attributes(topic, names.PROCESS), **more}
         self._settle = {**_attributes(topic, names.SETTLE), **more}
@@ -203,6 +217,8 @@ class Consuming:
             message: which one, where it is at hand.
             answer: done with the service's answer.
         """
+        if not self._is_on:
+            return
         span = _TRACER.start_span(
             f"{name} {self._topic}", kind=SpanKind.CLIENT, attributes=self._settle
         )

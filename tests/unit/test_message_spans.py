@@ -1,8 +1,10 @@
 """The spans of messages that a client publishes, and the contexts that they leave in entries."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
 from opentelemetry.trace import SpanKind
@@ -234,3 +236,26 @@ def test_where_nothing_is_recorded_nothing_is_added(recording: Recording) -> Non
         assert stored.properties == {"a": "1"}
         assert message.span is message.batch is None
     assert not recorded.spans
+
+
+class Untouchable:
+    """A tracer that nobody may ask."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError("nobody records anything")
+
+
+def test_a_process_without_a_provider_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "get_tracer_provider", trace.ProxyTracerProvider)
+    assert not _tracing.is_traced()
+    publishing = _tracing.Publishing("public/default/t", is_batching=False)
+    batching = _tracing.Publishing("public/default/t", is_batching=True)
+    consuming = _tracing.Consuming("public/default/t", "s")
+    monkeypatch.setattr(_tracing, "_TRACER", Untouchable())
+    message = OutgoingMessage(1, b"payload")
+    publishing.begin(message, "p", 1024)
+    batching.begin(message, "p", 1024)
+    batching.begin_batch([message], "p")
+    consuming.settling("ack", None, None)  # type: ignore[arg-type]
+    assert not message.properties
+    assert _tracing.is_traced()
