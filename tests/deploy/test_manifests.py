@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from seqgate.cli._settings import FILES
+from seqgate.telemetry.setup import FLUSH_TIMEOUT_S
 from services.dedup.redis_url import parse_redis_url
 from services.runtime.access import Access, Role
 from tests.deploy.manifests import (
@@ -259,8 +260,10 @@ def test_a_pod_has_the_time_that_its_service_takes_to_stop(manifests: Manifests)
             return float(given.value if given else config_type(service).model_fields[name].default)
 
         sleep = workload.container["lifecycle"]["preStop"]["sleep"]["seconds"]
-        # Streams move, are cut, and unary calls end; then what is left is saved: services/*/app.py.
+        # Streams move, are cut, and unary calls end; then what is left is saved, and what is left
+        # of metrics and spans exported: services/*/app.py, runtime/process.py.
         takes = sleep + 2 * seconds("drain_timeout_s") + 3 * seconds("stop_grace_s")
+        takes += 2 * FLUSH_TIMEOUT_S
         assert workload.pod["terminationGracePeriodSeconds"] > takes
 
 
