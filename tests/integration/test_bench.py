@@ -228,6 +228,18 @@ async def test_filters_are_measured_beside_none_and_beside_ones_that_open_batche
         assert computed["unit"] == "µs/message"
 
 
+async def test_tracing_is_measured_beside_none(bench: Run) -> None:
+    wrote = await bench.finish("--json", "--seconds-per-measurement", "0.004", "--only", "tracing")
+    found = {each["name"]: each for each in json.loads(wrote)["measurements"]}
+    assert len(found) == 8
+    for kind in ("unbatched", "batched"):
+        without = f"publish, {kind}, no tracing"
+        assert found[without]["limit"] is None
+        for percent in (0, 1, 100):
+            limit = found[f"publish, {kind}, tracing at {percent} percent"]["limit"]
+            assert limit["name"] == without
+
+
 async def test_nothing_is_left_of_benchmarks_that_are_terminated(bench: Run) -> None:
     process = await bench.start("--seconds-per-measurement", "30", "--only", "price")
     await eventually(

@@ -30,6 +30,7 @@ from tools.bench import (
     recovery,
     report,
     store,
+    traced,
 )
 from tools.bench.bench import ROOT, SECONDS, UNDEDUPLICATED, Bench, null_ledger
 from tools.bench.measurement import BenchError, Measurement
@@ -58,6 +59,7 @@ GROUPS: Final = {
     "publish": Group(publish.publish, needs=("disk", "redis", "grpc")),
     "read": Group(read.read),
     "price": Group(publish.price),
+    "tracing": Group(traced.traced),
     "large": Group(large.large, needs=("disk",)),
     "dispatch": Group(dispatch.dispatch),
     "filter": Group(filtering.filtering),

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -67,19 +68,30 @@ class Bench:
         return math.ceil(number * min(1.0, self.seconds / SECONDS))
 
     async def load(
-        self, workloads: Sequence[Workload], *, seconds: float | None = None
+        self,
+        workloads: Sequence[Workload],
+        *,
+        seconds: float | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> Mapping[str, Outcome]:
-        """Have a process of its own do these, in turn; `seconds`: where a round takes another time
-        than usual."""
+        """Have a process of its own do these, in turn.
+
+        Args:
+            seconds: where a round takes another time than usual.
+            environment: what the process is told besides.
+        """
         pids: dict[str, int] = {"null": self.null_ledger.pid}
         running = self.stack.endpoints["pids"]
         assert isinstance(running, dict)
         pids.update(running)
         job = Job(list(workloads), ROUNDS, seconds or self.seconds, pids)
-        return outcomes_from_json(await converse("tools.bench.load", job.to_json(), LOAD_GRACE_S))
+        answer = await converse("tools.bench.load", job.to_json(), LOAD_GRACE_S, environment)
+        return outcomes_from_json(answer)
 
 
-async def converse(module: str, given: str, within_s: float) -> str:
+async def converse(
+    module: str, given: str, within_s: float, environment: Mapping[str, str] | None = None
+) -> str:
     """What a process that runs this module answers.
 
     Raises:
@@ -91,6 +103,7 @@ async def converse(module: str, given: str, within_s: float) -> str:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **(environment or {})},
     )
     try:
         async with asyncio.timeout(within_s):

@@ -14,6 +14,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from seqgate.client import Batching, Chunking, Client, Producer, Receipt, connect
+from seqgate.telemetry import tracing
 from tools.bench.machine import busy_s, cpu_s
 from tools.bench.measurement import BenchError
 from tools.bench.rounds import CALLS_MAX, Round
@@ -244,7 +245,9 @@ def _check(receipt: Receipt, *, duplicate: bool) -> None:
 
 def main() -> int:
     job = Job.from_json(sys.stdin.read())
-    print(outcomes_to_json(asyncio.run(run(job))))
+    with tracing("bench"):
+        outcomes = asyncio.run(run(job))
+    print(outcomes_to_json(outcomes))
     return 0
 
 

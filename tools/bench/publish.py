@@ -29,14 +29,14 @@ LATENCY: Final = "publish, one at a time"
 async def publish(bench: Bench) -> list[Measurement]:
     """New messages, resent messages, and single messages."""
     workloads = [
-        _workload(bench, "publish, unbatched", "publish"),
-        _workload(bench, "publish, batched", "publish", batched=True),
-        _workload(bench, "publish, unbatched, 4 producers", "publish", producers=4),
-        _workload(bench, "publish, batched, 4 producers", "publish", batched=True, producers=4),
-        _workload(bench, "publish, unbatched, all duplicates", "resend"),
-        _workload(bench, "publish, batched, all duplicates", "resend", batched=True),
+        workload_of(bench, "publish, unbatched", "publish"),
+        workload_of(bench, "publish, batched", "publish", batched=True),
+        workload_of(bench, "publish, unbatched, 4 producers", "publish", producers=4),
+        workload_of(bench, "publish, batched, 4 producers", "publish", batched=True, producers=4),
+        workload_of(bench, "publish, unbatched, all duplicates", "resend"),
+        workload_of(bench, "publish, batched, all duplicates", "resend", batched=True),
     ]
-    one = _workload(bench, LATENCY, "one at a time")
+    one = workload_of(bench, LATENCY, "one at a time")
     nulls = [_to_null(bench, each) for each in workloads if each.kind == "publish"]
     neighbours = sorted([*workloads, *nulls, one], key=lambda each: (each.batched, each.producers))
     outcomes = await bench.load(neighbours)
@@ -70,8 +70,8 @@ async def price(bench: Bench) -> list[Measurement]:
     )
     pairs = [
         (
-            _workload(bench, f"publish, {text}, deduplication on", kind, batched=batched),
-            _workload(
+            workload_of(bench, f"publish, {text}, deduplication on", kind, batched=batched),
+            workload_of(
                 bench,
                 f"publish, {text}, deduplication off",
                 kind,
@@ -99,7 +99,7 @@ async def price(bench: Bench) -> list[Measurement]:
     return found
 
 
-def _workload(
+def workload_of(
     bench: Bench,
     name: str,
     kind: Kind,
@@ -108,6 +108,7 @@ def _workload(
     producers: int = 1,
     namespace: str = "bench/publish",
 ) -> Workload:
+    """A load of small messages on the ledger of a bench."""
     return Workload(
         name,
         kind,
