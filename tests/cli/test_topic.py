@@ -107,7 +107,10 @@ async def test_a_topic_is_shown_without_the_dedup_service(
 async def test_a_topic_that_waits_for_a_rebuild_says_how_much_is_to_be_replayed(
     bare: CommandLine, topic: str, tmp_path: Path
 ) -> None:
-    settings = {"SEQGATE_LEDGER_INLINE_REPLAY_ENTRIES_MAX": "1"}
+    settings = {
+        "SEQGATE_LEDGER_INLINE_REPLAY_ENTRIES_MAX": "1",
+        "SEQGATE_DEDUP_SNAPSHOT_CHECK_INTERVAL_S": "3600",  # one would leave less to be replayed
+    }
     async with Stack(tmp_path / "stack", environment=settings) as stack:
         seqgate = bare.with_(
             SEQGATE_LEDGER=stack.address("ledger"), SEQGATE_DEDUP=stack.address("dedup")
