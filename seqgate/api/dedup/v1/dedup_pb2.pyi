@@ -942,6 +942,7 @@ class ExchangeRequest(_message.Message):
     ADMIT_FIELD_NUMBER: _builtins.int
     CONFIRM_FIELD_NUMBER: _builtins.int
     ROLLBACK_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """Chosen by the caller and given back with the answer."""
     @_builtins.property
@@ -956,6 +957,10 @@ class ExchangeRequest(_message.Message):
     def rollback(self) -> Global___RollbackRequest:
         """As for the method of this name."""
 
+    @_builtins.property
+    def trace(self) -> _entry_pb2.TraceContext:
+        """What this request is a part of, if that is followed."""
+
     def __init__(
         self,
         *,
@@ -963,10 +968,11 @@ class ExchangeRequest(_message.Message):
         admit: Global___AdmitRequest | None = ...,
         confirm: Global___ConfirmRequest | None = ...,
         rollback: Global___RollbackRequest | None = ...,
+        trace: _entry_pb2.TraceContext | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "confirm", b"confirm", "request", b"request", "rollback", b"rollback"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "confirm", b"confirm", "request", b"request", "rollback", b"rollback", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "confirm", b"confirm", "request", b"request", "request_id", b"request_id", "rollback", b"rollback"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "confirm", b"confirm", "request", b"request", "request_id", b"request_id", "rollback", b"rollback", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["admit", "confirm", "rollback"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015

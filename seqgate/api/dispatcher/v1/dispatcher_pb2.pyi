@@ -578,6 +578,7 @@ class ConsumeRequest(_message.Message):
     RENEW_FIELD_NUMBER: _builtins.int
     SEEK_FIELD_NUMBER: _builtins.int
     LEAVE_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def subscribe(self) -> Global___Subscribe:
         """The first request, always."""
@@ -616,6 +617,10 @@ class ConsumeRequest(_message.Message):
         ends when what was acknowledged before is durable.
         """
 
+    @_builtins.property
+    def trace(self) -> _entry_pb2.TraceContext:
+        """What this request is a part of, if that is followed."""
+
     def __init__(
         self,
         *,
@@ -628,10 +633,11 @@ class ConsumeRequest(_message.Message):
         renew: Global___Renew | None = ...,
         seek: Global___Seek | None = ...,
         leave: Global___Leave | None = ...,
+        trace: _entry_pb2.TraceContext | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "acknowledge_through", b"acknowledge_through", "give_back", b"give_back", "leave", b"leave", "permit", b"permit", "refuse", b"refuse", "renew", b"renew", "request", b"request", "seek", b"seek", "subscribe", b"subscribe"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "acknowledge_through", b"acknowledge_through", "give_back", b"give_back", "leave", b"leave", "permit", b"permit", "refuse", b"refuse", "renew", b"renew", "request", b"request", "seek", b"seek", "subscribe", b"subscribe", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "acknowledge_through", b"acknowledge_through", "give_back", b"give_back", "leave", b"leave", "permit", b"permit", "refuse", b"refuse", "renew", b"renew", "request", b"request", "seek", b"seek", "subscribe", b"subscribe"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "acknowledge_through", b"acknowledge_through", "give_back", b"give_back", "leave", b"leave", "permit", b"permit", "refuse", b"refuse", "renew", b"renew", "request", b"request", "seek", b"seek", "subscribe", b"subscribe", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["subscribe", "permit", "acknowledge", "acknowledge_through", "refuse", "give_back", "renew", "seek", "leave"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015

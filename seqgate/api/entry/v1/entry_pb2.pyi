@@ -55,6 +55,34 @@ COMPRESSION_TYPE_ZSTD: CompressionType.ValueType  # 3
 Global___CompressionType: _TypeAlias = CompressionType  # noqa: Y015
 
 @_typing.final
+class TraceContext(_message.Message):
+    """TraceContext is the W3C trace context of who sends a message on a stream, where
+    no metadata of a call travels. A damaged one is ignored, as the W3C says.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TRACESTATE_FIELD_NUMBER: _builtins.int
+    traceparent: _builtins.str
+    """As the HTTP header of this name."""
+    tracestate: _builtins.str
+    """As the HTTP header of this name; empty: there is none."""
+    def __init__(
+        self,
+        *,
+        traceparent: _builtins.str = ...,
+        tracestate: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceContext: _TypeAlias = TraceContext  # noqa: Y015
+
+@_typing.final
 class Position(_message.Message):
     """Position names one entry of a topic. Positions are ordered by ledger_id,
     then entry_id; an absent position means "before the first entry".

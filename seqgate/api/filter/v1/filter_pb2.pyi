@@ -294,6 +294,7 @@ class EvaluateRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     SET_CHAIN_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """Chosen by the caller and given back with the answer."""
     @_builtins.property
@@ -304,16 +305,21 @@ class EvaluateRequest(_message.Message):
     def batch(self) -> Global___Batch:
         """Judge entries."""
 
+    @_builtins.property
+    def trace(self) -> _entry_pb2.TraceContext:
+        """What this request is a part of, if that is followed."""
+
     def __init__(
         self,
         *,
         request_id: _builtins.int = ...,
         set_chain: Global___SetChain | None = ...,
         batch: Global___Batch | None = ...,
+        trace: _entry_pb2.TraceContext | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "request", b"request", "set_chain", b"set_chain"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "request", b"request", "set_chain", b"set_chain", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "request", b"request", "request_id", b"request_id", "set_chain", b"set_chain"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "request", b"request", "request_id", b"request_id", "set_chain", b"set_chain", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["set_chain", "batch"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015

@@ -1,0 +1,131 @@
+"""Spans of what is done beyond calls."""
+
+import asyncio
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
+from opentelemetry.trace import SpanKind, StatusCode
+
+from seqgate.api.entry.v1.entry_pb2 import TraceContext
+from seqgate.telemetry import inject, names, spans
+from services.errors import StoreFull
+from tests.support.recorded import Recorded, links
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    recorded = Recorded(ALWAYS_ON)
+    monkeypatch.setattr(spans, "_TRACER", recorded.tracer)
+    return recorded
+
+
+def message(recorded: Recorded) -> dict[str, str]:
+    """The properties of a message that somebody follows."""
+    properties: dict[str, str] = {}
+    with recorded.tracer.start_as_current_span("message") as span:
+        inject(span.get_span_context(), properties)
+    return properties
+
+
+def test_a_part_is_below_what_is_current_and_nowhere_else(recorded: Recorded) -> None:
+    with spans.part("alone"):
+        assert not spans.carrier()
+    with recorded.tracer.start_as_current_span("whole"), spans.part("part", {"a": 1}):
+        pass
+    part, whole = recorded.spans
+    assert (part.name, part.kind, dict(part.attributes or {})) == (
+        "part",
+        SpanKind.INTERNAL,
+        {"a": 1},
+    )
+    assert part.parent is not None
+    assert part.parent.span_id == whole.context.span_id
+
+
+def test_a_databases_work_is_said_as_the_conventions_say_it(recorded: Recorded) -> None:
+    with recorded.tracer.start_as_current_span("whole"):
+        with spans.database(names.REDIS, "EVALSHA", "admit"):
+            pass
+        with spans.database(names.SQLITE, "COMMIT"):
+            pass
+    script, commit, _ = recorded.spans
+    assert (script.name, commit.name) == ("EVALSHA admit", "COMMIT")
+    assert script.kind is SpanKind.CLIENT
+    assert dict(script.attributes or {}) == {
+        names.DB_SYSTEM_NAME: names.REDIS,
+        names.DB_OPERATION_NAME: "EVALSHA",
+    }
+
+
+def test_what_is_done_for_several_is_below_the_first_and_linked_to_the_others(
+    recorded: Recorded,
+) -> None:
+    contexts = spans.followed([message(recorded), {}, message(recorded), message(recorded)])
+    with spans.shared("group", contexts) as span:
+        assert trace.get_current_span() is span
+    group = recorded.one("group")
+    first, *others = contexts
+    assert group.parent is not None
+    assert (group.parent.trace_id, group.parent.span_id) == (first.trace_id, first.span_id)
+    assert links(group) == [(each.trace_id, each.span_id) for each in others]
+
+
+def test_no_more_is_linked_than_is_kept(recorded: Recorded) -> None:
+    contexts = spans.followed([message(recorded)] * (2 * spans.LINKS_MAX))
+    assert len(contexts) == spans.LINKS_MAX + 1
+    with spans.shared("group", contexts):
+        pass
+    assert len(recorded.one("group").links) == spans.LINKS_MAX
+
+
+def test_what_nobody_follows_is_not_below_what_is_current(recorded: Recorded) -> None:
+    with recorded.tracer.start_as_current_span("stream"):
+        with spans.shared("group", []), spans.part("part"):
+            pass
+        for damaged in (TraceContext(), TraceContext(traceparent="00-zz"), off()):
+            with spans.asked("asked", damaged), spans.part("part"):
+                assert not spans.carrier()
+    assert [span.name for span in recorded.spans] == ["stream"]
+
+
+def off() -> TraceContext:
+    """A context that says that it is not recorded."""
+    return TraceContext(traceparent=f"00-{1:032x}-{1:016x}-00")
+
+
+def test_what_a_message_on_a_stream_asks_for_is_below_who_asked(recorded: Recorded) -> None:
+    with recorded.tracer.start_as_current_span("asking") as asking:
+        carried = TraceContext(**spans.carrier())
+    with recorded.tracer.start_as_current_span("stream"), spans.asked("asked", carried):
+        pass
+    asked = recorded.one("asked")
+    assert asked.kind is SpanKind.SERVER
+    assert asked.parent is not None
+    assert asked.parent.span_id == asking.get_span_context().span_id
+
+
+def test_what_nobody_asked_for_is_a_trace_of_its_own(recorded: Recorded) -> None:
+    with recorded.tracer.start_as_current_span("else"), spans.own("own"):
+        pass
+    assert recorded.one("own").parent is None
+
+
+def test_a_sampler_has_its_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded(ALWAYS_OFF)
+    monkeypatch.setattr(spans, "_TRACER", recorded.tracer)
+    with spans.own("own"), spans.part("part"):
+        assert not spans.carrier()
+    assert recorded.spans == []
+
+
+def test_what_fails_says_so(recorded: Recorded) -> None:
+    with pytest.raises(StoreFull), spans.own("full"):
+        raise StoreFull("no room")
+    with pytest.raises(asyncio.CancelledError), spans.own("given up"):
+        raise asyncio.CancelledError
+    full, given_up = recorded.one("full"), recorded.one("given up")
+    assert (full.attributes or {})[names.ERROR_TYPE] == StoreFull.reason
+    assert full.status.status_code is StatusCode.ERROR
+    assert (given_up.attributes or {})[names.ERROR_TYPE] == "CANCELLED"
+    assert not trace.get_current_span().is_recording()
