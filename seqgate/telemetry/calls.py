@@ -27,6 +27,7 @@ from opentelemetry.trace import Span, SpanKind, Status
 from opentelemetry.trace import StatusCode as SpanStatus
 
 from seqgate.telemetry import names
+from seqgate.telemetry.spans import rpc_attributes
 
 _TRACER: Final = trace.get_tracer("seqgate.telemetry")
 
@@ -53,10 +54,6 @@ def end_call(span: Span, code: StatusCode, *, kind: SpanKind, reason: str = "") 
             span.set_attribute(names.ERROR_TYPE, code.name)
             span.set_status(Status(SpanStatus.ERROR, reason or None))
     span.end()
-
-
-def _attributes(method: str) -> dict[str, str]:
-    return {names.RPC_SYSTEM_NAME: names.GRPC, names.RPC_METHOD: method}
 
 
 # ---- the client's side
@@ -99,7 +96,7 @@ class TracedChannel:
     def _made(self, kind: str, method: str, more: Any, named: Any) -> Callable[..., Any]:
         multi = getattr(self._channel, kind)(method, *more, **named)
         name = method.removeprefix("/")
-        attributes = {**_attributes(name), **self._attributes}
+        attributes = {**rpc_attributes(name), **self._attributes}
 
         def call(*request: Any, metadata: Any = None, **how: Any) -> Any:
             span = _TRACER.start_span(name, kind=SpanKind.CLIENT, attributes=attributes)
@@ -195,7 +192,7 @@ def traced_handler(handler: Any, name: str) -> Any:
     """A handler whose calls have spans."""
     kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
     behaviour = next(filter(None, (getattr(handler, kind) for kind in kinds)))
-    attributes = _attributes(name)
+    attributes = rpc_attributes(name)
 
     async def around(request: Any, context: Any) -> Any:
         carrier = {

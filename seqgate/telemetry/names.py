@@ -49,6 +49,19 @@ SETTLE: Final = "settle"
 ACK: Final = "ack"
 NACK: Final = "nack"
 
+# What services do with messages: values of messaging.operation.name.
+PUBLISH: Final = "publish"
+ADMIT: Final = "admit"
+APPEND: Final = "append"
+LOOK_UP: Final = "look_up"
+CONFIRM: Final = "confirm"
+DELIVER: Final = "deliver"
+
+# What they do for topics, of no message: the first words of spans' names.
+RECOVER: Final = "recover"
+REPLAY: Final = "replay"
+SNAPSHOT: Final = "snapshot"
+
 # ---- database calls
 
 DB_SYSTEM_NAME: Final = "db.system.name"
@@ -69,10 +82,14 @@ VERDICTS: Final = "seqgate.verdicts."
 """How many of a group were judged so: the verdict, in lower case, follows."""
 RECEIPT: Final = "seqgate.receipt"
 """The status that a publication was answered with."""
+OUTCOME: Final = "seqgate.outcome"
+"""What a group was answered with, where that is no verdicts."""
 CAUSE: Final = "seqgate.cause"
 """Why something was begun that nobody asked for."""
 ENTRIES: Final = "seqgate.entries"
 """How many entries it is about."""
+PRODUCERS: Final = "seqgate.producers"
+"""How many producers it is about."""
 TOPIC: Final = "seqgate.topic"
 """Which topic, where no message of it is followed."""
 GROUP_ENTRIES: Final = "seqgate.group.entries"

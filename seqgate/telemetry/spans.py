@@ -3,6 +3,7 @@
     part      a step of what is being done; nothing, unless that is recorded
     database  the same, of a database's work
     shared    what is done for several messages at once: below the first, linked to the others
+    exchange  a call that goes over a stream of calls, on the side that asks
     asked     what a message on a stream asks for, by the context that it carries
     own       what nobody asked for: a trace of its own
 
@@ -85,6 +86,20 @@ def database(system: str, operation: str, target: str = "") -> AbstractContextMa
     """
     attributes = {names.DB_SYSTEM_NAME: system, names.DB_OPERATION_NAME: operation}
     return part(f"{operation} {target}".rstrip(), attributes, SpanKind.CLIENT)
+
+
+def exchange(method: str) -> AbstractContextManager[Span]:
+    """A call that goes over a stream of calls, on the side that asks: a part of what is current.
+
+    Args:
+        method: package.Service/Method, as if it were called alone.
+    """
+    return part(method, rpc_attributes(method), SpanKind.CLIENT)
+
+
+def rpc_attributes(method: str) -> dict[str, str]:
+    """What each span of a call says of it."""
+    return {names.RPC_SYSTEM_NAME: names.GRPC, names.RPC_METHOD: method}
 
 
 @contextmanager

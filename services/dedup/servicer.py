@@ -1,14 +1,18 @@
 """The wire of the dedup service: check, translate, call, translate back."""
 
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
+from opentelemetry.trace import get_current_span
 
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.dedup.v1 import dedup_pb2_grpc as pb_grpc
 from seqgate.api.entry.v1 import entry_pb2
+from seqgate.telemetry import names
+from seqgate.telemetry.spans import asked, rpc_attributes
 from seqgate.types import (
     SEQUENCE_ID_MAX,
     Chunk,
@@ -248,6 +252,7 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
         )
         match outcome:
             case Judged():
+                _note_verdicts(outcome)
                 return pb.AdmitResponse(verdicts=_to_verdicts(outcome, deduplicated=True))
             case Disabled():
                 return pb.AdmitResponse(verdicts=_to_verdicts(all_new(claims), deduplicated=False))
@@ -289,9 +294,17 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
                 return pb.RollbackResponse(behind=_to_behind(outcome))
 
     async def _exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeResponse:
+        asked_for = request.WhichOneof("request")
+        name = f"{_SERVICE}/{(asked_for or 'exchange').capitalize()}"
+        with asked(name, request.trace, rpc_attributes(name)):
+            return await self._exchanged(request, asked_for)
+
+    async def _exchanged(
+        self, request: pb.ExchangeRequest, asked_for: str | None
+    ) -> pb.ExchangeResponse:
         request_id = request.request_id
         try:
-            match request.WhichOneof("request"):
+            match asked_for:
                 case "admit":
                     admitted = await self._admit(request.admit)
                     return pb.ExchangeResponse(request_id=request_id, admit=admitted)
@@ -305,6 +318,18 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
                     raise InvalidClaim("an exchange asks for something", field="request")
         except DomainError as refusal:
             return pb.ExchangeResponse(request_id=request_id, error=in_stream(refusal))
+
+
+_SERVICE: Final = pb.DESCRIPTOR.services_by_name["DedupService"].full_name
+
+
+def _note_verdicts(judged: Judged) -> None:
+    """Where the call is followed, its span says how many claims were judged how."""
+    span = get_current_span()
+    if span.is_recording():
+        counted = Counter(verdict for each in judged.producers for verdict in each.verdicts)
+        for verdict, count in counted.items():
+            span.set_attribute(names.VERDICTS + verdict.name.lower(), count)
 
 
 def _topic(text: str) -> TopicName:

@@ -12,11 +12,14 @@ replica took that. A failure changes nothing: the snapshot before stays, and it 
 
 import asyncio
 import time
+from contextvars import Context
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 import structlog
+from opentelemetry.trace import get_current_span
 
+from seqgate.telemetry import names, spans
 from seqgate.types import DEDUP_CURSOR, Position, TopicName
 from services.dedup.core.policy import EffectivePolicy
 from services.dedup.core.snapshot import (
@@ -114,7 +117,10 @@ class Snapshots:
         """Take one in the background; a failure is logged."""
         self._wanted.add(topic)
         if topic not in self._taking and not self._finished:
-            self._taking[topic] = self._tasks.create_task(self._take_while_wanted(topic))
+            # It is no part of what it is taken after.
+            self._taking[topic] = self._tasks.create_task(
+                self._take_while_wanted(topic), context=Context()
+            )
 
     async def by_time_forever(self, interval_s: float) -> None:
         """Take one of every topic whose policy says that it is time, again and again."""
@@ -204,9 +210,13 @@ class Snapshots:
     async def _counted(self, topic: TopicName) -> Taken | None:
         began_s = time.monotonic()
         outcome = "failed"
+        begin = spans.part if get_current_span().is_recording() else spans.own
         try:
-            taken = await self._take(topic)
-            outcome = "nothing" if taken is None else "taken"
+            with begin(f"{names.SNAPSHOT} {topic}", {names.TOPIC: str(topic)}) as span:
+                taken = await self._take(topic)
+                outcome = "nothing" if taken is None else "taken"
+                span.set_attribute(names.OUTCOME, outcome)
+                span.set_attribute(names.PRODUCERS, 0 if taken is None else taken.producers)
         finally:
             self._metrics.snapshots[outcome] += 1
             self._metrics.snapshot_duration(time.monotonic() - began_s, outcome)

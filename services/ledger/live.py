@@ -9,16 +9,17 @@ import asyncio
 import contextvars
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import structlog
+from opentelemetry.trace import Span
 
-from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.telemetry import names
 from seqgate.types import Position
 from services.errors import DomainError, Fenced, Kind, StoreUnavailable
-from services.ledger.core.entry import Entry, StoredEntry, Unit
+from services.ledger.core.entry import StoredEntry, Unit
 from services.ledger.core.receipt import Receipt, Status, Unsettled, old_ids, settled
 from services.ledger.core.writer import (
     BACKOFF_MAX_S,
@@ -38,6 +39,7 @@ from services.ledger.core.writer import (
     Stop,
     TopicWriter,
 )
+from services.ledger.following import Following
 from services.ledger.metrics import FAILED, LedgerMetrics, Recovery
 from services.ledger.ports import (
     Applied,
@@ -52,7 +54,6 @@ from services.ledger.ports import (
     Trimmed,
     WriterName,
 )
-from services.runtime.spans import MARK, MessageSpans
 
 log = structlog.get_logger()
 
@@ -272,7 +273,7 @@ class LiveTopic:
         self._trims = self._trims_replayed = 0
         self._metrics = metrics
         self._counts = metrics.of(state.topic)
-        self._spans = MessageSpans("append", str(state.topic))
+        self._following = Following(state.topic)
         self._recovery = Recovery(metrics)
         self._happened = "takeover"
         self._perform(self._writer.start())
@@ -351,12 +352,12 @@ class LiveTopic:
         """Take what a producer sent, unless its stream is at its end."""
         if not session.closing:
             session.admit(units)
+            self._following.arrived(units)
             self._perform(self._writer.submit(units))
 
     def close(self, session: Session) -> None:
         """Disconnect a producer. What was let through goes on."""
-        for unit in self._writer.close_session(session.number):
-            session.forget(unit.request_id)
+        self._forget(session)
         self._sessions.pop(session.number, None)
         if self._names.get(session.producer) is session:
             del self._names[session.producer]
@@ -382,6 +383,7 @@ class LiveTopic:
         self.stopped = True
         for session in list(self._sessions.values()):
             session.fail(error)
+        self._following.stopped(error.reason)
         self.progress.beat()
 
     def _register(
@@ -392,13 +394,18 @@ class LiveTopic:
             same = instance and instance == before.instance
             if not (takeover or same):
                 raise ProducerBusy("the producer's name is in use", producer_name=producer)
-            for unit in self._writer.close_session(before.number):
-                before.forget(unit.request_id)
+            self._forget(before)
             before.take_over()
         session = Session(next(_numbers), producer, instance, window)
         self._sessions[session.number] = self._names[producer] = session
         self._writer.open_session(session.number)
         return session
+
+    def _forget(self, session: Session) -> None:
+        """What is not let through yet of a session that is closed is not answered."""
+        for unit in self._writer.close_session(session.number):
+            session.forget(unit.request_id)
+            self._following.dropped(unit, _CLOSED)
 
     async def _settled(self, producer: str, number: int, timeout_s: float) -> None:
         """Wait until the topic is live, nothing of this producer is under way, and the question
@@ -441,6 +448,7 @@ class LiveTopic:
         if not self.stopped:
             is_aligning = self._writer.phase is Phase.ALIGNING
             self._recovery.note(self._happened, is_aligning=is_aligning)
+            self._following.aligned(self._happened, is_aligning=is_aligning)
         self.progress.beat()
 
     def _lose(self, error: DomainError) -> None:
@@ -452,45 +460,48 @@ class LiveTopic:
             self._counts.stored += 1
         else:
             self._counts.receipts[receipt.status] += 1
+        self._following.answered(unit, receipt.status.name)
         session = self._sessions.get(unit.session)
         if session is not None:
             session.answer(unit.request_id, receipt)
 
     async def _do(self, effect: Effect) -> None:
+        with self._following.recovering():
+            effects = await self._done(effect)
+        self._perform(effects)
+
+    async def _done(self, effect: Effect) -> list[Effect]:
+        """What follows from an effect, once it is carried out."""
         match effect:
             case Admit() | Confirm() | Rollback():
-                effects = await self._ask(effect)
+                return await self._ask(effect)
             case Append():
-                effects = await self._append(effect)
+                return await self._append(effect)
             case LookUp(units):
-                effects = await self._look_up(units)
+                with self._following.looking_up([each.unit for each in units]):
+                    return await self._look_up(units)
             case ReadLog():
-                effects = await self._read_log(effect)
+                with self._following.replaying() as span:
+                    return await self._read_log(effect, span)
             case Reopen():
-                effects = await self._reopen()
+                return await self._reopen()
             case Pause(seconds):
                 await asyncio.sleep(seconds)
-                effects = [] if self.stopped else self._writer.pause_over()
+                return [] if self.stopped else self._writer.pause_over()
             case _:
                 raise AssertionError(f"not to be awaited: {effect}")
-        self._perform(effects)
 
     async def _ask(self, call: Admit | Confirm | Rollback) -> list[Effect]:
         writer = self._writer
-        name = WriterName(writer.incarnation, writer.ledger_id, call.position)
         began_s, answered = time.monotonic(), "failed"
-        outcome: Judged | Applied | Behind | Changed | Disabled
+        operation = type(call).__name__.lower()
+        units = call.claims if isinstance(call, Admit) else ()
+        confirms = call.confirmation is not None
         try:
-            match call:
-                case Admit():
-                    name = name._replace(revision=call.revision)
-                    outcome = await self._dedup.admit(
-                        self.topic, name, call.confirmation, call.claims
-                    )
-                case Confirm():
-                    outcome = await self._dedup.confirm(self.topic, name, call.confirmation)
-                case Rollback():
-                    outcome = await self._dedup.rollback(self.topic, name, call.confirmation)
+            with self._following.asking(operation, units, confirms=confirms) as span:
+                outcome = await self._outcome(call)
+                if span.is_recording():
+                    span.set_attributes(_described(outcome))
             answered = "answered"
         except DomainError as error:
             if self.stopped:
@@ -499,7 +510,6 @@ class LiveTopic:
             self._happened = "dedup_failed"
             return writer.dedup_failed(error)
         finally:
-            operation = type(call).__name__.lower()
             self._metrics.judge_duration(time.monotonic() - began_s, operation, answered)
         if self.stopped:
             return []
@@ -528,6 +538,20 @@ class LiveTopic:
                 self._has_all()
                 return writer.disabled()
 
+    async def _outcome(
+        self, call: Admit | Confirm | Rollback
+    ) -> Judged | Applied | Behind | Changed | Disabled:
+        writer = self._writer
+        name = WriterName(writer.incarnation, writer.ledger_id, call.position)
+        match call:
+            case Admit(_, revision, confirmation, claims):
+                named = name._replace(revision=revision)
+                return await self._dedup.admit(self.topic, named, confirmation, claims)
+            case Confirm():
+                return await self._dedup.confirm(self.topic, name, call.confirmation)
+            case Rollback():
+                return await self._dedup.rollback(self.topic, name, call.confirmation)
+
     def _has_all(self) -> None:
         self._lacking_entries = 0
         if self._lacks_since_s is not None:
@@ -537,43 +561,28 @@ class LiveTopic:
 
     async def _append(self, append: Append) -> list[Effect]:
         writer = self._writer
-        began_s, began_ns = time.monotonic(), time.time_ns()
-        self._last_append_ms = max(self._last_append_ms, began_ns // 1_000_000)
+        began_s, now_ms = time.monotonic(), time.time_ns() // 1_000_000
+        self._last_append_ms = max(self._last_append_ms, now_ms)
         try:
-            await self._store.append(
-                self.topic,
-                writer.ledger_id,
-                append.expected_tail,
-                append.entries,
-                self._last_append_ms,
-            )
+            with self._following.appending(append.entries):
+                await self._store.append(
+                    self.topic,
+                    writer.ledger_id,
+                    append.expected_tail,
+                    append.entries,
+                    self._last_append_ms,
+                )
         except DomainError as error:
             if self.stopped:
                 return []
             log.warning("append failed", topic=str(self.topic), reason=error.reason)
             self._happened = "append_failed"
             self._metrics.append_duration(time.monotonic() - began_s, FAILED)
-            self._note_append(append.entries, began_ns, error.reason)
             known = not isinstance(error, StoreUnavailable)
             return writer.append_failed(error, outcome_known=known)
         self._metrics.appended(self._counts, append.entries, time.monotonic() - began_s)
-        self._note_append(append.entries, began_ns)
         self.grown.beat()
         return [] if self.stopped else writer.appended(self._last_append_ms)
-
-    def _note_append(self, entries: Sequence[Entry], began_ns: int, failure: str = "") -> None:
-        """Those of a group that carry a trace have a span each."""
-        if not self._spans.is_on:
-            return
-        for entry in entries:
-            if MARK in entry.metadata:
-                about: dict[str, str | int] = {
-                    names.PRODUCER_NAME: entry.producer,
-                    names.SEQUENCE_ID: entry.highest,
-                    names.GROUP_ENTRIES: len(entries),
-                }
-                properties = EntryMetadata.FromString(entry.metadata).properties
-                self._spans.note(properties, began_ns, about, failure)
 
     async def _look_up(self, units: Sequence[Unsettled]) -> list[Effect]:
         """Units of one producer are looked up together: a resent stream has many."""
@@ -595,7 +604,7 @@ class LiveTopic:
                 effects.append(Answer(unsettled.unit, receipt))
         return effects
 
-    async def _read_log(self, read: ReadLog) -> list[Effect]:
+    async def _read_log(self, read: ReadLog, span: Span) -> list[Effect]:
         try:
             async with self._trimming:
                 page = await self._page(read)
@@ -616,6 +625,7 @@ class LiveTopic:
         if page is None:
             return self._writer.log_trimmed()
         self._metrics.replayed_entries += len(page[0])
+        span.set_attribute(names.ENTRIES, len(page[0]))
         log.info("replaying", topic=str(self.topic), entries=len(page[0]), remaining=page[1])
         return self._writer.log_read(*page)
 
@@ -711,6 +721,14 @@ class LiveTopic:
         return [] if self.stopped else self._writer.reopened(state.ledger_id, state.tail)
 
 
+def _described(outcome: Judged | Applied | Behind | Changed | Disabled) -> dict[str, str | int]:
+    """What deduplication answered, as a span says it."""
+    if isinstance(outcome, Judged):
+        counted = Counter(outcome.verdicts)
+        return {names.VERDICTS + each.name.lower(): count for each, count in counted.items()}
+    return {names.OUTCOME: type(outcome).__name__.lower()}
+
+
 class _Postponed(NamedTuple):
     """A replay that is too long: where it would begin, where the log ended when it was counted, and
     how often that was trimmed before."""
@@ -724,6 +742,9 @@ BEFORE_THE_LOG: Final = 0
 """The ledger id of what a replay puts in front of the log; real ones start at 1."""
 
 _REPLAY_PAGE_BYTES: Final = 32 * 1024 * 1024
+_CLOSED: Final = "CLOSED"
+"""Why a publication is not answered: its stream was closed before it was let through."""
+
 _STORED: Final = Status.STORED
 _numbers = itertools.count(1)
 

@@ -28,7 +28,9 @@ import structlog
 from google.protobuf.message import DecodeError
 from grpc import aio
 from grpc_status import rpc_status
+from opentelemetry.trace import get_current_span
 
+from seqgate.telemetry import names
 from services.errors import DomainError, MalformedRequest
 from services.runtime import deadline
 from services.runtime.drain import Drain
@@ -104,6 +106,7 @@ def translated(refusals: Refusals) -> Around:
             yield
         except DomainError as refusal:
             structlog.contextvars.bind_contextvars(reason=refusal.reason)  # for `logged`
+            get_current_span().set_attribute(names.REASON, refusal.reason)
             status = status_of(refusal)
             await _abort(context, grpc_code(status), rpc_status.to_status(status))
         except (aio.AbortError, asyncio.CancelledError):

@@ -16,7 +16,9 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 from google.rpc import status_pb2
+from opentelemetry.trace import get_current_span
 
+from seqgate.telemetry import names
 from services.errors import DomainError
 from services.runtime.status import grpc_code, status_of
 
@@ -128,6 +130,7 @@ def in_stream(refusal: DomainError) -> status_pb2.Status:
     """The status of a refusal that is one answer of a stream, and not the stream's end. It is
     counted as one of the stream's method."""
     status = status_of(refusal)
+    get_current_span().set_attribute(names.REASON, refusal.reason)
     call = _CALL.get()
     if call is not None:
         class_, code = Class(refusal.reason, call.method), grpc_code(status).name

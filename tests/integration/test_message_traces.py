@@ -1,6 +1,7 @@
 """One message after the other through real services, and the spans of all of it at a receiver."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -146,21 +147,45 @@ def check_batch(received: Received) -> None:
 
 
 def check_within_services(received: Received, kind: str) -> None:
-    """Each entry is stored once and delivered once, below the span that published it."""
+    """Each entry arrives, is stored and is delivered once, below the span that sent it."""
     topic = f"public/default/{kind}"
     for send in received.named(f"send {topic}"):
-        found = [(each.service, each.name) for each in below(received, send)]
+        children = list(below(received, send))
+        found = [(each.service, each.name) for each in children]
         entries = max(1, len(send.events))
-        assert found.count(("ledger", f"append {topic}")) == entries
         assert found.count(("dispatcher", f"deliver {topic}")) == entries
+        arrived = [each for each in children if each.name == f"publish {topic}"]
+        assert [each.attributes[names.RECEIPT] for each in arrived] == ["STORED"] * entries
+        for publish in arrived:
+            assert (publish.service, publish.kind) == ("ledger", "SERVER")
+            assert publish.attributes[names.PRODUCER_NAME] == "p"
+            parts = [each.name for each in below(received, publish)]
+            assert parts.count(f"append {topic}") == 1
+    check_judged(received, topic)
     for append in received.named(f"append {topic}"):
         group = append.attributes[names.GROUP_ENTRIES]
         assert isinstance(group, int)
         assert group >= 1
-        assert append.attributes[names.PRODUCER_NAME] == "p"
     for deliver in received.named(f"deliver {topic}"):
         assert deliver.attributes[names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME] == "s"
         assert deliver.attributes[names.ATTEMPTS] == 0
+
+
+def check_judged(received: Received, topic: str) -> None:
+    """Each publication is judged, and later confirmed, maybe together with the judgement of others:
+    below the first of a group, and linked to the others. What the dedup service does is below what
+    it is asked."""
+    of: Counter[tuple[str, str]] = Counter()
+    for operation, outcome in (("admit", names.VERDICTS + "new"), ("confirm", names.OUTCOME)):
+        for asking in received.named(f"{operation} {topic}"):
+            of.update([(asking.trace_id, asking.parent_id), *asking.links])
+            (asked,) = below(received, asking)
+            (answered,) = below(received, asked)
+            assert (asked.service, asked.kind) == ("ledger", "CLIENT")
+            assert (answered.service, answered.kind) == ("dedup", "SERVER")
+            assert asked.name == answered.name
+            assert outcome in asking.attributes
+    assert of == dict.fromkeys(map(ids, received.named(f"publish {topic}")), 2)
 
 
 def check_services(received: Received) -> None:
@@ -169,7 +194,8 @@ def check_services(received: Received) -> None:
     served = [span for span in received.spans if span.kind == "SERVER" and span.parent_id]
     for span in served:
         made = by_ids[span.trace_id, span.parent_id]
-        assert (made.kind, made.name) == ("CLIENT", span.name)
+        if not span.name.startswith("publish "):
+            assert (made.kind, made.name) == ("CLIENT", span.name)
         assert made.service != span.service
     assert {span.service for span in served} >= SERVING
     of_application = {

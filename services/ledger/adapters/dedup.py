@@ -7,6 +7,7 @@ writer's alignment finds out.
 
 import asyncio
 from collections.abc import Sequence
+from contextvars import Context
 from typing import Any, Final, NoReturn
 
 import structlog
@@ -16,6 +17,7 @@ from grpc import aio
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.dedup.v1 import dedup_pb2_grpc as pb_grpc
 from seqgate.api.entry.v1 import entry_pb2
+from seqgate.telemetry.spans import carrier, exchange
 from seqgate.types import Chunk, Position, TopicName
 from services.errors import DomainError, Fenced
 from services.ledger.core.entry import Unit
@@ -39,6 +41,8 @@ RETRY_AFTER_S: Final = 0.5
 
 KEEP_MAX: Final = 10_000
 """How many producers one KeepProducers names."""
+
+_SERVICE: Final = pb.DESCRIPTOR.services_by_name["DedupService"].full_name
 
 _VERDICTS: Final = {
     pb.VERDICT_NEW: Verdict.NEW,
@@ -89,7 +93,7 @@ class GrpcDeduplicator:
                 for producer, indexes in columns.items()
             ],
         )
-        reply = (await self._ask(topic, admit=request)).admit
+        reply = (await self._ask(topic, "Admit", request)).admit
         match reply.WhichOneof("outcome"):
             case "verdicts":
                 if not reply.verdicts.deduplicated:
@@ -106,7 +110,7 @@ class GrpcDeduplicator:
         request = pb.ConfirmRequest(
             topic=str(topic), writer=_writer(writer), confirmation=_confirmation(confirmation)
         )
-        reply = (await self._ask(topic, confirm=request)).confirm
+        reply = (await self._ask(topic, "Confirm", request)).confirm
         if reply.HasField("behind"):
             return _behind(reply.behind)
         applied = reply.confirmed
@@ -118,7 +122,7 @@ class GrpcDeduplicator:
         request = pb.RollbackRequest(
             topic=str(topic), writer=_writer(writer), confirmation=_confirmation(confirmation)
         )
-        reply = (await self._ask(topic, rollback=request)).rollback
+        reply = (await self._ask(topic, "Rollback", request)).rollback
         if reply.HasField("behind"):
             return _behind(reply.behind)
         applied = reply.rolled_back
@@ -152,13 +156,22 @@ class GrpcDeduplicator:
         except aio.AioRpcError as error:
             raise _unavailable(error) from error
 
-    async def _ask(self, topic: TopicName, **request: Any) -> pb.ExchangeResponse:
+    async def _ask(self, topic: TopicName, method: str, request: Any) -> pb.ExchangeResponse:
+        """Ask what a method would be asked; `method` is its name."""
+        with exchange(f"{_SERVICE}/{method}"):
+            return await self._answered(topic, **{method.lower(): request})
+
+    async def _answered(self, topic: TopicName, **request: Any) -> pb.ExchangeResponse:
         self._request_id += 1
         request_id = self._request_id
-        stream = self._streams.pop(topic, None) or self._stub.Exchange()
+        # A stream is below nothing: it outlives whatever it is opened for.
+        stream = self._streams.pop(topic, None) or Context().run(self._stub.Exchange)
+        asked = pb.ExchangeRequest(request_id=request_id, **request)
+        if carried := carrier():
+            asked.trace.CopyFrom(entry_pb2.TraceContext(**carried))
         try:
             async with asyncio.timeout(self._timeout_s):
-                await stream.write(pb.ExchangeRequest(request_id=request_id, **request))
+                await stream.write(asked)
                 response: Any = await stream.read()
         except (aio.AioRpcError, TimeoutError, asyncio.InvalidStateError) as error:
             stream.cancel()

@@ -1,0 +1,243 @@
+"""The spans of a topic that is written: of publications that carry a trace, and of recoveries.
+
+    publish   from a publication's arrival to its answer, below the span that sent it
+      admit     what deduplication says of a group: below the first of it, linked to the others
+      append    the group's transaction, once for each; linked to the first, where its work is
+      look_up   what became of what is not new
+      confirm   deduplication learns what is stored: below the first of it, linked to the others
+    recover   from the loss of the agreement with deduplication until there is one again
+
+Where OTEL_* ask for no spans, nothing is looked at. Otherwise an entry without a trace costs a look
+at its metadata.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Final, NamedTuple
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind
+from opentelemetry.util.types import AttributeValue
+
+from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
+from seqgate.telemetry import extract, names, spans
+from seqgate.telemetry.propagation import TRACEPARENT
+from seqgate.telemetry.setup import NONE, exporter_asked_for
+from seqgate.types import TopicName
+from services.errors import DomainError
+from services.ledger.core.entry import Entry, Unit
+
+_TRACER: Final = trace.get_tracer("seqgate.services.ledger")
+
+_MARK: Final = TRACEPARENT.encode()
+"""What is in the serialized metadata of each entry that carries a trace, and of few others."""
+
+_Key = tuple[str, int, int]
+"""Which entry: its producer, its highest id, and which chunk it is or -1."""
+
+
+class _Followed(NamedTuple):
+    """A publication under way."""
+
+    span: Span
+    keys: Sequence[_Key]
+
+
+class Following:
+    """See the module. Of one topic."""
+
+    def __init__(self, topic: TopicName) -> None:
+        self._is_on = exporter_asked_for("TRACES") != NONE
+        self._topic = str(topic)
+        self._messaging: dict[str, AttributeValue] = {
+            names.MESSAGING_SYSTEM: names.SEQGATE,
+            names.MESSAGING_DESTINATION_NAME: self._topic,
+        }
+        self._units: dict[tuple[int, int], _Followed] = {}
+        self._entries: dict[_Key, Span] = {}
+        self._stored: list[SpanContext] = []
+        self._recovery: Span | None = None
+
+    # ---- publications
+
+    def arrived(self, units: Sequence[Unit]) -> None:
+        """Publications were sent."""
+        if not self._is_on:
+            return
+        for unit in units:
+            for entry in unit.entries:
+                if _MARK in entry.metadata:
+                    self._begin(unit, entry)
+                    break
+
+    def _begin(self, unit: Unit, entry: Entry) -> None:
+        context = extract(EntryMetadata.FromString(entry.metadata).properties)
+        if not context.trace_flags.sampled:
+            return
+        span = _TRACER.start_span(
+            f"{names.PUBLISH} {self._topic}",
+            spans.below(context),
+            kind=SpanKind.SERVER,
+            attributes={
+                **self._messaging,
+                names.MESSAGING_OPERATION_NAME: names.PUBLISH,
+                names.PRODUCER_NAME: unit.producer,
+                names.SEQUENCE_ID: unit.highest,
+            },
+        )
+        keys = [_key(each) for each in unit.entries]
+        self._units[unit.session, unit.request_id] = _Followed(span, keys)
+        self._entries.update(dict.fromkeys(keys, span))
+
+    def answered(self, unit: Unit, receipt: str) -> None:
+        """A publication was answered with a receipt of this status."""
+        if self._units and (found := self._taken(unit)) is not None:
+            found.set_attribute(names.RECEIPT, receipt)
+            found.end()
+
+    def dropped(self, unit: Unit, reason: str) -> None:
+        """A publication is not answered, for this reason."""
+        if self._units and (found := self._taken(unit)) is not None:
+            spans.fail(found, reason)
+            found.end()
+
+    def stopped(self, reason: str) -> None:
+        """Nothing more is answered, for this reason."""
+        for span, _ in self._units.values():
+            spans.fail(span, reason)
+            span.end()
+        self._units.clear()
+        self._entries.clear()
+        if self._recovery is not None:
+            spans.fail(self._recovery, reason)
+            self._recovery.end()
+            self._recovery = None
+
+    def _taken(self, unit: Unit) -> Span | None:
+        found = self._units.pop((unit.session, unit.request_id), None)
+        if found is None:
+            return None
+        for key in found.keys:
+            if self._entries.get(key) is found.span:  # or it was sent again meanwhile
+                del self._entries[key]
+        return found.span
+
+    # ---- what is done for them
+
+    @contextmanager
+    def asking(self, operation: str, units: Sequence[Unit], *, confirms: bool) -> Iterator[Span]:
+        """Deduplication is asked.
+
+        Args:
+            operation: what: the first word of the span's name.
+            units: whom it judges.
+            confirms: whether it learns what was stored since it learnt that the last time.
+        """
+        contexts = self._contexts_of(units)
+        if confirms:
+            contexts = (contexts + self._stored)[: spans.LINKS_MAX + 1]
+            self._stored = []
+        name = f"{operation} {self._topic}"
+        about = self._messaging | {names.MESSAGING_OPERATION_NAME: operation}
+        if units:
+            about[names.ENTRIES] = len(units)
+        if contexts:
+            with spans.shared(name, contexts, about) as span:
+                yield span
+        else:
+            with spans.part(name, about) as span:
+                yield span
+
+    @contextmanager
+    def looking_up(self, units: Sequence[Unit]) -> Iterator[None]:
+        """It is found out what became of publications that are not new."""
+        name = f"{names.LOOK_UP} {self._topic}"
+        about = self._messaging | {names.MESSAGING_OPERATION_NAME: names.LOOK_UP}
+        with spans.shared(name, self._contexts_of(units), about):
+            yield
+
+    @contextmanager
+    def appending(self, entries: Sequence[Entry]) -> Iterator[None]:
+        """A group is stored. If that succeeds, it is to be confirmed."""
+        if not self._entries:
+            yield
+            return
+        followed = [span for key in map(_key, entries) if (span := self._entries.get(key))]
+        if not followed:
+            yield
+            return
+        first, *others = followed
+        with spans.within(self._append(first, len(entries), [])) as lead:
+            linked = [Link(lead.get_span_context())]
+            rest = [self._append(each, len(entries), linked) for each in others]
+            try:
+                yield
+            except DomainError as error:
+                for each in rest:
+                    spans.fail(each, error.reason)
+                raise
+            finally:
+                for each in rest:
+                    each.end()
+        self._stored += _contexts(followed)[: spans.LINKS_MAX + 1 - len(self._stored)]
+
+    def _append(self, publish: Span, entries: int, links: Sequence[Link]) -> Span:
+        return _TRACER.start_span(
+            f"{names.APPEND} {self._topic}",
+            trace.set_span_in_context(publish, Context()),
+            attributes={
+                **self._messaging,
+                names.MESSAGING_OPERATION_NAME: names.APPEND,
+                names.GROUP_ENTRIES: entries,
+            },
+            links=links,
+        )
+
+    def _contexts_of(self, units: Sequence[Unit]) -> list[SpanContext]:
+        if not self._units:
+            return []
+        keys = ((unit.session, unit.request_id) for unit in units)
+        return _contexts(self._units[key].span for key in keys if key in self._units)
+
+    # ---- recoveries
+
+    def aligned(self, cause: str, *, is_aligning: bool) -> None:
+        """Something happened, after which the writer aligns or does not."""
+        if not self._is_on:
+            return
+        if is_aligning and self._recovery is None:
+            self._recovery = _TRACER.start_span(
+                f"{names.RECOVER} {self._topic}",
+                Context(),
+                attributes={names.TOPIC: self._topic, names.CAUSE: cause},
+            )
+        elif self._recovery is not None and not is_aligning:
+            self._recovery.end()
+            self._recovery = None
+
+    @contextmanager
+    def recovering(self) -> Iterator[None]:
+        """Something is done, for a recovery if there is one."""
+        if self._recovery is None:
+            yield
+            return
+        with trace.use_span(self._recovery, record_exception=False, set_status_on_exception=False):
+            yield
+
+    @contextmanager
+    def replaying(self) -> Iterator[Span]:
+        """A part of the log is read, so that deduplication learns it."""
+        with spans.part(f"{names.REPLAY} {self._topic}", {names.TOPIC: self._topic}) as span:
+            yield span
+
+
+def _key(entry: Entry) -> _Key:
+    return entry.producer, entry.highest, -1 if entry.chunk is None else entry.chunk.chunk_id
+
+
+def _contexts(of: Iterable[Span]) -> list[SpanContext]:
+    """Of those that are recorded, as many as one span is below and linked to."""
+    recorded = (each.get_span_context() for each in of if each.is_recording())
+    return list(islice(recorded, spans.LINKS_MAX + 1))
