@@ -1,0 +1,168 @@
+"""The spans of a topic that is written: a table of who is followed, and what is below what."""
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import SpanKind
+
+from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
+from seqgate.telemetry import names, spans
+from seqgate.types import TopicName
+from services.errors import StoreFull
+from services.ledger import following
+from services.ledger.core.entry import Entry, Unit, unit_of
+from services.ledger.following import Following
+from tests.support.entries import single
+from tests.support.recorded import Recorded, links
+
+TOPIC = TopicName.parse("public/default/t")
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    recorded = Recorded(ALWAYS_ON)
+    monkeypatch.setattr(following, "_TRACER", recorded.tracer)
+    monkeypatch.setattr(spans, "_TRACER", recorded.tracer)
+    return recorded
+
+
+def traced(sequence_id: int) -> Entry:
+    """An entry that carries a trace, named by its sequence id."""
+    parent = f"00-{sequence_id + 1:032x}-{sequence_id + 1:016x}-01"
+    metadata = EntryMetadata(properties={"traceparent": parent}).SerializeToString()
+    return single(sequence_id)._replace(metadata=metadata)
+
+
+def unit(entry: Entry, session: int = 1) -> Unit:
+    return unit_of(session, entry.lowest, [entry])
+
+
+def test_a_publication_is_below_its_sender_until_it_is_answered(recorded: Recorded) -> None:
+    of = Following(TOPIC)
+    units = [unit(traced(0)), unit(single(1))]
+    of.arrived(units)
+    assert recorded.spans == []
+    for each in units:
+        of.answered(each, "STORED")
+    (publish,) = recorded.spans
+    assert publish.name == f"publish {TOPIC}"
+    assert publish.kind is SpanKind.SERVER
+    assert publish.parent is not None
+    assert (publish.parent.trace_id, publish.parent.span_id) == (1, 1)
+    assert (publish.attributes or {})[names.RECEIPT] == "STORED"
+
+
+def test_a_group_is_stored_below_each_and_its_work_below_the_first(recorded: Recorded) -> None:
+    of = Following(TOPIC)
+    entries = [single(0), traced(1), traced(2)]
+    of.arrived([unit(entry) for entry in entries])
+    with of.appending(entries):
+        within = trace.get_current_span().get_span_context()
+    first, second = sorted(
+        (span for span in recorded.spans if span.name == f"append {TOPIC}"),
+        key=lambda span: span.context.trace_id,
+    )
+    assert (first.context.trace_id, second.context.trace_id) == (2, 3)
+    assert first.context.span_id == within.span_id
+    assert links(second) == [(within.trace_id, within.span_id)]
+    assert {(span.attributes or {})[names.GROUP_ENTRIES] for span in (first, second)} == {3}
+
+
+def test_what_is_stored_is_confirmed_once(recorded: Recorded) -> None:
+    of = Following(TOPIC)
+    entries = [traced(0), traced(1)]
+    units = [unit(entry) for entry in entries]
+    of.arrived(units)
+    with of.asking(names.ADMIT, units, confirms=False):
+        pass
+    with of.appending(entries):
+        pass
+    for _ in range(2):
+        with of.asking(names.CONFIRM, (), confirms=True):
+            pass
+    admit, confirm = recorded.one(f"admit {TOPIC}"), recorded.one(f"confirm {TOPIC}")
+    assert [span.context.trace_id for span in (admit, confirm)] == [1, 1]
+    assert [trace_id for span in (admit, confirm) for trace_id, _ in links(span)] == [2, 2]
+    assert (admit.attributes or {})[names.ENTRIES] == 2
+
+
+def test_a_group_that_is_not_stored_fails_and_is_not_confirmed(recorded: Recorded) -> None:
+    of = Following(TOPIC)
+    entries = [traced(0), traced(1)]
+    of.arrived([unit(entry) for entry in entries])
+    with pytest.raises(StoreFull), of.appending(entries):
+        raise StoreFull("no room")
+    with of.asking(names.CONFIRM, (), confirms=True):
+        pass
+    assert [(span.attributes or {})[names.ERROR_TYPE] for span in recorded.spans] == [
+        StoreFull.reason,
+        StoreFull.reason,
+    ]
+
+
+def test_no_more_is_kept_for_a_confirmation_than_it_is_linked_to(recorded: Recorded) -> None:
+    of = Following(TOPIC)
+    entries = [traced(number) for number in range(2 * spans.LINKS_MAX)]
+    of.arrived([unit(entry) for entry in entries])
+    for entry in entries:
+        with of.appending([entry]):
+            pass
+    with of.asking(names.CONFIRM, (), confirms=True):
+        pass
+    assert len(recorded.one(f"confirm {TOPIC}").links) == spans.LINKS_MAX
+
+
+def test_what_was_sent_again_has_two_spans_and_the_newer_goes_on(recorded: Recorded) -> None:
+    of = Following(TOPIC)
+    before, again = unit(traced(0), session=1), unit(traced(0), session=2)
+    of.arrived([before])
+    of.arrived([again])
+    of.dropped(before, "CLOSED")
+    with of.appending([traced(0)]):
+        pass
+    of.answered(again, "STORED")
+    dropped, append, answered = recorded.spans
+    assert (dropped.attributes or {})[names.ERROR_TYPE] == "CLOSED"
+    assert append.parent is not None
+    assert append.parent.span_id == answered.context.span_id
+
+
+def test_all_entries_of_a_unit_are_below_one_span(recorded: Recorded) -> None:
+    of = Following(TOPIC)
+    entries = [traced(0), traced(1)]
+    both = unit_of(1, 1, entries)
+    of.arrived([both])
+    with of.appending(entries):
+        pass
+    of.answered(both, "STORED")
+    *appends, publish = recorded.spans
+    assert [append.parent.span_id for append in appends if append.parent is not None] == [
+        publish.context.span_id
+    ] * 2
+
+
+def test_a_topic_that_is_lost_ends_all(recorded: Recorded) -> None:
+    of = Following(TOPIC)
+    of.aligned("takeover", is_aligning=True)
+    of.arrived([unit(traced(0))])
+    of.stopped("FENCED")
+    publish, recover = recorded.spans
+    for span in (publish, recover):
+        assert (span.attributes or {})[names.ERROR_TYPE] == "FENCED"
+    of.answered(unit(traced(0)), "STORED")
+    of.aligned("takeover", is_aligning=False)
+    assert recorded.spans == [publish, recover]
+
+
+def test_nothing_is_looked_at_where_nobody_asks_for_spans(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+    of = Following(TOPIC)
+    of.arrived([unit(traced(0))])
+    of.aligned("takeover", is_aligning=True)
+    with of.appending([traced(0)]), of.recovering(), of.replaying():
+        pass
+    of.stopped("FENCED")
+    assert recorded.spans == []
