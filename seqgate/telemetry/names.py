@@ -55,6 +55,7 @@ ADMIT: Final = "admit"
 APPEND: Final = "append"
 LOOK_UP: Final = "look_up"
 CONFIRM: Final = "confirm"
+READ: Final = "read"
 DELIVER: Final = "deliver"
 
 # What they do for topics, of no message: the first words of spans' names.

@@ -104,7 +104,11 @@ def rpc_attributes(method: str) -> dict[str, str]:
 
 @contextmanager
 def shared(
-    name: str, contexts: Sequence[SpanContext], attributes: Attributes | None = None
+    name: str,
+    contexts: Sequence[SpanContext],
+    attributes: Attributes | None = None,
+    *,
+    began_ns: int | None = None,
 ) -> Iterator[Span]:
     """What is done for several messages at once.
 
@@ -112,6 +116,7 @@ def shared(
         name: of the span.
         contexts: of the messages that are followed; if there are none, nothing is recorded.
         attributes: of the span.
+        began_ns: when it was begun, in nanoseconds since 1970; None: now.
     """
     if not contexts:
         with within(INVALID_SPAN) as span:
@@ -123,6 +128,7 @@ def shared(
         below(lead),
         attributes=attributes,
         links=[Link(each) for each in others[:LINKS_MAX]],
+        start_time=began_ns,
     )
     with within(span):
         yield span

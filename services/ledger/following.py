@@ -5,6 +5,7 @@
       append    the group's transaction, once for each; linked to the first, where its work is
       look_up   what became of what is not new
       confirm   deduplication learns what is stored: below the first of it, linked to the others
+    read      a page of the log, on its way to a reader
     recover   from the loss of the agreement with deduplication until there is one again
 
 Where OTEL_* ask for no spans, nothing is looked at. Otherwise an entry without a trace costs a look
@@ -27,7 +28,7 @@ from seqgate.telemetry.propagation import TRACEPARENT
 from seqgate.telemetry.setup import NONE, exporter_asked_for
 from seqgate.types import TopicName
 from services.errors import DomainError
-from services.ledger.core.entry import Entry, Unit
+from services.ledger.core.entry import Entry, StoredEntry, Unit
 
 _TRACER: Final = trace.get_tracer("seqgate.services.ledger")
 
@@ -231,6 +232,30 @@ class Following:
         """A part of the log is read, so that deduplication learns it."""
         with spans.part(f"{names.REPLAY} {self._topic}", {names.TOPIC: self._topic}) as span:
             yield span
+
+
+class Reading:
+    """The spans of what one reader reads of a topic: one a page, below the first message of it that
+    is followed, linked to the others."""
+
+    def __init__(self, topic: TopicName) -> None:
+        self._is_on = exporter_asked_for("TRACES") != NONE
+        self._topic = str(topic)
+
+    def read(self, entries: Sequence[StoredEntry], began_ns: int) -> None:
+        """A page was read, from `began_ns` on, in nanoseconds since 1970."""
+        if not self._is_on:
+            return
+        marked = (each.entry.metadata for each in entries if _MARK in each.entry.metadata)
+        contexts = spans.followed(EntryMetadata.FromString(each).properties for each in marked)
+        about: dict[str, AttributeValue] = {
+            names.MESSAGING_SYSTEM: names.SEQGATE,
+            names.MESSAGING_DESTINATION_NAME: self._topic,
+            names.MESSAGING_OPERATION_NAME: names.READ,
+            names.ENTRIES: len(entries),
+        }
+        with spans.shared(f"{names.READ} {self._topic}", contexts, about, began_ns=began_ns):
+            pass
 
 
 def _key(entry: Entry) -> _Key:

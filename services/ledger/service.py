@@ -20,6 +20,7 @@ from services.ledger.core.columns import Columns, parts
 from services.ledger.core.entry import StoredEntry
 from services.ledger.core.receipt import Fate
 from services.ledger.core.writer import Limits
+from services.ledger.following import Reading
 from services.ledger.live import LiveTopic, Pulse, Session, Window
 from services.ledger.metrics import LedgerMetrics, tell_topics
 from services.ledger.ports import (
@@ -226,7 +227,7 @@ class Ledger:
         self, topic: TopicName, what: Range, draining: asyncio.Event
     ) -> AsyncIterator[list[StoredEntry]]:
         """Entries, as they come; ends with the range, or when `draining` is set."""
-        counts = self._metrics.of(topic)
+        counts, following = self._metrics.of(topic), Reading(topic)
         after, left = what.after, what.entries_max
         through = what.through
         if not what.follow:
@@ -239,6 +240,7 @@ class Ledger:
             grown = self._growth(topic)
             if through is not None and after is not None and after >= through:
                 return
+            began_ns = time.time_ns()
             entries = await self._store.read(
                 topic,
                 after,
@@ -249,6 +251,7 @@ class Ledger:
             if through is not None:
                 entries = [each for each in entries if each.position <= through]
             if entries:
+                following.read(entries, began_ns)
                 for some in _responses(entries, payloads=what.payloads):
                     yield some
                 counts.read_entries += len(entries)

@@ -162,6 +162,7 @@ def check_within_services(received: Received, kind: str) -> None:
             parts = [each.name for each in below(received, publish)]
             assert parts.count(f"append {topic}") == 1
     check_judged(received, topic)
+    check_read(received, topic)
     for append in received.named(f"append {topic}"):
         group = append.attributes[names.GROUP_ENTRIES]
         assert isinstance(group, int)
@@ -186,6 +187,14 @@ def check_judged(received: Received, topic: str) -> None:
             assert asked.name == answered.name
             assert outcome in asking.attributes
     assert of == dict.fromkeys(map(ids, received.named(f"publish {topic}")), 2)
+
+
+def check_read(received: Received, topic: str) -> None:
+    """A page that was read is below the first message of it, and linked to the others."""
+    of: set[tuple[str, str]] = set()
+    for read in received.named(f"read {topic}"):
+        of.update([(read.trace_id, read.parent_id), *read.links])
+    assert of == {ids(send) for send in received.named(f"send {topic}")}
 
 
 def check_services(received: Received) -> None:
