@@ -4,7 +4,8 @@
     message sent in a batch          the batch's send, whose context all of the batch share
        within a sampled span         create, whose context is in the message's own properties, and
                                      to which the batch's send has a link
-    message processed                process, a root with a link to the message's context
+    message processed                process, a child of the message's context, with a link to it;
+                                     of a message without one, a root
     message settled                  settle, a child of what is current: of process, within that
 
 A message that has a context when it is given to the producer keeps it: its send, or its batch's,
@@ -28,6 +29,7 @@ from seqgate.client._outbox import Receipt
 from seqgate.errors import SeqgateError
 from seqgate.telemetry import extract, inject, names
 from seqgate.telemetry.propagation import TRACEPARENT, TRACESTATE
+from seqgate.telemetry.spans import below
 
 PROPERTIES_MAX: Final = 128
 """How many properties a message may have."""
@@ -182,7 +184,7 @@ class Consuming:
         origin = extract(message.properties)
         span = _TRACER.start_span(
             f"{names.PROCESS} {self._topic}",
-            Context(),
+            below(origin) if origin.is_valid else Context(),
             kind=SpanKind.CONSUMER,
             attributes=self._process,
             links=[trace.Link(origin)] if origin.is_valid else None,

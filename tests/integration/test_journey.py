@@ -23,10 +23,10 @@ async def test_a_message_is_followed_through_a_stack(
         f"    demo: send {TOPIC} ",
         f"      ledger: append {TOPIC} ",
         f"      dispatcher: deliver {TOPIC} ",
-        f"      => demo: process {TOPIC} ",
+        f"      demo: process {TOPIC} ",
         f"        demo: ack {TOPIC} ",
     ):
-        assert any(line.startswith(step) for line in lines), f"{step}\n{said}"
+        assert sum(line.startswith(step) for line in lines) == 1, f"{step}\n{said}"
     written = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
     assert {f"send {TOPIC}", f"process {TOPIC}"} <= {span["name"] for span in written}
     assert [span["start_ns"] for span in written] == sorted(span["start_ns"] for span in written)

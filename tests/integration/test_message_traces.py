@@ -97,7 +97,8 @@ def processed(received: Received, topic: str) -> list[Span]:
     """The spans of processing; each has its acknowledgement below it, which has the same link."""
     found = sorted(received.named(f"process {topic}"), key=lambda span: span.start_ns)
     for process in found:
-        assert (process.kind, process.parent_id) == ("CONSUMER", "")
+        assert process.kind == "CONSUMER"
+        assert process.links == [(process.trace_id, process.parent_id)]
         (ack,) = below(received, process)
         assert (ack.name, ack.kind, ack.links) == (f"ack {topic}", "CLIENT", process.links)
     return found
@@ -153,6 +154,7 @@ def check_within_services(received: Received, kind: str) -> None:
         entries = max(1, len(send.events))
         assert found.count(("ledger", f"append {topic}")) == entries
         assert found.count(("dispatcher", f"deliver {topic}")) == entries
+        assert found.count((APPLICATION, f"process {topic}")) == 1
     for append in received.named(f"append {topic}"):
         group = append.attributes[names.GROUP_ENTRIES]
         assert isinstance(group, int)
@@ -161,6 +163,7 @@ def check_within_services(received: Received, kind: str) -> None:
     for deliver in received.named(f"deliver {topic}"):
         assert deliver.attributes[names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME] == "s"
         assert deliver.attributes[names.ATTEMPTS] == 0
+        assert deliver.links == [(deliver.trace_id, deliver.parent_id)]
 
 
 def check_services(received: Received) -> None:
