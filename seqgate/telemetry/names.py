@@ -49,6 +49,9 @@ SETTLE: Final = "settle"
 ACK: Final = "ack"
 NACK: Final = "nack"
 
+# What Seqgate's services do with messages: values of messaging.operation.name.
+EVALUATE: Final = "evaluate"
+
 # ---- database calls
 
 DB_SYSTEM_NAME: Final = "db.system.name"
@@ -67,6 +70,10 @@ REASON: Final = "seqgate.reason"
 """Why a service refused: the reason of the error catalogue."""
 VERDICTS: Final = "seqgate.verdicts."
 """How many of a group were judged so: the verdict, in lower case, follows."""
+EVALUATED: Final = "seqgate.evaluated"
+"""Of how many different entries a filter had to be evaluated."""
+REMEMBERED: Final = "seqgate.remembered"
+"""Of how many different entries the verdict was remembered."""
 RECEIPT: Final = "seqgate.receipt"
 """The status that a publication was answered with."""
 CAUSE: Final = "seqgate.cause"

@@ -3,8 +3,10 @@
     part      a step of what is being done; nothing, unless that is recorded
     database  the same, of a database's work
     shared    what is done for several messages at once: below the first, linked to the others
+    exchange  a question on a stream, until it is answered; nothing, unless somebody follows it
     asked     what a message on a stream asks for, by the context that it carries
     own       what nobody asked for: a trace of its own
+    apart     what outlives whoever begins it, as a stream does: below nothing
 
 A stream has one span for as long as it lasts. What a message on it asks for is not below that, or
 one trace would grow without end: it is below what the message carries, or is not recorded.
@@ -113,6 +115,21 @@ def shared(
         yield span
 
 
+def exchange(method: str) -> AbstractContextManager[Span]:
+    """A question on a stream, until it is answered, as a step of what is being done; its
+    `carrier()` is for the question.
+
+    Args:
+        method: the stream's, as package.Service/Method.
+    """
+    return part(method, rpc(method), SpanKind.CLIENT)
+
+
+def rpc(method: str) -> dict[str, str]:
+    """What the RPC conventions say of a method, for both sides of an exchange."""
+    return {names.RPC_SYSTEM_NAME: names.GRPC, names.RPC_METHOD: method}
+
+
 class Carried(Protocol):
     """A context as a message on a stream carries it: an entry.v1.TraceContext."""
 
@@ -129,14 +146,19 @@ def asked(name: str, carried: Carried, attributes: Attributes | None = None) -> 
         carried: made of the other side's `carrier()`; if it is empty, nothing is recorded.
         attributes: of the span.
     """
-    span: Span = INVALID_SPAN
-    context = span.get_span_context()
-    if carried.traceparent:
-        context = extract({TRACEPARENT: carried.traceparent, TRACESTATE: carried.tracestate})
-    if context.trace_flags.sampled:
-        span = _TRACER.start_span(name, below(context), kind=SpanKind.SERVER, attributes=attributes)
-    with within(span):
+    with within(begun(name, carried, attributes)) as span:
         yield span
+
+
+def begun(name: str, carried: Carried, attributes: Attributes | None = None) -> Span:
+    """As `asked`, for what ends elsewhere: whoever calls this ends the span, which is not the
+    current one."""
+    if not carried.traceparent:
+        return INVALID_SPAN
+    context = extract({TRACEPARENT: carried.traceparent, TRACESTATE: carried.tracestate})
+    if not context.trace_flags.sampled:
+        return INVALID_SPAN
+    return _TRACER.start_span(name, below(context), kind=SpanKind.SERVER, attributes=attributes)
 
 
 @contextmanager
@@ -144,6 +166,11 @@ def own(name: str, attributes: Attributes | None = None) -> Iterator[Span]:
     """What nobody asked for. Whether it is recorded, the process's sampler decides."""
     with within(_TRACER.start_span(name, Context(), attributes=attributes)) as span:
         yield span
+
+
+def apart() -> AbstractContextManager[Span]:
+    """To begin what outlives whoever begins it: what is current is not above it."""
+    return within(INVALID_SPAN)
 
 
 @contextmanager

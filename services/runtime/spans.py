@@ -1,9 +1,9 @@
 """Spans of what a service does with messages that carry a trace.
 
 They are children of the span that published the message, and are recorded if that one is: whoever
-publishes decides what is followed. What takes a message further, to a consumer or another topic, has
-a link to that span as well, as the messaging conventions want it. Where OTEL_* ask for no spans,
-nothing is looked at.
+publishes decides what is followed. What takes a message further, to a consumer or another topic,
+has a link to that span as well, as the messaging conventions want it. Where OTEL_* ask for no
+spans, nothing is looked at.
 """
 
 import time
