@@ -634,6 +634,8 @@ class Consumer:
                 await self._wake.wait()
                 self._wake.clear()
                 for request in self._machine.requests():
+                    if self._spans.are_settling:
+                        self._spans.carry(request, self._machine.waiters)
                     await call.write(request)
                 if self._leave and self._machine.is_sent:
                     await call.write(pb.ConsumeRequest(leave=pb.Leave()))

@@ -6,7 +6,8 @@
                                      to which the batch's send has a link
     message processed                process, a child of the message's context, with a link to it;
                                      of a message without one, a root
-    message settled                  settle, a child of what is current: of process, within that
+    message settled                  settle, a child of what is current: of process, within that;
+                                     a request that settles several carries the first one's context
 
 A message that has a context when it is given to the producer keeps it: its send, or its batch's,
 has a link to it. Where nothing is recorded, no property is added. A producer looks once, when it is
@@ -15,15 +16,17 @@ span, or to ask the sampler.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import INVALID_SPAN, Span, SpanContext, SpanKind, Status, StatusCode
 
+from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.api.entry.v1.entry_pb2 import TraceContext
 from seqgate.client._codec import Message, OutgoingMessage
 from seqgate.client._outbox import Receipt
 from seqgate.errors import SeqgateError
@@ -40,6 +43,9 @@ may have 128 KiB, and a context has up to about 600 bytes."""
 
 CONTEXT_BYTES_MAX: Final = 1024
 """What a context adds to a message, at most."""
+
+_SETTLING: Final = frozenset({"acknowledge", "acknowledge_through", "refuse"})
+"""Requests that settle messages."""
 
 _TRACER: Final = trace.get_tracer("seqgate.client")
 
@@ -177,6 +183,30 @@ class Consuming:
         self._topic = topic
         self._process = {**_attributes(topic, names.PROCESS), **more}
         self._settle = {**_attributes(topic, names.SETTLE), **more}
+        self._settling: dict[asyncio.Future[None], SpanContext] = {}
+
+    @property
+    def are_settling(self) -> bool:
+        """Whether there are spans that wait for an answer."""
+        return bool(self._settling)
+
+    def carry(self, request: pb.ConsumeRequest, waiters: Callable[[int], Iterable[object]]) -> None:
+        """Write a context into a request that settles messages: the first one's that has a span.
+
+        Args:
+            request: about to be sent.
+            waiters: the futures of a request, by its number.
+        """
+        kind = request.WhichOneof("request")
+        if kind not in _SETTLING:
+            return
+        for waiter in waiters(getattr(request, kind).request_id):
+            context = self._settling.get(cast("asyncio.Future[None]", waiter))
+            if context is not None:
+                carrier: dict[str, str] = {}
+                inject(context, carrier)
+                request.trace.CopyFrom(TraceContext(**carrier))
+                return
 
     @contextmanager
     def processing(self, message: Message) -> Iterator[Span]:
@@ -230,7 +260,12 @@ class Consuming:
         if message is not None:
             span.set_attribute(names.MESSAGING_MESSAGE_ID, str(message.id))
             _link(span, [extract(message.properties)])
-        answer.add_done_callback(lambda answered: _end_settling(span, answered))
+        self._settling[answer] = span.get_span_context()
+        answer.add_done_callback(lambda answered: self._settled(span, answered))
+
+    def _settled(self, span: Span, answered: "asyncio.Future[None]") -> None:
+        del self._settling[answered]
+        _end_settling(span, answered)
 
 
 def note_failure(span: Span, failure: BaseException) -> None:

@@ -51,6 +51,8 @@ NACK: Final = "nack"
 
 # What Seqgate's services do with messages: values of messaging.operation.name.
 EVALUATE: Final = "evaluate"
+PERSIST: Final = "persist"
+DEAD_LETTER: Final = "dead_letter"
 
 # ---- database calls
 
@@ -82,6 +84,8 @@ ENTRIES: Final = "seqgate.entries"
 """How many entries it is about."""
 TOPIC: Final = "seqgate.topic"
 """Which topic, where no message of it is followed."""
+STALE: Final = "seqgate.stale"
+"""Of how many of them the delivery counted no more."""
 GROUP_ENTRIES: Final = "seqgate.group.entries"
 """How many entries were stored together."""
 ATTEMPTS: Final = "seqgate.attempts"

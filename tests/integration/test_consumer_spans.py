@@ -77,6 +77,30 @@ async def test_a_message_is_processed_and_settled_in_one_trace(
     }
 
 
+async def test_what_is_settled_together_carries_the_first_span_that_is_recorded(
+    client: Client, fake: FakeDispatcher, recorded: Recorded
+) -> None:
+    for properties in (UNSAMPLED, ORIGIN, ORIGIN):
+        fake.publish(b"x", properties=properties)
+    async with client.consumer(TOPIC, "s") as consumer:
+        answers = []
+        for _ in range(3):
+            message = await consumer.receive(timeout_s=30)
+            with consumer.processing(message):
+                answers.append(consumer.ack_nowait(message))
+        await asyncio.gather(*answers)
+        fake.publish(b"x", properties=UNSAMPLED)
+        message = await consumer.receive(timeout_s=30)
+        with consumer.processing(message):
+            await consumer.nack(message)
+    acks = [span for span in recorded.spans if span.name == f"ack {TOPIC}"]
+    first = min(acks, key=lambda span: span.start_time or 0)
+    requests = {each.WhichOneof("request"): each for each in fake.requests}
+    carried = extract({"traceparent": requests["acknowledge"].trace.traceparent})
+    assert (carried.trace_id, carried.span_id) == (first.context.trace_id, first.context.span_id)
+    assert not requests["refuse"].HasField("trace")
+
+
 async def test_what_fails_says_so(client: Client, fake: FakeDispatcher, recorded: Recorded) -> None:
     fake.publish(b"x")
     async with client.consumer(TOPIC, "s") as consumer:
