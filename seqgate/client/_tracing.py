@@ -4,6 +4,7 @@
     message sent in a batch          the batch's send, whose context all of the batch share
        within a sampled span         create, whose context is in the message's own properties, and
                                      to which the batch's send has a link
+    message given out by a reader    receive, a child of the message's context, with a link to it
     message processed                process, a child of the message's context, with a link to it;
                                      of a message without one, a root
     message settled                  settle, a child of what is current: of process, within that;
@@ -174,6 +175,37 @@ def shared_context(messages: Iterable[OutgoingMessage]) -> Mapping[str, str]:
     return {} if batch is None else batch.carrier
 
 
+class Reading:
+    """The spans of one reader.
+
+    Attributes:
+        is_on: whether any are recorded.
+    """
+
+    def __init__(self, topic: str) -> None:
+        self.is_on = is_traced()
+        self._topic = topic
+        self._receive = _attributes(topic, names.RECEIVE)
+
+    def note(self, message: Message, began_ns: int) -> None:
+        """A message is given to the application, which has waited for it since `began_ns`, in
+        nanoseconds since 1970. One that nobody follows has no span."""
+        origin = extract(message.properties)
+        if not origin.trace_flags.sampled:
+            return
+        span = _TRACER.start_span(
+            f"{names.RECEIVE} {self._topic}",
+            below(origin),
+            kind=SpanKind.CLIENT,
+            attributes=self._receive,
+            links=[trace.Link(origin)],
+            start_time=began_ns,
+        )
+        if span.is_recording():
+            _describe_received(span, message)
+        span.end()
+
+
 class Consuming:
     """The spans of one consumer."""
 
@@ -223,14 +255,7 @@ class Consuming:
             yield span
             return
         if span.is_recording():
-            span.set_attributes(
-                {
-                    names.MESSAGING_MESSAGE_ID: str(message.id),
-                    names.MESSAGING_MESSAGE_BODY_SIZE: len(message.payload),
-                    names.PRODUCER_NAME: message.producer_name,
-                    names.SEQUENCE_ID: message.sequence_id,
-                }
-            )
+            _describe_received(span, message)
         with trace.use_span(span, end_on_exit=True, record_exception=False):
             try:
                 yield span
@@ -298,6 +323,17 @@ def _describe(span: Span, message: OutgoingMessage, producer: str) -> None:
             names.PRODUCER_NAME: producer,
             names.SEQUENCE_ID: message.sequence_id,
             names.MESSAGING_MESSAGE_BODY_SIZE: len(message.payload),
+        }
+    )
+
+
+def _describe_received(span: Span, message: Message) -> None:
+    span.set_attributes(
+        {
+            names.MESSAGING_MESSAGE_ID: str(message.id),
+            names.MESSAGING_MESSAGE_BODY_SIZE: len(message.payload),
+            names.PRODUCER_NAME: message.producer_name,
+            names.SEQUENCE_ID: message.sequence_id,
         }
     )
 

@@ -169,7 +169,8 @@ def check_within_services(received: Received, kind: str) -> None:
 def check_services(received: Received) -> None:
     """Each call that a service served is below the call that somebody made."""
     by_ids = {ids(span): span for span in received.spans}
-    served = [span for span in received.spans if span.kind == "SERVER" and span.parent_id]
+    calls = [span for span in received.spans if names.RPC_METHOD in span.attributes]
+    served = [span for span in calls if span.kind == "SERVER" and span.parent_id]
     for span in served:
         made = by_ids[span.trace_id, span.parent_id]
         assert (made.kind, made.name) == ("CLIENT", span.name)
