@@ -250,10 +250,10 @@ class Consumer:
         self._changed.set()
 
     def processing(self, message: Received) -> AbstractContextManager[Span]:
-        """What is done with a message, as a span: with a link to where the message was published,
-        by the `traceparent` among its properties, and as a root, so the sampler decides about it
-        anew. An exception that leaves the context is the span's failure. What is called within is
-        below it, so acknowledge there:
+        """What is done with a message, as a span: a child of the one that the message was published
+        in, by the `traceparent` among its properties, and recorded if that one is; without one a
+        root, about which the sampler decides. An exception that leaves the context is the span's
+        failure. What is called within is below it, so acknowledge there:
 
             with consumer.processing(message):
                 await store(message.payload)
@@ -634,6 +634,8 @@ class Consumer:
                 await self._wake.wait()
                 self._wake.clear()
                 for request in self._machine.requests():
+                    if self._spans.are_settling:
+                        self._spans.carry(request, self._machine.waiters)
                     await call.write(request)
                 if self._leave and self._machine.is_sent:
                     await call.write(pb.ConsumeRequest(leave=pb.Leave()))

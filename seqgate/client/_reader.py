@@ -1,6 +1,7 @@
 """The reader: a topic's messages in order, from any place, across reconnections."""
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
@@ -23,6 +24,7 @@ from seqgate.client._assembler import (
 from seqgate.client._channel import CALL_TIMEOUT_S, Backoff, translated
 from seqgate.client._codec import Message, checked_payload, corrupt, decode_entry, decode_large
 from seqgate.client._status import error_of_call
+from seqgate.client._tracing import Reading
 from seqgate.errors import (
     CorruptMessageError,
     DataLossError,
@@ -33,6 +35,7 @@ from seqgate.errors import (
 )
 from seqgate.message_id import LATEST_ID, ChunkMessageId, MessageId
 from seqgate.owners import NOT_OWNER, FollowingChannel
+from seqgate.telemetry.propagation import TRACEPARENT
 from seqgate.types import Position, TopicName
 
 EARLIEST: Final = "earliest"
@@ -79,6 +82,8 @@ class Reader:
         self._assembler = Assembler(assembly)
         self._on_dropped = on_dropped
         self._headless = 0
+        self._spans = Reading(str(topic))
+        self._arrived_ns = 0  # when the last entries came, in nanoseconds since 1970
         self._log_time_ms = 0
         self._set_start(start, inclusive=inclusive)
 
@@ -108,6 +113,7 @@ class Reader:
             CorruptMessageError, DataLossError: a message is damaged. Seek past it to go on.
             MessageTooLargeError: a large message exceeds the reader's own limits. Likewise.
         """
+        asked_ns = time.time_ns() if self._spans.is_on else 0
         while not self._buffer:
             if self._damage is not None:
                 raise self._damage
@@ -117,7 +123,10 @@ class Reader:
                 await self._take_next()
             elif not await self._fill():
                 raise StopAsyncIteration
-        return self._buffer.popleft()
+        message = self._buffer.popleft()
+        if self._spans.is_on and TRACEPARENT in message.properties:
+            self._spans.note(message, max(asked_ns, self._arrived_ns))
+        return message
 
     async def read(self) -> Message | None:
         """The next message, or None where the topic ends and the reader does not follow."""
@@ -206,6 +215,8 @@ class Reader:
             case "entries":
                 self._backoff.reset()
                 self._arrived.extend(response.entries.entries)
+                if self._spans.is_on:
+                    self._arrived_ns = time.time_ns()
                 self._after = _position(self._arrived[-1])
         return True
 

@@ -15,7 +15,7 @@ machine is made of parts, and decides itself only which of them is concerned:
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
@@ -289,6 +289,10 @@ class Receiving:
             self._live.tell(waiter, error)
         else:
             self._settling.seek(start, Ticket(What.SOUGHT, 2, [waiter]))
+
+    def waiters(self, request_id: int) -> Iterator[Any]:
+        """Who is told what a request is answered that was sent."""
+        return self._settling.waiters(request_id)
 
     def flush(self) -> None:
         """Send the acknowledgements that are collected."""

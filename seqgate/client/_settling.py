@@ -13,7 +13,7 @@ stream ends. Only those that nobody waits for may be let go, when the subscripti
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.client._status import error_of_status
@@ -151,6 +151,12 @@ class Settling:
         if self._start is not None and not (self._acks or self._through or self._refusals):
             self._send_seek(self._start, out)
         return out
+
+    def waiters(self, request_id: int) -> Iterator[Any]:
+        """Who is told what a request is answered."""
+        for tickets in self._unanswered.get(request_id, ()):
+            for ticket in tickets:
+                yield from ticket.waiters
 
     def note_settled(self, settled: pb.Settled) -> list[Ticket]:
         """A request is answered. Returns the tickets that have their last answer now."""

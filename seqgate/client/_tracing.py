@@ -4,8 +4,11 @@
     message sent in a batch          the batch's send, whose context all of the batch share
        within a sampled span         create, whose context is in the message's own properties, and
                                      to which the batch's send has a link
-    message processed                process, a root with a link to the message's context
-    message settled                  settle, a child of what is current: of process, within that
+    message given out by a reader    receive, a child of the message's context, with a link to it
+    message processed                process, a child of the message's context, with a link to it;
+                                     of a message without one, a root
+    message settled                  settle, a child of what is current: of process, within that;
+                                     a request that settles several carries the first one's context
 
 A message that has a context when it is given to the producer keeps it: its send, or its batch's,
 has a link to it. Where nothing is recorded, no property is added. A producer looks once, when it is
@@ -14,20 +17,23 @@ span, or to ask the sampler.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import INVALID_SPAN, Span, SpanContext, SpanKind, Status, StatusCode
 
+from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.api.entry.v1.entry_pb2 import TraceContext
 from seqgate.client._codec import Message, OutgoingMessage
 from seqgate.client._outbox import Receipt
 from seqgate.errors import SeqgateError
 from seqgate.telemetry import extract, inject, names
 from seqgate.telemetry.propagation import TRACEPARENT, TRACESTATE
+from seqgate.telemetry.spans import below
 
 PROPERTIES_MAX: Final = 128
 """How many properties a message may have."""
@@ -38,6 +44,9 @@ may have 128 KiB, and a context has up to about 600 bytes."""
 
 CONTEXT_BYTES_MAX: Final = 1024
 """What a context adds to a message, at most."""
+
+_SETTLING: Final = frozenset({"acknowledge", "acknowledge_through", "refuse"})
+"""Requests that settle messages."""
 
 _TRACER: Final = trace.get_tracer("seqgate.client")
 
@@ -166,6 +175,37 @@ def shared_context(messages: Iterable[OutgoingMessage]) -> Mapping[str, str]:
     return {} if batch is None else batch.carrier
 
 
+class Reading:
+    """The spans of one reader.
+
+    Attributes:
+        is_on: whether any are recorded.
+    """
+
+    def __init__(self, topic: str) -> None:
+        self.is_on = is_traced()
+        self._topic = topic
+        self._receive = _attributes(topic, names.RECEIVE)
+
+    def note(self, message: Message, began_ns: int) -> None:
+        """A message is given to the application, which has waited for it since `began_ns`, in
+        nanoseconds since 1970. One that nobody follows has no span."""
+        origin = extract(message.properties)
+        if not origin.trace_flags.sampled:
+            return
+        span = _TRACER.start_span(
+            f"{names.RECEIVE} {self._topic}",
+            below(origin),
+            kind=SpanKind.CLIENT,
+            attributes=self._receive,
+            links=[trace.Link(origin)],
+            start_time=began_ns,
+        )
+        if span.is_recording():
+            _describe_received(span, message)
+        span.end()
+
+
 class Consuming:
     """The spans of one consumer."""
 
@@ -175,6 +215,30 @@ class Consuming:
         self._topic = topic
         self._process = {**_attributes(topic, names.PROCESS), **more}
         self._settle = {**_attributes(topic, names.SETTLE), **more}
+        self._settling: dict[asyncio.Future[None], SpanContext] = {}
+
+    @property
+    def are_settling(self) -> bool:
+        """Whether there are spans that wait for an answer."""
+        return bool(self._settling)
+
+    def carry(self, request: pb.ConsumeRequest, waiters: Callable[[int], Iterable[object]]) -> None:
+        """Write a context into a request that settles messages: the first one's that has a span.
+
+        Args:
+            request: about to be sent.
+            waiters: the futures of a request, by its number.
+        """
+        kind = request.WhichOneof("request")
+        if kind not in _SETTLING:
+            return
+        for waiter in waiters(getattr(request, kind).request_id):
+            context = self._settling.get(cast("asyncio.Future[None]", waiter))
+            if context is not None:
+                carrier: dict[str, str] = {}
+                inject(context, carrier)
+                request.trace.CopyFrom(TraceContext(**carrier))
+                return
 
     @contextmanager
     def processing(self, message: Message) -> Iterator[Span]:
@@ -182,7 +246,7 @@ class Consuming:
         origin = extract(message.properties)
         span = _TRACER.start_span(
             f"{names.PROCESS} {self._topic}",
-            Context(),
+            below(origin) if origin.is_valid else Context(),
             kind=SpanKind.CONSUMER,
             attributes=self._process,
             links=[trace.Link(origin)] if origin.is_valid else None,
@@ -191,14 +255,7 @@ class Consuming:
             yield span
             return
         if span.is_recording():
-            span.set_attributes(
-                {
-                    names.MESSAGING_MESSAGE_ID: str(message.id),
-                    names.MESSAGING_MESSAGE_BODY_SIZE: len(message.payload),
-                    names.PRODUCER_NAME: message.producer_name,
-                    names.SEQUENCE_ID: message.sequence_id,
-                }
-            )
+            _describe_received(span, message)
         with trace.use_span(span, end_on_exit=True, record_exception=False):
             try:
                 yield span
@@ -228,7 +285,12 @@ class Consuming:
         if message is not None:
             span.set_attribute(names.MESSAGING_MESSAGE_ID, str(message.id))
             _link(span, [extract(message.properties)])
-        answer.add_done_callback(lambda answered: _end_settling(span, answered))
+        self._settling[answer] = span.get_span_context()
+        answer.add_done_callback(lambda answered: self._settled(span, answered))
+
+    def _settled(self, span: Span, answered: "asyncio.Future[None]") -> None:
+        del self._settling[answered]
+        _end_settling(span, answered)
 
 
 def note_failure(span: Span, failure: BaseException) -> None:
@@ -261,6 +323,17 @@ def _describe(span: Span, message: OutgoingMessage, producer: str) -> None:
             names.PRODUCER_NAME: producer,
             names.SEQUENCE_ID: message.sequence_id,
             names.MESSAGING_MESSAGE_BODY_SIZE: len(message.payload),
+        }
+    )
+
+
+def _describe_received(span: Span, message: Message) -> None:
+    span.set_attributes(
+        {
+            names.MESSAGING_MESSAGE_ID: str(message.id),
+            names.MESSAGING_MESSAGE_BODY_SIZE: len(message.payload),
+            names.PRODUCER_NAME: message.producer_name,
+            names.SEQUENCE_ID: message.sequence_id,
         }
     )
 

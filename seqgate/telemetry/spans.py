@@ -6,6 +6,7 @@
     exchange  a call that goes over a stream of calls, on the side that asks
     asked     what a message on a stream asks for, by the context that it carries
     own       what nobody asked for: a trace of its own
+    apart     what outlives whoever begins it, as a stream does: below nothing
 
 A stream has one span for as long as it lasts. What a message on it asks for is not below that, or
 one trace would grow without end: it is below what the message carries, or is not recorded.
@@ -89,7 +90,8 @@ def database(system: str, operation: str, target: str = "") -> AbstractContextMa
 
 
 def exchange(method: str) -> AbstractContextManager[Span]:
-    """A call that goes over a stream of calls, on the side that asks: a part of what is current.
+    """A call that goes over a stream of calls, on the side that asks, until it is answered: a step
+    of what is being done. Its `carrier()` is for the message.
 
     Args:
         method: package.Service/Method, as if it were called alone.
@@ -150,14 +152,19 @@ def asked(name: str, carried: Carried, attributes: Attributes | None = None) -> 
         carried: made of the other side's `carrier()`; if it is empty, nothing is recorded.
         attributes: of the span.
     """
-    span: Span = INVALID_SPAN
-    context = span.get_span_context()
-    if carried.traceparent:
-        context = extract({TRACEPARENT: carried.traceparent, TRACESTATE: carried.tracestate})
-    if context.trace_flags.sampled:
-        span = _TRACER.start_span(name, below(context), kind=SpanKind.SERVER, attributes=attributes)
-    with within(span):
+    with within(begun(name, carried, attributes)) as span:
         yield span
+
+
+def begun(name: str, carried: Carried, attributes: Attributes | None = None) -> Span:
+    """As `asked`, for what ends elsewhere: whoever calls this ends the span, which is not the
+    current one."""
+    if not carried.traceparent:
+        return INVALID_SPAN
+    context = extract({TRACEPARENT: carried.traceparent, TRACESTATE: carried.tracestate})
+    if not context.trace_flags.sampled:
+        return INVALID_SPAN
+    return _TRACER.start_span(name, below(context), kind=SpanKind.SERVER, attributes=attributes)
 
 
 @contextmanager
@@ -165,6 +172,11 @@ def own(name: str, attributes: Attributes | None = None) -> Iterator[Span]:
     """What nobody asked for. Whether it is recorded, the process's sampler decides."""
     with within(_TRACER.start_span(name, Context(), attributes=attributes)) as span:
         yield span
+
+
+def apart() -> AbstractContextManager[Span]:
+    """To begin what outlives whoever begins it: what is current is not above it."""
+    return within(INVALID_SPAN)
 
 
 @contextmanager

@@ -24,9 +24,13 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
+from seqgate.message_id import MessageId
+from seqgate.telemetry import names
+from seqgate.telemetry.propagation import TRACEPARENT
 from seqgate.types import InvalidNameError, Position, TopicName
 from services.dispatcher.core.effects import AfterDeadLetter, DeadLetter, Gap, KeyState, Persist
 from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.entries import position_of
 from services.dispatcher.ports import (
     INTERNAL,
     Cursor,
@@ -39,6 +43,8 @@ from services.dispatcher.ports import (
     LetterRefused,
     Log,
 )
+from services.errors import DomainError
+from services.runtime.spans import MessageSpans, now_ns
 
 log = structlog.get_logger()
 
@@ -91,6 +97,8 @@ class Graveyard:
         self._refused: dict[Position, LetterRefused] = {}
         self._done: set[Position] = set()
         self._one_by_one = asyncio.Lock()
+        named = {names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: subscription}
+        self._spans = MessageSpans(names.DEAD_LETTER, str(topic), named, is_linked=True)
 
     @property
     def has_done(self) -> bool:
@@ -201,8 +209,8 @@ class Graveyard:
             await self._publish_some(waiting)
         finally:
             if (count := len(self._published) - published) > 0:
-                names = {"topic": str(self._topic), "subscription": self._subscription}
-                log.warning("dead-lettered", **names, count=count)
+                about = {"topic": str(self._topic), "subscription": self._subscription}
+                log.warning("dead-lettered", **about, count=count)
 
     async def _publish_some(self, waiting: set[Position]) -> None:
         for position in sorted(waiting, key=lambda each: self._open[each].number):
@@ -234,8 +242,28 @@ class Graveyard:
         number, attempts, topic = self._open[position]
         for entry in await self._log.fetch(self._topic, [position]):
             letter = Letter(topic, self._topic, self._subscription, number, attempts, entry)
-            return await self._letters.put(letter)
+            return await self._put_letter(letter)
         return True
+
+    async def _put_letter(self, letter: Letter) -> bool:
+        """See DeadLetters.put. A message that carries a trace has a span for each time that it is
+        tried."""
+        properties = letter.entry.metadata.properties
+        if not self._spans.is_on or TRACEPARENT not in properties:
+            return await self._letters.put(letter)
+        about: dict[str, str | int] = {
+            names.MESSAGING_MESSAGE_ID: str(MessageId(*position_of(letter.entry))),
+            names.ATTEMPTS: letter.attempts,
+            names.DEAD_LETTER_TOPIC: str(letter.topic),
+        }
+        began_ns = now_ns()
+        try:
+            is_there = await self._letters.put(letter)
+        except DomainError as error:
+            self._spans.note(properties, began_ns, about, error.reason)
+            raise
+        self._spans.note(properties, began_ns, about, "" if is_there else "STALE")
+        return is_there
 
     async def _put(self, put: dict[str, str], *remove: str) -> None:
         await self._cursors.set_properties(

@@ -18,16 +18,20 @@ was asked of chains that are no more counts no more.
 """
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 import structlog
+from opentelemetry.trace import Span
 
+from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
+from seqgate.telemetry import names, spans
+from seqgate.telemetry.setup import NONE, exporter_asked_for
 from seqgate.types import Position, TopicName
 from services.dispatcher.chains import Chain, Chains, Stretch, TooManyFilters, to_properties
-from services.dispatcher.core.effects import ACCEPT, PARK, UNJUDGED
+from services.dispatcher.core.effects import ACCEPT, PARK, REJECT, UNJUDGED
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.entries import position_of
 from services.dispatcher.judges import UNFILTERED, Judge, Known, prepared
@@ -36,11 +40,12 @@ from services.dispatcher.ports import (
     Cursors,
     Failure,
     Filters,
+    FiltersUnavailable,
     InvalidChain,
     InvalidProperty,
 )
 from services.dispatcher.shadow import Shadow, Spawn
-from services.dispatcher.tallies import Tallies
+from services.dispatcher.tallies import ACCEPTED, REJECTED, RESCHEDULED, Tallies
 from services.dispatcher.trial import Trial
 from services.errors import DomainError
 from services.runtime.metrics import Recorder, nowhere
@@ -135,6 +140,13 @@ class Filtering:
         self._news = asyncio.Event()
         self._ask_after_s = 0.0
         self._backoff_s = 0.0
+        self._is_traced = exporter_asked_for("TRACES") != NONE
+        self._evaluate: dict[str, str] = {
+            names.MESSAGING_SYSTEM: names.SEQGATE,
+            names.MESSAGING_OPERATION_NAME: names.EVALUATE,
+            names.MESSAGING_DESTINATION_NAME: str(topic),
+            names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: name,
+        }
 
     # ---- which filters there are
 
@@ -363,9 +375,32 @@ class Filtering:
         hits = sum(key in known for key in keys)
         self.lookups["remembered"] += hits
         self.lookups["asked"] += len(keys) - hits
-        fresh = await self._answer(lambda: judge.ask(self._line, asked))
+        fresh = await self._asked(judge, asked, keys, entries)
         known.update(fresh or {})
         return [known.get(key, judge.unanswered) for key in keys]
+
+    async def _asked(
+        self,
+        judge: Judge,
+        asked: Mapping[Hashable, EntryMetadata],
+        keys: Sequence[Hashable],
+        entries: Sequence[StoredEntry],
+    ) -> Mapping[Hashable, Known] | None:
+        """What the filter service says of those of the entries whose keys are asked about; None:
+        nothing."""
+
+        def ask() -> Awaitable[Mapping[Hashable, Known]]:
+            return judge.ask(self._line, asked)
+
+        if not self._is_traced:
+            return await self._answer(ask)
+        about = [at for at, key in enumerate(keys) if key in asked]
+        contexts = spans.followed(entries[at].metadata.properties for at in about)
+        with spans.shared(f"{names.EVALUATE} {self._topic}", contexts, self._evaluate) as span:
+            fresh = await self._answer(ask)
+            if span.is_recording():
+                _tell(span, None if fresh is None else [fresh[keys[at]] for at in about])
+            return fresh
 
     async def _prepared(self, judge: Judge) -> bool:
         async def prepare() -> bool:
@@ -442,3 +477,20 @@ class Filtering:
         self._failed[position] = Failed(name, version, said.failure, since_ms)
         if len(self._failed) > FAILED_MAX:
             self._failed.popitem(last=False)
+
+
+def _tell(span: Span, found: Sequence[Known] | None) -> None:
+    """What was said of the entries that were asked about; None: nothing."""
+    if found is None:
+        spans.fail(span, FiltersUnavailable.reason, "the filter service did not answer")
+        return
+    said = Counter(names.VERDICTS + _verdict_name(known) for known in found)
+    span.set_attributes({names.ENTRIES: len(found), **said})
+
+
+def _verdict_name(known: Known) -> str:
+    if known.said is not None:
+        return "failed"
+    if known.verdict > 0:
+        return RESCHEDULED
+    return REJECTED if known.verdict == REJECT else ACCEPTED

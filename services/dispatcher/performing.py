@@ -16,6 +16,7 @@ from functools import partial
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.telemetry import names, spans
 from seqgate.types import Position, TopicName
 from services.dispatcher.answers import Answers, Stream
 from services.dispatcher.cache import EntryCache
@@ -95,6 +96,12 @@ class Performing:
         self._filtering = filtering
         self._handed_over = handed_over
         self._past: Counter[str] = Counter()
+        self._persisting: dict[str, str] = {
+            names.MESSAGING_SYSTEM: names.SEQGATE,
+            names.MESSAGING_OPERATION_NAME: names.PERSIST,
+            names.MESSAGING_DESTINATION_NAME: str(topic),
+            names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: name,
+        }
         self._news = asyncio.Event()
         self._reader: AsyncIterator[Sequence[ledger_pb2.StoredEntry]] | None = None
         self._reader_after: Position | None = None
@@ -287,9 +294,12 @@ class Performing:
     # ---- what is made durable
 
     async def _persist(self, what: Persist, generation: int) -> None:
-        mark_delete = await self._work.repeated(
-            lambda: self._ports.cursors.persist(self._topic, self._name, what, self._epoch)
-        )
+        followed = self.answers.followed(what.number)
+        with spans.shared(f"{names.PERSIST} {self._topic}", followed, self._persisting) as span:
+            span.set_attribute(names.ENTRIES, len(what.entries) + len(what.parts))
+            mark_delete = await self._work.repeated(
+                lambda: self._ports.cursors.persist(self._topic, self._name, what, self._epoch)
+            )
         if generation != self.generation:
             return
         effects = self.machine.persisted(mark_delete, self.now_ms())

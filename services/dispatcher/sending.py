@@ -38,7 +38,7 @@ class Sending:
         self._work = work
         self._performing = performing
         named = {names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: name}
-        self._spans = MessageSpans("deliver", str(topic), named)
+        self._spans = MessageSpans("deliver", str(topic), named, is_linked=True)
 
     async def filled(
         self, consumer: int, deliveries: Sequence[Delivery]

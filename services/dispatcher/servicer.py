@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from grpc import aio
+from opentelemetry.trace import INVALID_SPAN, Span
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc as pb_grpc
+from seqgate.telemetry import names, spans
 from seqgate.types import TopicName
 from services.dispatcher import explaining, parsing, reporting
 from services.dispatcher.answers import settled
@@ -118,7 +120,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
                     "a stream has one Subscribe, and no empty request", field="request"
                 )
             case _:
-                _settle(live, session, kind, getattr(request, kind))
+                _settle(live, session, kind, request)
         return True
 
     async def _seek(self, live: Live, session: Session, request: pb.Seek) -> None:
@@ -252,10 +254,21 @@ _UNANSWERED: Final = frozenset({"permit", "leave", "subscribe", None})
 """Requests that nothing is said of."""
 
 
-def _settle(live: Live, session: Session, kind: str, request: Any) -> None:
+def _settle(live: Live, session: Session, kind: str, asked: pb.ConsumeRequest) -> None:
     """Give deliveries' outcomes, by the name of the request, to the machine; or none, if they are
-    of another epoch."""
+    of another epoch. If the request carries a context it has a span, until it is answered: what is
+    acknowledged, when it is durable."""
+    request = getattr(asked, kind)
     request_id = request.request_id
+    span: Span = INVALID_SPAN
+    if asked.HasField("trace"):
+        about = {
+            names.MESSAGING_SYSTEM: names.SEQGATE,
+            names.MESSAGING_OPERATION_NAME: kind,
+            names.MESSAGING_DESTINATION_NAME: str(live.topic),
+            names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: live.name,
+        }
+        span = spans.begun(f"{names.SETTLE} {live.topic}", asked.trace, about)
     try:
         if kind == "acknowledge_through":
             if live.options.kind is not Kind.EXCLUSIVE:
@@ -265,18 +278,20 @@ def _settle(live: Live, session: Session, kind: str, request: Any) -> None:
                 )
             through = parsing.through(request.settlement)
             if request.epoch != live.epoch:
-                session.stale(request_id, 1)
+                session.stale(request_id, 1, span)
             else:
-                session.acknowledge_through(request_id, through)
+                session.acknowledge_through(request_id, through, span)
             return
         items = parsing.items(kind, request)
     except DomainError as error:
         session.refused(request_id, in_stream(error))
+        span.set_attribute(names.REASON, error.reason)
+        span.end()
         return
     if request.epoch != live.epoch:
-        session.stale(request_id, len(items))
+        session.stale(request_id, len(items), span)
     else:
-        getattr(session, kind)(request_id, items)
+        getattr(session, kind)(request_id, items, span)
 
 
 def _subscribed(live: Live, session: Session, cursor: Cursor) -> pb.ConsumeResponse:

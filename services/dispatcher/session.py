@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from google.rpc import status_pb2
+from opentelemetry.trace import INVALID_SPAN, Span
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.telemetry import names
 from seqgate.types import TopicName
 from services.dispatcher.answers import settled
 from services.dispatcher.core.effects import Delivery, Options, Outcome
@@ -146,7 +148,7 @@ class Session:
         known = self._performing.machine.consumers.get(self.consumer)
         return 0 if known is None else max(0, known.permits) + len(known.flights)
 
-    # ---- what it asks
+    # ---- what it asks; the spans are of that, and end with the answer
 
     def asked(self) -> None:
         """A request came that is answered.
@@ -165,48 +167,58 @@ class Session:
         performing, now_ms = self._performing, self._performing.now_ms()
         performing.apply(performing.machine.permit(self.consumer, messages, now_ms))
 
-    def acknowledge(self, request_id: int, items: Iterable[Item]) -> None:
+    def acknowledge(
+        self, request_id: int, items: Iterable[Item], span: Span = INVALID_SPAN
+    ) -> None:
         """It is done with deliveries."""
         performing, now_ms = self._performing, self._performing.now_ms()
         effects, outcomes, number = performing.machine.acknowledge(self.consumer, items, now_ms)
-        self._answer(request_id, outcomes, number)
+        self._answer(request_id, outcomes, span, number)
         performing.apply(effects)
 
-    def acknowledge_through(self, request_id: int, item: Item) -> None:
+    def acknowledge_through(self, request_id: int, item: Item, span: Span = INVALID_SPAN) -> None:
         """It is done with a delivery and everything before it."""
         performing, now_ms = self._performing, self._performing.now_ms()
         effects, outcome, number = performing.machine.acknowledge_through(
             self.consumer, item, now_ms
         )
-        self._answer(request_id, [outcome], number)
+        self._answer(request_id, [outcome], span, number)
         performing.apply(effects)
 
-    def refuse(self, request_id: int, items: Iterable[Refused]) -> None:
+    def refuse(self, request_id: int, items: Iterable[Refused], span: Span = INVALID_SPAN) -> None:
         """It failed to process deliveries."""
         performing, now_ms = self._performing, self._performing.now_ms()
         effects, outcomes = performing.machine.refuse(self.consumer, items, now_ms)
         performing.apply(effects)
-        self._answer(request_id, outcomes)
+        self._answer(request_id, outcomes, span)
 
-    def give_back(self, request_id: int, deliveries: Iterable[int]) -> None:
+    def give_back(
+        self, request_id: int, deliveries: Iterable[int], span: Span = INVALID_SPAN
+    ) -> None:
         """It returns deliveries unprocessed."""
         performing, now_ms = self._performing, self._performing.now_ms()
         effects, outcomes = performing.machine.give_back(self.consumer, deliveries, now_ms)
         performing.apply(effects)
-        self._answer(request_id, outcomes)
+        self._answer(request_id, outcomes, span)
 
-    def renew(self, request_id: int, deliveries: Iterable[int]) -> None:
+    def renew(self, request_id: int, deliveries: Iterable[int], span: Span = INVALID_SPAN) -> None:
         """It needs more time."""
         performing, now_ms = self._performing, self._performing.now_ms()
-        self._answer(request_id, performing.machine.renew(self.consumer, deliveries, now_ms))
+        outcomes = performing.machine.renew(self.consumer, deliveries, now_ms)
+        self._answer(request_id, outcomes, span)
 
-    def stale(self, request_id: int, count: int) -> None:
+    def stale(self, request_id: int, count: int, span: Span = INVALID_SPAN) -> None:
         """It uses tokens of another epoch."""
-        self._answer(request_id, [Outcome.STALE] * count)
+        self._answer(request_id, [Outcome.STALE] * count, span)
 
     def refused(self, request_id: int, status: status_pb2.Status) -> None:
         """A request as a whole is refused."""
         self.put(settled(request_id, error=status))
 
-    def _answer(self, request_id: int, outcomes: Sequence[Outcome], number: int = 0) -> None:
-        self._performing.answers.give(self, settled(request_id, outcomes), number)
+    def _answer(
+        self, request_id: int, outcomes: Sequence[Outcome], span: Span, number: int = 0
+    ) -> None:
+        if span.is_recording():
+            stale = sum(outcome is not Outcome.DONE for outcome in outcomes)
+            span.set_attributes({names.ENTRIES: len(outcomes), names.STALE: stale})
+        self._performing.answers.give(self, settled(request_id, outcomes), number, span=span)

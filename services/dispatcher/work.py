@@ -2,6 +2,7 @@
 fail is repeated until it succeeds."""
 
 import asyncio
+import contextvars
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
@@ -70,8 +71,17 @@ class Work:
     def start(
         self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
     ) -> asyncio.Task[None]:
-        """Do something."""
-        task = self._tasks.create_task(self._until_stopped(work, *arguments))
+        """Do something. It belongs to no call, so it inherits neither a caller's deadline nor its
+        span."""
+        return self._start(contextvars.Context(), work, *arguments)
+
+    def _start(
+        self,
+        context: contextvars.Context,
+        work: Callable[..., Coroutine[Any, Any, None]],
+        *arguments: Any,
+    ) -> asyncio.Task[None]:
+        task = self._tasks.create_task(self._until_stopped(work, *arguments), context=context)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
@@ -105,7 +115,7 @@ class Work:
                 outcome.append(error)
 
         self.check()
-        await asyncio.wait({self.start(doing)})
+        await asyncio.wait({self._start(contextvars.copy_context(), doing)})
         self.check()
         (found,) = outcome
         if isinstance(found, DomainError):

@@ -2,13 +2,16 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from grpc import aio
+from opentelemetry.trace import Span
 
 from seqgate.api.filter.v1 import filter_pb2 as pb
 from seqgate.api.filter.v1 import filter_pb2_grpc as pb_grpc
+from seqgate.telemetry import names, spans
 from seqgate.types import InvalidNameError, TopicName, check_cursor_name
 from services.errors import DomainError, InvalidTopicName, Kind
 from services.filter.core.chain import Chain, Decision, ReadKey, Verdict, weight_of
@@ -37,6 +40,8 @@ BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 TURN_STEPS: Final = 500_000
 """How much of a batch is judged before others have their turn, in steps; and at least one entry."""
 
+METHOD: Final = "seqgate.api.filter.v1.FilterService/Evaluate"
+
 Context = aio.ServicerContext[Any, Any]
 Ready = tuple[Chain, ReadKey]
 
@@ -62,7 +67,9 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
     ) -> None:
         chains: dict[int, Ready] = {}
         async for request in self._drain.requests(context):
-            await context.write(await self._answer(chains, request))
+            with spans.asked(METHOD, request.trace, _ASKED) as span:
+                response = await self._answer(chains, request, span)
+            await context.write(response)
         if self._drain.begun:
             await context.write(pb.EvaluateResponse(draining=pb.Draining()))
 
@@ -89,13 +96,13 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
         return response
 
     async def _answer(
-        self, chains: dict[int, Ready], request: pb.EvaluateRequest
+        self, chains: dict[int, Ready], request: pb.EvaluateRequest, span: Span
     ) -> pb.EvaluateResponse:
         request_id = request.request_id
         try:
             match request.WhichOneof("request"):
                 case "batch":
-                    verdicts = await self._judge(chains, request.batch)
+                    verdicts = await self._judge(chains, request.batch, span)
                     return pb.EvaluateResponse(request_id=request_id, verdicts=verdicts)
                 case "set_chain":
                     chain = await self._set_chain(chains, request.set_chain)
@@ -103,6 +110,7 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
                 case _:
                     raise InvalidBatch("a request asks for something", field="request")
         except DomainError as refusal:
+            span.set_attribute(names.REASON, refusal.reason)
             return pb.EvaluateResponse(request_id=request_id, refused=in_stream(refusal))
 
     async def _set_chain(self, chains: dict[int, Ready], request: pb.SetChain) -> Chain:
@@ -121,7 +129,7 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
         chains[number] = chain, reader_of(chain)
         return chain
 
-    async def _judge(self, chains: dict[int, Ready], batch: pb.Batch) -> pb.Verdicts:
+    async def _judge(self, chains: dict[int, Ready], batch: pb.Batch, span: Span) -> pb.Verdicts:
         if batch.chain_id not in chains:
             raise InvalidChain("no chain has this number", field="chain_id", given=batch.chain_id)
         _check_batch(batch)
@@ -140,6 +148,8 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
                 which = list(map(which.__getitem__, batch.which))
             except IndexError:
                 raise InvalidBatch("there is no such metadata", field="which") from None
+        if span.is_recording():
+            span.set_attributes(_said(decisions, which, len(batch.metadata), judging.evaluated))
         return pb.Verdicts(outcomes=map(_to_outcome, decisions), which=which)
 
 
@@ -187,6 +197,26 @@ def _check_batch(batch: pb.Batch) -> None:
 
 
 # ---- translating back
+
+
+_ASKED: Final = spans.rpc_attributes(METHOD)
+
+
+def _said(
+    decisions: Sequence[Decision], which: Sequence[int], different: int, evaluated: int
+) -> dict[str, int]:
+    """What a batch's span says: how many of its entries were judged how."""
+    said: Counter[str] = Counter()
+    for place, count in Counter(which).items():
+        result = decisions[place].result
+        name = "failed" if isinstance(result, Failure) else result.name.lower()
+        said[names.VERDICTS + name] += count
+    return {
+        names.ENTRIES: len(which),
+        names.EVALUATED: evaluated,
+        names.REMEMBERED: different - evaluated,
+        **said,
+    }
 
 
 _VERDICTS: Final = {

@@ -1,7 +1,9 @@
 """Spans of what a service does with messages that carry a trace.
 
 They are children of the span that published the message, and are recorded if that one is: whoever
-publishes decides what is followed. Where OTEL_* ask for no spans, nothing is looked at.
+publishes decides what is followed. What takes a message further, to a consumer or another topic,
+has a link to that span as well, as the messaging conventions want it. Where OTEL_* ask for no
+spans, nothing is looked at.
 """
 
 import time
@@ -9,13 +11,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.trace import NonRecordingSpan, SpanKind, Status, StatusCode
+from opentelemetry.trace import Link, SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from seqgate.telemetry import extract, names
 from seqgate.telemetry.propagation import TRACEPARENT
 from seqgate.telemetry.setup import NONE, exporter_asked_for
+from seqgate.telemetry.spans import below, fail
 
 _TRACER: Final = trace.get_tracer("seqgate.services")
 
@@ -26,15 +28,24 @@ MARK: Final = TRACEPARENT.encode()
 class MessageSpans:
     """The spans of one thing that is done with messages of a topic."""
 
-    def __init__(self, operation: str, topic: str, more: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        operation: str,
+        topic: str,
+        more: Mapping[str, str] | None = None,
+        *,
+        is_linked: bool = False,
+    ) -> None:
         """
         Args:
             operation: what is done: the first word of the spans' name.
             topic: with which topic's messages.
             more: attributes that all spans have.
+            is_linked: whether each has a link to the span that published the message.
         """
         self.is_on = exporter_asked_for("TRACES") != NONE
         self._name = f"{operation} {topic}"
+        self._is_linked = is_linked
         self._attributes: dict[str, AttributeValue] = {
             names.MESSAGING_SYSTEM: names.SEQGATE,
             names.MESSAGING_OPERATION_NAME: operation,
@@ -60,17 +71,16 @@ class MessageSpans:
         context = extract(properties)
         if not context.trace_flags.sampled:
             return
-        parent = trace.set_span_in_context(NonRecordingSpan(context), Context())
         span = _TRACER.start_span(
             self._name,
-            parent,
+            below(context),
             kind=SpanKind.INTERNAL,
             attributes={**self._attributes, **about},
+            links=[Link(context)] if self._is_linked else None,
             start_time=began_ns,
         )
         if failure:
-            span.set_attribute(names.ERROR_TYPE, failure)
-            span.set_status(Status(StatusCode.ERROR, failure))
+            fail(span, failure)
         span.end()
 
 

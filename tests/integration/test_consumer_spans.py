@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
 from opentelemetry.trace import SpanKind
 
 from seqgate.client import Client, Received, RetryPolicy, _tracing, connect, process_by_key
@@ -15,6 +15,7 @@ from tests.support.recorded import Recorded, links
 
 TOPIC = "public/default/orders"
 ORIGIN = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+UNSAMPLED = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}
 
 
 @pytest.fixture
@@ -50,7 +51,9 @@ async def test_a_message_is_processed_and_settled_in_one_trace(
             assert current.is_recording()
     process, ack = recorded.one(f"process {TOPIC}"), recorded.one(f"ack {TOPIC}")
     origin = extract(ORIGIN)
-    assert (process.kind, process.parent) == (SpanKind.CONSUMER, None)
+    assert process.kind is SpanKind.CONSUMER
+    assert process.parent is not None
+    assert (process.parent.trace_id, process.parent.span_id) == (origin.trace_id, origin.span_id)
     assert links(process) == links(ack) == [(origin.trace_id, origin.span_id)]
     assert (ack.kind, ack.parent) == (SpanKind.CLIENT, process.context)
     common = {
@@ -74,6 +77,30 @@ async def test_a_message_is_processed_and_settled_in_one_trace(
     }
 
 
+async def test_what_is_settled_together_carries_the_first_span_that_is_recorded(
+    client: Client, fake: FakeDispatcher, recorded: Recorded
+) -> None:
+    for properties in (UNSAMPLED, ORIGIN, ORIGIN):
+        fake.publish(b"x", properties=properties)
+    async with client.consumer(TOPIC, "s") as consumer:
+        answers = []
+        for _ in range(3):
+            message = await consumer.receive(timeout_s=30)
+            with consumer.processing(message):
+                answers.append(consumer.ack_nowait(message))
+        await asyncio.gather(*answers)
+        fake.publish(b"x", properties=UNSAMPLED)
+        message = await consumer.receive(timeout_s=30)
+        with consumer.processing(message):
+            await consumer.nack(message)
+    acks = [span for span in recorded.spans if span.name == f"ack {TOPIC}"]
+    first = min(acks, key=lambda span: span.start_time or 0)
+    requests = {each.WhichOneof("request"): each for each in fake.requests}
+    carried = extract({"traceparent": requests["acknowledge"].trace.traceparent})
+    assert (carried.trace_id, carried.span_id) == (first.context.trace_id, first.context.span_id)
+    assert not requests["refuse"].HasField("trace")
+
+
 async def test_what_fails_says_so(client: Client, fake: FakeDispatcher, recorded: Recorded) -> None:
     fake.publish(b"x")
     async with client.consumer(TOPIC, "s") as consumer:
@@ -84,6 +111,7 @@ async def test_what_fails_says_so(client: Client, fake: FakeDispatcher, recorded
         with pytest.raises(StaleTokenError):
             await consumer.ack(message)
     process, ack = recorded.one(f"process {TOPIC}"), recorded.one(f"ack {TOPIC}")
+    assert (process.parent, links(process)) == (None, [])
     assert (process.attributes or {})[names.ERROR_TYPE] == "ValueError"
     assert (ack.attributes or {})[names.ERROR_TYPE]
     assert not process.status.is_ok
@@ -120,12 +148,21 @@ async def test_processing_by_key_has_a_span_for_each_attempt(
     assert recorded.one(f"ack {TOPIC}").parent == second.context
 
 
+@pytest.mark.parametrize(
+    ("sampler", "properties"),
+    [(ParentBased(ALWAYS_OFF), {}), (ParentBased(ALWAYS_ON), UNSAMPLED), (ALWAYS_OFF, ORIGIN)],
+    ids=["nobody says", "the publisher says no", "the application says no"],
+)
 async def test_what_is_not_sampled_is_not_recorded_below_either(
-    client: Client, fake: FakeDispatcher, monkeypatch: pytest.MonkeyPatch
+    client: Client,
+    fake: FakeDispatcher,
+    monkeypatch: pytest.MonkeyPatch,
+    sampler: Sampler,
+    properties: dict[str, str],
 ) -> None:
-    recorded = Recorded(ParentBased(ALWAYS_OFF))
+    recorded = Recorded(sampler)
     monkeypatch.setattr(_tracing, "_TRACER", recorded.tracer)
-    fake.publish(b"x", properties=ORIGIN)
+    fake.publish(b"x", properties=properties)
     async with client.consumer(TOPIC, "s") as consumer:
         message = await consumer.receive(timeout_s=30)
         with consumer.processing(message) as current:

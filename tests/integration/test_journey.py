@@ -21,12 +21,15 @@ async def test_a_message_is_followed_through_a_stack(
     for step in (
         "  demo: one message ",
         f"    demo: send {TOPIC} ",
-        f"      ledger: append {TOPIC} ",
+        f"      ledger: publish {TOPIC} ",
+        f"        ledger: admit {TOPIC} ",
+        f"        ledger: append {TOPIC} ",
+        f"        ledger: confirm {TOPIC} ",
         f"      dispatcher: deliver {TOPIC} ",
-        f"      => demo: process {TOPIC} ",
+        f"      demo: process {TOPIC} ",
         f"        demo: ack {TOPIC} ",
     ):
-        assert any(line.startswith(step) for line in lines), f"{step}\n{said}"
+        assert sum(line.startswith(step) for line in lines) == 1, f"{step}\n{said}"
     written = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
     assert {f"send {TOPIC}", f"process {TOPIC}"} <= {span["name"] for span in written}
     assert [span["start_ns"] for span in written] == sorted(span["start_ns"] for span in written)

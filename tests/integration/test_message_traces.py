@@ -98,7 +98,8 @@ def processed(received: Received, topic: str) -> list[Span]:
     """The spans of processing; each has its acknowledgement below it, which has the same link."""
     found = sorted(received.named(f"process {topic}"), key=lambda span: span.start_ns)
     for process in found:
-        assert (process.kind, process.parent_id) == ("CONSUMER", "")
+        assert process.kind == "CONSUMER"
+        assert process.links == [(process.trace_id, process.parent_id)]
         (ack,) = below(received, process)
         assert (ack.name, ack.kind, ack.links) == (f"ack {topic}", "CLIENT", process.links)
     return found
@@ -154,6 +155,7 @@ def check_within_services(received: Received, kind: str) -> None:
         found = [(each.service, each.name) for each in children]
         entries = max(1, len(send.events))
         assert found.count(("dispatcher", f"deliver {topic}")) == entries
+        assert found.count((APPLICATION, f"process {topic}")) == 1
         arrived = [each for each in children if each.name == f"publish {topic}"]
         assert [each.attributes[names.RECEIPT] for each in arrived] == ["STORED"] * entries
         for publish in arrived:
@@ -170,6 +172,7 @@ def check_within_services(received: Received, kind: str) -> None:
     for deliver in received.named(f"deliver {topic}"):
         assert deliver.attributes[names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME] == "s"
         assert deliver.attributes[names.ATTEMPTS] == 0
+        assert deliver.links == [(deliver.trace_id, deliver.parent_id)]
 
 
 def check_judged(received: Received, topic: str) -> None:
@@ -200,11 +203,11 @@ def check_read(received: Received, topic: str) -> None:
 def check_services(received: Received) -> None:
     """Each call that a service served is below the call that somebody made."""
     by_ids = {ids(span): span for span in received.spans}
-    served = [span for span in received.spans if span.kind == "SERVER" and span.parent_id]
+    calls = [span for span in received.spans if names.RPC_METHOD in span.attributes]
+    served = [span for span in calls if span.kind == "SERVER" and span.parent_id]
     for span in served:
         made = by_ids[span.trace_id, span.parent_id]
-        if not span.name.startswith("publish "):
-            assert (made.kind, made.name) == ("CLIENT", span.name)
+        assert (made.kind, made.name) == ("CLIENT", span.name)
         assert made.service != span.service
     assert {span.service for span in served} >= SERVING
     of_application = {

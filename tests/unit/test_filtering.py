@@ -6,10 +6,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import pytest
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
+from seqgate.telemetry import inject, names, spans
 from seqgate.types import Position, TopicName
 from services.dispatcher import filtering as outage_limits
 from services.dispatcher import judges as limits
@@ -30,6 +32,7 @@ from services.dispatcher.ports import (
     Rules,
 )
 from services.errors import DomainError
+from tests.support.recorded import Recorded, links
 from tests.support.waiting import eventually
 
 T = TypeVar("T")
@@ -561,3 +564,68 @@ async def test_what_is_tried_counts_nowhere(world: World) -> None:
     assert world.filters.asked == 5
     assert world.counts() == {}
     await trial.close()
+
+
+# ---- spans
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    recorded = Recorded(ALWAYS_ON)
+    monkeypatch.setattr(spans, "_TRACER", recorded.tracer)
+    return recorded
+
+
+def followed(recorded: Recorded, some: list[StoredEntry]) -> list[StoredEntry]:
+    """Entries that somebody follows."""
+    for each in some:
+        carrier: dict[str, str] = {}
+        with recorded.tracer.start_as_current_span("message") as span:
+            inject(span.get_span_context(), carrier)
+        each.metadata.properties.update(carrier)
+    return some
+
+
+async def test_one_span_is_of_all_followed_entries_that_are_asked_about(
+    recorded: Recorded,
+) -> None:
+    world = World()
+    world.use(chain("eu"))
+    await world.page(*entries("us"))
+    some = followed(recorded, entries("us", "eu", "eu", "7", None))
+    await world.page(*some, entry(5, "8"))
+    evaluate = recorded.one(f"evaluate {TOPIC}")
+    contexts = spans.followed(each.metadata.properties for each in some)
+    assert evaluate.parent is not None
+    assert evaluate.parent.span_id == contexts[1].span_id
+    assert links(evaluate) == [(each.trace_id, each.span_id) for each in contexts[2:]]
+    assert dict(evaluate.attributes or {}) == {
+        names.MESSAGING_SYSTEM: "seqgate",
+        names.MESSAGING_OPERATION_NAME: "evaluate",
+        names.MESSAGING_DESTINATION_NAME: str(TOPIC),
+        names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: NAME,
+        names.ENTRIES: 5,
+        f"{names.VERDICTS}accepted": 2,
+        f"{names.VERDICTS}rescheduled": 2,
+        f"{names.VERDICTS}failed": 1,
+    }
+
+
+async def test_what_is_remembered_or_nobody_follows_has_no_span(recorded: Recorded) -> None:
+    world = World()
+    world.use(chain("eu"))
+    await world.page(*entries("us", "eu"))
+    await world.page(*followed(recorded, entries("us", "eu")))
+    assert {span.name for span in recorded.spans} == {"message"}
+
+
+async def test_a_span_says_that_there_was_no_answer(recorded: Recorded) -> None:
+    world = World()
+    world.use(chain("eu"))
+    await world.page(*entries("us"))
+    world.filters.available = False
+    await world.page(*followed(recorded, entries("eu")))
+    evaluate = recorded.one(f"evaluate {TOPIC}")
+    assert not evaluate.status.is_ok
+    assert (evaluate.attributes or {})[names.ERROR_TYPE] == FiltersUnavailable.reason

@@ -14,6 +14,7 @@ SHOWN: Final = (
     "messaging.batch.message_count",
     "seqgate.sequence_id",
     "seqgate.group.entries",
+    "seqgate.entries",
     "seqgate.attempts",
     "error.type",
 )
@@ -21,8 +22,8 @@ SHOWN: Final = (
 
 
 def journey(spans: Iterable[Span], trace_id: str) -> list[str]:
-    """The lines of a trace's tree. What has a link to a span stands below it, after an arrow, with
-    its own trace below."""
+    """The lines of a trace's tree. What has a link to a span from another trace, as what is done
+    for several messages, stands below it, after an arrow, with what is below it there."""
     return list(_Tree(list(spans)).lines(trace_id))
 
 
@@ -60,7 +61,7 @@ class _Tree:
         for each in self._spans:
             if each.trace_id == span.trace_id and each.parent_id == span.span_id:
                 yield from self._below(each, began_ns, indent + "  ", "")
-            elif place in each.links and each.trace_id != span.trace_id and not each.parent_id:
+            elif place in each.links and each.trace_id != span.trace_id:
                 yield from self._below(each, began_ns, indent + "  ", "=> ")
 
 

@@ -15,8 +15,10 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc import aio
 
 from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.entry.v1.entry_pb2 import TraceContext
 from seqgate.api.filter.v1 import filter_pb2 as pb
 from seqgate.api.filter.v1 import filter_pb2_grpc as pb_grpc
+from seqgate.telemetry import spans
 from services.dispatcher.core.effects import ACCEPT, PARK, REJECT
 from services.dispatcher.ports import (
     Failure,
@@ -43,11 +45,15 @@ BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 CHAINS_MAX: Final = 16
 """How many chains the service is told of on a stream; then the oldest is forgotten."""
 
+METHOD: Final = "seqgate.api.filter.v1.FilterService/Evaluate"
+
 NO_RULES: Final = frozenset({"INVALID_EXPRESSION", "INVALID_CHAIN"})
 
 
 class _Moved(Exception):
     """The stream is over; what was asked was not answered. Another one may be better."""
+
+    reason = "MOVED"
 
 
 class _Nonsense(Exception):
@@ -164,8 +170,15 @@ class GrpcLine:
 
     async def _ask(self, request: pb.EvaluateRequest, wanted: str) -> pb.EvaluateResponse:
         """An answer of the kind that is wanted."""
+        with spans.exchange(METHOD):
+            if carrier := spans.carrier():
+                request.trace.CopyFrom(TraceContext(**carrier))
+            return await self._exchanged(request, wanted)
+
+    async def _exchanged(self, request: pb.EvaluateRequest, wanted: str) -> pb.EvaluateResponse:
         if self._call is None:
-            self._call = self._stub.Evaluate()
+            with spans.apart():
+                self._call = self._stub.Evaluate()
         call = self._call
         self._asked += 1
         request.request_id = self._asked

@@ -7,7 +7,6 @@ writer's alignment finds out.
 
 import asyncio
 from collections.abc import Sequence
-from contextvars import Context
 from typing import Any, Final, NoReturn
 
 import structlog
@@ -17,7 +16,7 @@ from grpc import aio
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.dedup.v1 import dedup_pb2_grpc as pb_grpc
 from seqgate.api.entry.v1 import entry_pb2
-from seqgate.telemetry.spans import carrier, exchange
+from seqgate.telemetry.spans import apart, carrier, exchange
 from seqgate.types import Chunk, Position, TopicName
 from services.errors import DomainError, Fenced
 from services.ledger.core.entry import Unit
@@ -164,8 +163,10 @@ class GrpcDeduplicator:
     async def _answered(self, topic: TopicName, **request: Any) -> pb.ExchangeResponse:
         self._request_id += 1
         request_id = self._request_id
-        # A stream is below nothing: it outlives whatever it is opened for.
-        stream = self._streams.pop(topic, None) or Context().run(self._stub.Exchange)
+        stream = self._streams.pop(topic, None)
+        if stream is None:
+            with apart():
+                stream = self._stub.Exchange()
         asked = pb.ExchangeRequest(request_id=request_id, **request)
         if carried := carrier():
             asked.trace.CopyFrom(entry_pb2.TraceContext(**carried))
