@@ -55,6 +55,10 @@ DB_SYSTEM_NAME: Final = "db.system.name"
 DB_OPERATION_NAME: Final = "db.operation.name"
 REDIS: Final = "redis"
 SQLITE: Final = "sqlite"
+COMMIT: Final = "COMMIT"
+"""A write to SQLite, and the wait for the group that is made durable with it."""
+SELECT: Final = "SELECT"
+"""A read from SQLite, and the wait for a reader."""
 
 # ---- Seqgate's own
 

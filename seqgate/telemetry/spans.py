@@ -12,7 +12,7 @@ one trace would grow without end: it is below what the message carries, or is no
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final, Protocol
 
 from opentelemetry import context as otel_context
@@ -63,16 +63,16 @@ def carrier() -> dict[str, str]:
     return into
 
 
-@contextmanager
+_NOTHING: Final = nullcontext(INVALID_SPAN)
+
+
 def part(
     name: str, attributes: Attributes | None = None, kind: SpanKind = SpanKind.INTERNAL
-) -> Iterator[Span]:
+) -> AbstractContextManager[Span]:
     """A step of what is being done: below the current span, if that is recorded."""
     if not trace.get_current_span().is_recording():
-        yield INVALID_SPAN
-        return
-    with within(_TRACER.start_span(name, kind=kind, attributes=attributes)) as span:
-        yield span
+        return _NOTHING
+    return within(_TRACER.start_span(name, kind=kind, attributes=attributes))
 
 
 def database(system: str, operation: str, target: str = "") -> AbstractContextManager[Span]:
@@ -83,6 +83,8 @@ def database(system: str, operation: str, target: str = "") -> AbstractContextMa
         operation: what the database calls it.
         target: on what; empty: that says nothing.
     """
+    if not trace.get_current_span().is_recording():
+        return _NOTHING
     attributes = {names.DB_SYSTEM_NAME: system, names.DB_OPERATION_NAME: operation}
     return part(f"{operation} {target}".rstrip(), attributes, SpanKind.CLIENT)
 
