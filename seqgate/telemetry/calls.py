@@ -55,7 +55,8 @@ def end_call(span: Span, code: StatusCode, *, kind: SpanKind, reason: str = "") 
     span.end()
 
 
-def _attributes(method: str) -> dict[str, str]:
+def attributes_of(method: str) -> dict[str, str]:
+    """What the span of a call says of its method."""
     return {names.RPC_SYSTEM_NAME: names.GRPC, names.RPC_METHOD: method}
 
 
@@ -78,7 +79,7 @@ class TracedChannel:
 
     def __init__(self, channel: Any, target: str = "") -> None:
         self._channel = channel
-        self._attributes = _address(target)
+        self._attributes = address_of(target)
 
     def unary_unary(self, method: str, *more: Any, **named: Any) -> Callable[..., Any]:
         """See aio.Channel."""
@@ -99,7 +100,7 @@ class TracedChannel:
     def _made(self, kind: str, method: str, more: Any, named: Any) -> Callable[..., Any]:
         multi = getattr(self._channel, kind)(method, *more, **named)
         name = method.removeprefix("/")
-        attributes = {**_attributes(name), **self._attributes}
+        attributes = {**attributes_of(name), **self._attributes}
 
         def call(*request: Any, metadata: Any = None, **how: Any) -> Any:
             span = _TRACER.start_span(name, kind=SpanKind.CLIENT, attributes=attributes)
@@ -135,7 +136,8 @@ class TracedChannel:
         return getattr(self._channel, name)
 
 
-def _address(target: str) -> dict[str, str | int]:
+def address_of(target: str) -> dict[str, str | int]:
+    """What the span of a call says of host:port."""
     host, _, port = target.rpartition("/")[2].rpartition(":")
     if not (host and port.isdecimal()):
         return {}
@@ -195,7 +197,7 @@ def traced_handler(handler: Any, name: str) -> Any:
     """A handler whose calls have spans."""
     kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
     behaviour = next(filter(None, (getattr(handler, kind) for kind in kinds)))
-    attributes = _attributes(name)
+    attributes = attributes_of(name)
 
     async def around(request: Any, context: Any) -> Any:
         carrier = {

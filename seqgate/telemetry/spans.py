@@ -5,15 +5,17 @@
     shared    what is done for several messages at once: below the first, linked to the others
     asked     what a message on a stream asks for, by the context that it carries
     own       what nobody asked for: a trace of its own
+    joined    what is done for another process, which has handed its context on
+    command   what a process was started for
 
 A stream has one span for as long as it lasts. What a message on it asks for is not below that, or
 one trace would grow without end: it is below what the message carries, or is not recorded.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Final, Protocol
+from typing import Final, ParamSpec, Protocol, TypeVar
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -31,7 +33,10 @@ from opentelemetry.trace import (
 from opentelemetry.util.types import AttributeValue
 
 from seqgate.telemetry import names
-from seqgate.telemetry.propagation import TRACEPARENT, TRACESTATE, extract, inject
+from seqgate.telemetry.propagation import FIELDS, TRACEPARENT, TRACESTATE, extract, inject
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _TRACER: Final = trace.get_tracer("seqgate")
 
@@ -148,6 +153,65 @@ def own(name: str, attributes: Attributes | None = None) -> Iterator[Span]:
         yield span
 
 
+def handed_on() -> dict[str, str]:
+    """The context of the current span, for `joined` in another process. It is there as well if the
+    span is not recorded: then nothing is there either."""
+    into: dict[str, str] = {}
+    inject(trace.get_current_span().get_span_context(), into)
+    return into
+
+
+@contextmanager
+def joined(
+    name: str, handed: Mapping[str, str], attributes: Attributes | None = None
+) -> Iterator[Span]:
+    """What is done for another process.
+
+    Args:
+        name: of the span.
+        handed: made of the other side's `handed_on()`; what is not recorded there, or if it is
+            empty, is not recorded here.
+        attributes: of the span.
+    """
+    context = extract(handed)
+    span: Span = NonRecordingSpan(context)
+    if context.trace_flags.sampled:
+        span = _TRACER.start_span(name, below(context), attributes=attributes)
+    with within(span):
+        yield span
+
+
+def environment() -> dict[str, str]:
+    """The context of the current span, for the variables of a process that this one starts, by the
+    W3C's environment carrier: TRACEPARENT, TRACESTATE."""
+    return {name.upper(): value for name, value in handed_on().items()}
+
+
+def command(name: str, variables: Mapping[str, str]) -> AbstractContextManager[Span]:
+    """What a process was started for: below what its variables carry, or a trace of its own.
+
+    Args:
+        name: of the span.
+        variables: those of the process, as made of another one's `environment()`.
+    """
+    handed = {each: variables.get(each.upper(), "") for each in FIELDS}
+    return joined(name, handed) if extract(handed).is_valid else own(name)
+
+
+def threaded(work: Callable[P, T]) -> Callable[P, T]:
+    """The same work for another thread: what is current here is current there."""
+    here = otel_context.get_current()
+
+    def there(*args: P.args, **named: P.kwargs) -> T:
+        token = otel_context.attach(here)
+        try:
+            return work(*args, **named)
+        finally:
+            otel_context.detach(token)
+
+    return there
+
+
 @contextmanager
 def within(span: Span) -> Iterator[Span]:
     """Make a span the current one, and end it on the way out, with what fails."""
@@ -166,9 +230,9 @@ def within(span: Span) -> Iterator[Span]:
 
 
 def fail(span: Span, reason: str, message: str = "") -> None:
-    """What a span is about has failed."""
+    """What a span is about has failed. Of the message it has the first line."""
     span.set_attribute(names.ERROR_TYPE, reason)
-    span.set_status(Status(StatusCode.ERROR, message or reason))
+    span.set_status(Status(StatusCode.ERROR, message.partition("\n")[0] or reason))
 
 
 def below(context: SpanContext) -> Context:
