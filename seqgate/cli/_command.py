@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, TypeVar
 
 import typer
-from opentelemetry import trace
-from opentelemetry.trace import Span, Status, StatusCode
+from opentelemetry.trace import Span
 
 from seqgate.cli._failure import (
     DONE,
@@ -30,7 +29,7 @@ from seqgate.cli._failure import (
 from seqgate.cli._output import Format, Output, OutputClosed
 from seqgate.cli._settings import FILES, Settings, resolve
 from seqgate.errors import SeqgateError
-from seqgate.telemetry import TelemetrySettingError, names, tracing
+from seqgate.telemetry import TelemetrySettingError, names, spans, tracing
 from seqgate.types import InvalidNameError, TopicName
 
 Command = TypeVar("Command", bound=Callable[..., Coroutine[Any, Any, int]])
@@ -187,7 +186,8 @@ def _run(options: Given, name: str, work: Callable[[Run], Coroutine[Any, Any, in
 
 @contextmanager
 def _traced(name: str) -> Iterator[Span]:
-    """Record spans, if OTEL_* ask for it, below one of the command's own.
+    """Record spans, if OTEL_* ask for it, below one of the command's own. That one is below what
+    TRACEPARENT says, if it says something.
 
     Raises:
         WrongUsage: a variable asks for what there is not.
@@ -197,7 +197,7 @@ def _traced(name: str) -> Iterator[Span]:
             stack.enter_context(tracing("seqgate-cli"))
         except TelemetrySettingError as error:
             raise InvalidSettings(str(error)) from error
-        yield stack.enter_context(trace.get_tracer("seqgate.cli").start_as_current_span(name))
+        yield stack.enter_context(spans.command(name, os.environ))
 
 
 def _done(
@@ -219,8 +219,7 @@ def _done(
         return asyncio.run(work(Run(settings, output)))
     except SeqgateError as error:
         output.error(error)
-        span.set_attribute(names.ERROR_TYPE, reason_of(error))
-        span.set_status(Status(StatusCode.ERROR, str(error)))
+        spans.fail(span, reason_of(error), str(error))
         return exit_code(error)
     except OutputClosed:
         return DONE

@@ -17,6 +17,7 @@ import typer
 from seqgate.cli._command import Run, topic_name
 from seqgate.cli._failure import WrongUsage
 from seqgate.cli._settings import FILES
+from seqgate.telemetry import spans
 
 REBUILD: Final = "tools.rebuild"
 AUDIT: Final = "tools.audit"
@@ -140,7 +141,7 @@ async def _job(
         *(["--json"] if run.output.json else []),
         "--",
         *names,
-        env={**os.environ, **_shown(run)},
+        env={**os.environ, **_shown(run), **spans.environment()},
     )
     # Ctrl-C reaches both; what stops this process otherwise is to stop the job as well.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, process.terminate)

@@ -49,6 +49,9 @@ Options:
     from, through        positions, LEDGER:ENTRY: only entries from the one and up to the other
     timeout              how long the ledger may be silent or away, 1 to 86,400 seconds; 60 unless
                          given
+    traceparent, tracestate
+                         below which span reading is recorded, where OTEL_* ask for that in the
+                         executors: `seqgate.telemetry.inject` makes them
 
 A DataFrame is planned when it is first used, and reads up to where the logs ended then, each time
 that it is used. `topics`, `from` and `through` bound what is read; a `where` selects from that.

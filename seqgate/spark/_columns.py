@@ -24,6 +24,7 @@ from seqgate.client._status import error_of_call
 from seqgate.errors import SeqgateError, UnavailableError
 from seqgate.owners import NOT_OWNER
 from seqgate.spark._owners import FollowingChannel
+from seqgate.telemetry.blocking import traced_blocking_channel
 from seqgate.tls import blocking_channel, of_environment
 from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position
 
@@ -93,9 +94,10 @@ def _open_channel(target: str) -> grpc.Channel:
     every executor."""
     in_this_thread = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
     tls, token_file = of_environment(os.environ)
-    return blocking_channel(
+    channel = blocking_channel(
         target, tls=tls, token_file=token_file, options=[*OPTIONS, in_this_thread]
     )
+    return traced_blocking_channel(channel, target)
 
 
 def asked(call: Callable[..., T], request: Any, timeout_s: float) -> T:

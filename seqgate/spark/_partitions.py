@@ -13,6 +13,7 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.errors import NotFoundError
 from seqgate.spark._columns import Range, asked
+from seqgate.telemetry import spans
 from seqgate.types import SEQUENCE_ID_MAX, Position
 
 PAGE_SIZE: Final = 10_000
@@ -200,5 +201,5 @@ def all_ranges(
         return list(ranges_of(topic.name, ledgers, bounds, entries_max))
 
     with ThreadPoolExecutor(CALLS_AT_A_TIME) as pool:
-        for ranges in pool.map(of, topics):
+        for ranges in pool.map(spans.threaded(of), topics):
             yield from ranges

@@ -28,6 +28,9 @@ from seqgate.spark._partitions import (
     list_topics,
     shared,
 )
+from seqgate.spark._traced import in_task
+from seqgate.telemetry import names, spans
+from seqgate.telemetry.propagation import FIELDS
 from seqgate.types import SEQUENCE_ID_MAX, InvalidNameError, Position, TopicName
 
 ENTRIES_PER_PARTITION: Final = 1_000_000
@@ -54,6 +57,7 @@ class Options:
     entries_per_partition: int
     bounds: Bounds
     timeout_s: float
+    handed: Mapping[str, str]
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> "Options":
@@ -89,6 +93,7 @@ class Options:
             ),
             bounds,
             _number("timeout", options.get("timeout", str(TIMEOUT_S)), TIMEOUT_MAX_S),
+            {name: options[name] for name in FIELDS if name in options},
         )
 
 
@@ -172,7 +177,11 @@ class SeqgateReader(DataSourceReader):
         """One for each task."""
         options = self._options
         entries_max = options.entries_per_partition
-        with connected(options.ledger) as stub:
+        with (
+            in_task(options.handed),
+            spans.joined("plan", options.handed),
+            connected(options.ledger) as stub,
+        ):
             topics = list_topics(stub, options.topics, options.timeout_s)
             ranges = all_ranges(stub, topics, options.bounds, entries_max, options.timeout_s)
             # Of no partitions at all Spark makes one of its own.
@@ -181,12 +190,16 @@ class SeqgateReader(DataSourceReader):
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """The entries of one task."""
         metadata = not METADATA_COLUMNS.keys().isdisjoint(self._schema.names)
-        timeout_s = self._options.timeout_s
-        with connected(self._options.ledger) as stub:
+        timeout_s, handed = self._options.timeout_s, self._options.handed
+        with in_task(handed), connected(self._options.ledger) as stub:
             for each in partition.ranges:
-                blocks = read_blocks(stub, each, timeout_s=timeout_s, metadata=metadata)
-                for run in runs_of(each.topic, blocks):
-                    yield record_batch(run, self._schema)
+                entries = 0
+                with spans.joined(f"read {each.topic}", handed, {names.TOPIC: each.topic}) as span:
+                    blocks = read_blocks(stub, each, timeout_s=timeout_s, metadata=metadata)
+                    for run in runs_of(each.topic, blocks):
+                        entries += run.count
+                        yield record_batch(run, self._schema)
+                    span.set_attribute(names.ENTRIES, entries)
 
 
 def register(spark: SparkSession) -> None:

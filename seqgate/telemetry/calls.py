@@ -75,7 +75,7 @@ class TracedChannel:
 
     def __init__(self, channel: Any, target: str = "") -> None:
         self._channel = channel
-        self._attributes = _address(target)
+        self._attributes = address_of(target)
 
     def unary_unary(self, method: str, *more: Any, **named: Any) -> Callable[..., Any]:
         """See aio.Channel."""
@@ -132,7 +132,8 @@ class TracedChannel:
         return getattr(self._channel, name)
 
 
-def _address(target: str) -> dict[str, str | int]:
+def address_of(target: str) -> dict[str, str | int]:
+    """What the span of a call says of host:port."""
     host, _, port = target.rpartition("/")[2].rpartition(":")
     if not (host and port.isdecimal()):
         return {}

@@ -7,15 +7,17 @@
     asked     what a message on a stream asks for, by the context that it carries
     own       what nobody asked for: a trace of its own
     apart     what outlives whoever begins it, as a stream does: below nothing
+    joined    what is done for another process, which has handed its context on
+    command   what a process was started for
 
 A stream has one span for as long as it lasts. What a message on it asks for is not below that, or
 one trace would grow without end: it is below what the message carries, or is not recorded.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Final, ParamSpec, Protocol, TypeVar
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -33,7 +35,10 @@ from opentelemetry.trace import (
 from opentelemetry.util.types import AttributeValue
 
 from seqgate.telemetry import names
-from seqgate.telemetry.propagation import TRACEPARENT, TRACESTATE, extract, inject
+from seqgate.telemetry.propagation import FIELDS, TRACEPARENT, TRACESTATE, extract, inject
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _TRACER: Final = trace.get_tracer("seqgate")
 
@@ -65,16 +70,16 @@ def carrier() -> dict[str, str]:
     return into
 
 
-@contextmanager
+_NOTHING: Final = nullcontext(INVALID_SPAN)
+
+
 def part(
     name: str, attributes: Attributes | None = None, kind: SpanKind = SpanKind.INTERNAL
-) -> Iterator[Span]:
+) -> AbstractContextManager[Span]:
     """A step of what is being done: below the current span, if that is recorded."""
     if not trace.get_current_span().is_recording():
-        yield INVALID_SPAN
-        return
-    with within(_TRACER.start_span(name, kind=kind, attributes=attributes)) as span:
-        yield span
+        return _NOTHING
+    return within(_TRACER.start_span(name, kind=kind, attributes=attributes))
 
 
 def database(system: str, operation: str, target: str = "") -> AbstractContextManager[Span]:
@@ -85,6 +90,8 @@ def database(system: str, operation: str, target: str = "") -> AbstractContextMa
         operation: what the database calls it.
         target: on what; empty: that says nothing.
     """
+    if not trace.get_current_span().is_recording():
+        return _NOTHING
     attributes = {names.DB_SYSTEM_NAME: system, names.DB_OPERATION_NAME: operation}
     return part(f"{operation} {target}".rstrip(), attributes, SpanKind.CLIENT)
 
@@ -179,6 +186,65 @@ def apart() -> AbstractContextManager[Span]:
     return within(INVALID_SPAN)
 
 
+def handed_on() -> dict[str, str]:
+    """The context of the current span, for `joined` in another process. It is there as well if the
+    span is not recorded: then nothing is there either."""
+    into: dict[str, str] = {}
+    inject(trace.get_current_span().get_span_context(), into)
+    return into
+
+
+@contextmanager
+def joined(
+    name: str, handed: Mapping[str, str], attributes: Attributes | None = None
+) -> Iterator[Span]:
+    """What is done for another process.
+
+    Args:
+        name: of the span.
+        handed: made of the other side's `handed_on()`; what is not recorded there, or if it is
+            empty, is not recorded here.
+        attributes: of the span.
+    """
+    context = extract(handed)
+    span: Span = NonRecordingSpan(context)
+    if context.trace_flags.sampled:
+        span = _TRACER.start_span(name, below(context), attributes=attributes)
+    with within(span):
+        yield span
+
+
+def environment() -> dict[str, str]:
+    """The context of the current span, for the variables of a process that this one starts, by the
+    W3C's environment carrier: TRACEPARENT, TRACESTATE."""
+    return {name.upper(): value for name, value in handed_on().items()}
+
+
+def command(name: str, variables: Mapping[str, str]) -> AbstractContextManager[Span]:
+    """What a process was started for: below what its variables carry, or a trace of its own.
+
+    Args:
+        name: of the span.
+        variables: those of the process, as made of another one's `environment()`.
+    """
+    handed = {each: variables.get(each.upper(), "") for each in FIELDS}
+    return joined(name, handed) if extract(handed).is_valid else own(name)
+
+
+def threaded(work: Callable[P, T]) -> Callable[P, T]:
+    """The same work for another thread: what is current here is current there."""
+    here = otel_context.get_current()
+
+    def there(*args: P.args, **named: P.kwargs) -> T:
+        token = otel_context.attach(here)
+        try:
+            return work(*args, **named)
+        finally:
+            otel_context.detach(token)
+
+    return there
+
+
 @contextmanager
 def within(span: Span) -> Iterator[Span]:
     """Make a span the current one, and end it on the way out, with what fails."""
@@ -197,9 +263,9 @@ def within(span: Span) -> Iterator[Span]:
 
 
 def fail(span: Span, reason: str, message: str = "") -> None:
-    """What a span is about has failed."""
+    """What a span is about has failed. Of the message it has the first line."""
     span.set_attribute(names.ERROR_TYPE, reason)
-    span.set_status(Status(StatusCode.ERROR, message or reason))
+    span.set_status(Status(StatusCode.ERROR, message.partition("\n")[0] or reason))
 
 
 def below(context: SpanContext) -> Context:

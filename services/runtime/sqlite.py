@@ -17,6 +17,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import apsw
 
+from seqgate.telemetry import names, spans
 from services.errors import DomainError, StoreFull, StoreUnavailable
 
 T = TypeVar("T")
@@ -58,8 +59,9 @@ class Connections:
             StoreUnavailable: it may have been done.
         """
         done: asyncio.Future[T] = self._loop.create_future()
-        self._queue.put(_Task(work, done))  # type: ignore[arg-type]
-        return await asyncio.shield(done)
+        with spans.database(names.SQLITE, names.COMMIT):
+            self._queue.put(_Task(work, done))  # type: ignore[arg-type]
+            return await asyncio.shield(done)
 
     async def read(self, work: Work[T]) -> T:
         """Do this on a reader's connection, in one transaction.
@@ -67,7 +69,8 @@ class Connections:
         Raises:
             StoreUnavailable: SQLite failed.
         """
-        return await self._loop.run_in_executor(self._readers, self._read, work)
+        with spans.database(names.SQLITE, names.SELECT):
+            return await self._loop.run_in_executor(self._readers, self._read, work)
 
     def _read(self, work: Work[T]) -> T:
         try:

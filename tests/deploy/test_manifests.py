@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from seqgate.cli._settings import FILES
+from seqgate.spark._traced import executor_settings
 from seqgate.telemetry.setup import FLUSH_TIMEOUT_S
 from services.dedup.redis_url import parse_redis_url
 from services.runtime.access import Access, Role
@@ -444,6 +445,29 @@ def test_executors_show_what_the_driver_shows(tmp_path: Path) -> None:
     assert application["spec"]["image"] == driver.container["image"]
     (secret,) = (each["secret"] for each in application["spec"]["volumes"] if "secret" in each)
     assert secret["secretName"] == mounted["secret"]["secretName"]
+
+
+def test_jobs_and_the_toolbox_record_what_the_services_record(tmp_path: Path) -> None:
+    chosen = ("insecure", "tracing", "toolbox", "rebuild-now")
+    manifests = Manifests(read(render(kustomization(tmp_path / "traced", chosen))))
+    asked_for = {
+        workload.component: otel_variables(workload)
+        for workload in manifests.workloads()
+        if workload.component in {*SERVICES, "rebuild", "toolbox"}
+    }
+    assert asked_for["ledger"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://seqgate-collector:4317"
+    assert asked_for == dict.fromkeys((*SERVICES, "rebuild", "toolbox"), asked_for["ledger"])
+    passed_on = executor_settings(asked_for["rebuild"] | {"SEQGATE_LEDGER": "elsewhere"})
+    assert passed_on == {
+        f"spark.executorEnv.{name}": value for name, value in asked_for["rebuild"].items()
+    }
+
+
+def otel_variables(workload: Workload) -> dict[str, str]:
+    """What a workload is told about recording."""
+    return {
+        name: each.value for name, each in workload.variables().items() if name.startswith("OTEL_")
+    }
 
 
 def test_templates_of_executors_differ_by_the_certificate_alone() -> None:

@@ -1,6 +1,7 @@
 """Spans of what is done beyond calls."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from opentelemetry import trace
@@ -129,3 +130,55 @@ def test_what_fails_says_so(recorded: Recorded) -> None:
     assert full.status.status_code is StatusCode.ERROR
     assert (given_up.attributes or {})[names.ERROR_TYPE] == "CANCELLED"
     assert not trace.get_current_span().is_recording()
+
+
+def test_what_another_process_does_is_below_what_has_handed_it_on(recorded: Recorded) -> None:
+    with recorded.tracer.start_as_current_span("asking") as asking:
+        handed = spans.handed_on()
+    with recorded.tracer.start_as_current_span("else"), spans.joined("joined", handed, {"a": 1}):
+        pass
+    joined = recorded.one("joined")
+    assert joined.kind is SpanKind.INTERNAL
+    assert joined.parent is not None
+    assert joined.parent.span_id == asking.get_span_context().span_id
+
+
+def test_what_is_not_recorded_is_not_recorded_by_who_it_is_handed_to(recorded: Recorded) -> None:
+    off = {"traceparent": f"00-{1:032x}-{1:016x}-00"}
+    with spans.joined("joined", off), spans.part("part"):
+        assert spans.handed_on() == off
+    with recorded.tracer.start_as_current_span("else"), spans.joined("nobody's", {}):
+        assert spans.handed_on() == {}
+    assert [span.name for span in recorded.spans] == ["else"]
+
+
+def test_a_process_is_below_who_started_it(recorded: Recorded) -> None:
+    with spans.command("first", {"TRACEPARENT": "damaged"}) as first:
+        variables = spans.environment()
+        assert list(variables) == ["TRACEPARENT"]
+    with spans.command("second", {**variables, "PATH": "/bin"}):
+        pass
+    assert recorded.one("first").parent is None
+    parent = recorded.one("second").parent
+    assert parent is not None
+    assert parent.span_id == first.get_span_context().span_id
+
+
+def test_work_for_another_thread_has_the_span_of_who_asked_for_it(recorded: Recorded) -> None:
+    def work() -> None:
+        with spans.part("part"):
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        with recorded.tracer.start_as_current_span("whole") as whole:
+            pool.submit(spans.threaded(work)).result()
+        pool.submit(work).result()
+    parent = recorded.one("part").parent
+    assert parent is not None
+    assert parent.span_id == whole.get_span_context().span_id
+
+
+def test_a_failure_says_its_first_line(recorded: Recorded) -> None:
+    with pytest.raises(ValueError, match="first"), spans.own("whole"):
+        raise ValueError("first\n  at java.lang.Thread")
+    assert recorded.one("whole").status.description == "first"

@@ -20,17 +20,27 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet
+from opentelemetry import trace
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
-from seqgate.cli._failure import INTERRUPTED, REFUSED, WRONG, InvalidSettings, exit_code
+from seqgate.cli._failure import (
+    INTERRUPTED,
+    REFUSED,
+    WRONG,
+    InvalidSettings,
+    exit_code,
+    reason_of,
+)
 from seqgate.cli._settings import resolve
 from seqgate.errors import SeqgateError
 from seqgate.spark import local_session
 from seqgate.spark._columns import connected
 from seqgate.spark._partitions import list_topics
+from seqgate.spark._traced import executor_settings, job
+from seqgate.telemetry import spans
 from tools.audit.scan import FOUND, TOTALS, Audited, Logs, audit
 
 TIMEOUT_S: Final = 60
@@ -54,16 +64,21 @@ def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = No
     try:
         settings = resolve(os.environ, ledger=given.ledger)
         logs = Logs(settings.ledger.value, ",".join(given.topics or ["*"]), given.timeout)
-        with connected(logs.ledger) as stub:  # what is wrong at first sight needs no Spark
+        with (
+            spans.part("list"),
+            connected(logs.ledger) as stub,
+        ):  # what is wrong at first sight needs no Spark
             list_topics(stub, given.topics, logs.timeout_s)
-        audited = audit(spark or local_session("seqgate audit"), logs)
+        audited = audit(spark or session(), logs)
     except InvalidSettings as error:
         sys.stderr.write(f"{error}\n")
         return WRONG
     except SeqgateError as error:
         sys.stderr.write(f"{error}\n")
+        spans.fail(trace.get_current_span(), reason_of(error), str(error))
         return exit_code(error)
     except PySparkException as error:
+        spans.fail(trace.get_current_span(), "SPARK_JOB_FAILED", str(error))
         sys.stderr.write(f"nothing is proven, since a log cannot be read: {error}\n")
         return REFUSED
     except KeyboardInterrupt:
@@ -75,6 +90,11 @@ def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = No
     else:
         _print(audited)
     return REFUSED if audited.found else 0
+
+
+def session() -> SparkSession:
+    """The audit's own."""
+    return local_session("seqgate audit", **executor_settings(os.environ))
 
 
 def _write(folder: Path, audited: Audited) -> None:
@@ -156,4 +176,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(job("seqgate-audit", "audit", main))

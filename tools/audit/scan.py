@@ -1,6 +1,6 @@
 """The two passes over the logs, with Spark."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +14,8 @@ from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.spark import register
 from seqgate.spark._columns import Range, open_channel, read_blocks, runs_of
 from seqgate.spark._partitions import just_before
+from seqgate.spark._traced import in_task
+from seqgate.telemetry import names, spans
 from seqgate.types import Position
 from tools.audit.proof import Finding, Integers, Kind, Line, Row, findings
 
@@ -73,13 +75,17 @@ class Audited(NamedTuple):
 def audit(spark: SparkSession, logs: Logs) -> Audited:
     """Read the logs, and what stands out a second time."""
     register(spark)
-    entries = _entries(spark, logs)
-    rows = (
-        entries.repartition("topic", "producer")
-        .sortWithinPartitions("topic", "producer", "ledger_id", "entry_id")
-        .mapInArrow(scanned, from_arrow_schema(TOTALS))
-        .collect()
-    )
+    with spans.part("spark scan") as span:
+        rows = (
+            _entries(spark, logs)
+            .repartition("topic", "producer")
+            .sortWithinPartitions("topic", "producer", "ledger_id", "entry_id")
+            .mapInArrow(scanned, from_arrow_schema(TOTALS))
+            .collect()
+        )
+        span.set_attribute(names.ENTRIES, sum(row.entries for row in rows))
+        span.set_attribute(names.PRODUCERS, sum(row.producers for row in rows))
+        span.set_attribute(names.TOPICS, len({row.topic for row in rows}))
     totals: dict[str, dict[str, Any]] = {}
     for row in rows:
         of = totals.setdefault(
@@ -96,13 +102,15 @@ def audit(spark: SparkSession, logs: Logs) -> Audited:
         close = Logs(
             logs.ledger, ",".join(sorted({topic for topic, _ in suspects})), logs.timeout_s
         )
-        for row in (
-            _entries(spark, close)
-            .join(f.broadcast(wanted), ["topic", "producer"])
-            .groupBy("topic", "producer")
-            .applyInArrow(looker(logs), from_arrow_schema(FOUND))
-            .collect()
-        ):
+        with spans.part("spark look", {names.PRODUCERS: len(suspects)}):
+            looked = (
+                _entries(spark, close)
+                .join(f.broadcast(wanted), ["topic", "producer"])
+                .groupBy("topic", "producer")
+                .applyInArrow(looker(logs, spans.handed_on()), from_arrow_schema(FOUND))
+                .collect()
+            )
+        for row in looked:
             if row.kind is None:
                 untold += row.ids
             else:
@@ -117,6 +125,7 @@ def _entries(spark: SparkSession, logs: Logs) -> DataFrame:
         .option("ledger", logs.ledger)
         .option("topics", logs.topics)
         .option("timeout", str(logs.timeout_s))
+        .options(**spans.handed_on())
         .schema(SCHEMA)
         .load()
         .where("not marker")
@@ -241,7 +250,7 @@ def _codes(column: pa.Array) -> Integers:
 # ---- the second pass
 
 
-def looker(logs: Logs) -> Callable[[pa.Table], pa.Table]:
+def looker(logs: Logs, handed: Mapping[str, str]) -> Callable[[pa.Table], pa.Table]:
     """What is wrong with one producer's entries: FOUND, with a row without kind that counts the
     findings that are left out."""
 
@@ -256,7 +265,9 @@ def looker(logs: Logs) -> Callable[[pa.Table], pa.Table]:
         if not opened:
             opened.append(LedgerServiceStub(open_channel(logs.ledger)))  # type: ignore[call-overload]
         stub = opened[0]
-        wrong = findings(rows, lambda row: ids_of(stub, logs, topic, row.position))
+        about = {names.TOPIC: topic, names.PRODUCER_NAME: producer, names.ENTRIES: len(rows)}
+        with in_task(handed), spans.joined(f"look {topic}", handed, about):
+            wrong = findings(rows, lambda row: ids_of(stub, logs, topic, row.position))
         told = [
             {"topic": topic, "producer": producer, **_fields(each)} for each in wrong[:FINDINGS_MAX]
         ]

@@ -16,13 +16,23 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Final
 
+from opentelemetry import trace
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from seqgate.cli._failure import INTERRUPTED, REFUSED, WRONG, InvalidSettings, exit_code
+from seqgate.cli._failure import (
+    INTERRUPTED,
+    REFUSED,
+    WRONG,
+    InvalidSettings,
+    exit_code,
+    reason_of,
+)
 from seqgate.cli._settings import resolve
 from seqgate.errors import SeqgateError
 from seqgate.spark import local_session
+from seqgate.spark._traced import executor_settings, job
+from seqgate.telemetry import names, spans
 from tools.rebuild.loading import RESULTS, Job, Result, reducer
 from tools.rebuild.plan import (
     TASKS_PER_CORE,
@@ -70,6 +80,7 @@ def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = No
             return _run(given, services, screen, spark)
     except SeqgateError as error:
         sys.stderr.write(f"{error}\n")
+        spans.fail(trace.get_current_span(), reason_of(error), str(error))
         return exit_code(error)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -78,8 +89,9 @@ def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = No
 def _run(
     given: argparse.Namespace, services: Services, screen: Screen, spark: SparkSession | None
 ) -> int:
-    with Stubs(services) as stubs:
+    with spans.part("plan") as span, Stubs(services) as stubs:
         found = list(plans(stubs, given.topics, given.source, comparing=given.diff))
+        span.set_attribute(names.TOPICS, len(found))
     topics = [each for each in found if isinstance(each, TopicPlan)]
     untouched = [each for each in found if isinstance(each, Untouched)]
     for left in untouched:
@@ -91,7 +103,7 @@ def _run(
     else:
         screen.begin(len(topics))
         if topics:
-            spark = spark or local_session("seqgate rebuild")
+            spark = spark or local_session("seqgate rebuild", **executor_settings(os.environ))
             cores = spark.sparkContext.defaultParallelism
             for wave_results in _rebuilt(
                 spark, waves(topics, given.entries_per_wave, cores), given, services
@@ -109,7 +121,8 @@ def _rebuilt(
     """What became of each wave, as they end."""
     pool = ThreadPoolExecutor(WAVES_AT_A_TIME)
     try:
-        pending = {pool.submit(_wave, spark, wave, given, services): wave for wave in todo}
+        rebuild = spans.threaded(_wave)
+        pending = {pool.submit(rebuild, spark, wave, given, services): wave for wave in todo}
         for future in as_completed(pending):
             try:
                 yield future.result()
@@ -136,17 +149,28 @@ def _gist(message: str) -> str:
 def _wave(
     spark: SparkSession, wave: Wave, given: argparse.Namespace, services: Services
 ) -> list[Result]:
-    job = Job(
-        services,
-        given.source,
-        {each.topic: each for each in wave.topics},
-        given.diff,
-        given.replace,
-    )
-    reading = Reading(services.ledger, services.timeout_s, given.skip_corrupt, wave.tasks)
-    tasks = spark.sparkContext.defaultParallelism * TASKS_PER_CORE
-    rows = reduced(frame(spark, reading), reducer(job), RESULTS, tasks).collect()
-    return sorted(Result.from_json(row.result) for row in rows)
+    about = {
+        names.TOPICS: len(wave.topics),
+        names.ENTRIES: wave.entries,
+        names.PARTITIONS: len(wave.tasks),
+    }
+    with spans.part("spark fold", about) as span:
+        handed = spans.handed_on()
+        work = Job(
+            services,
+            given.source,
+            {each.topic: each for each in wave.topics},
+            given.diff,
+            given.replace,
+            handed,
+        )
+        timeout_s, skip_corrupt = services.timeout_s, given.skip_corrupt
+        reading = Reading(services.ledger, timeout_s, skip_corrupt, wave.tasks, handed)
+        tasks = spark.sparkContext.defaultParallelism * TASKS_PER_CORE
+        rows = reduced(frame(spark, reading), reducer(work), RESULTS, tasks, handed).collect()
+        results = sorted(Result.from_json(row.result) for row in rows)
+        span.set_attribute(names.PRODUCERS, sum(each.producers for each in results))
+    return results
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -205,4 +229,4 @@ def _positive(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(job("seqgate-rebuild", "rebuild", main))

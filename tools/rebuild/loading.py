@@ -16,6 +16,7 @@ from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.errors import SeqgateError
 from seqgate.spark._columns import Range, asked, read_blocks, runs_of, to_position
 from seqgate.spark._partitions import position_of
+from seqgate.telemetry import names, spans
 from seqgate.types import Chunk, Position
 from services.dedup.core.fold import Partial
 from services.dedup.core.sequence import NEVER, Marks
@@ -45,6 +46,7 @@ class Job(NamedTuple):
     topics: Mapping[str, TopicPlan]
     comparing: bool
     replace: bool
+    handed: Mapping[str, str]
 
 
 class Difference(NamedTuple):
@@ -116,7 +118,12 @@ def reducer(job: Job) -> Callable[[pa.Table], pa.Table]:
         started = time.monotonic()
         if not opened:
             opened.append(Stubs(job.services))
-        result = finished(opened[0], job, job.topics[topic], rows)
+        does = "compare" if job.comparing else "load"
+        with spans.joined(f"{does} {topic}", job.handed, {names.TOPIC: topic}) as span:
+            result = finished(opened[0], job, job.topics[topic], rows)
+            span.set_attributes({names.ENTRIES: result.entries, names.PRODUCERS: result.producers})
+            if result.outcome == "failed":
+                spans.fail(span, result.reason, result.message)
         result = result._replace(seconds=round(time.monotonic() - started, 3))
         return pa.Table.from_pylist([{"topic": topic, "result": result.to_json()}], RESULTS)
 

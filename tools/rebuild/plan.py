@@ -21,6 +21,7 @@ from seqgate.spark._partitions import (
     position_of,
     ranges_of,
 )
+from seqgate.telemetry import spans
 from seqgate.types import DEDUP_CURSOR, Position
 from services.dedup.core.snapshot import Snapshot, UnreadableSnapshot, decode
 from tools.rebuild.source import Part
@@ -130,7 +131,7 @@ def plans(
             return Untouched(topic.name, f"{error.reason}: {error}", failed=True)
 
     with ThreadPoolExecutor(CALLS_AT_A_TIME) as pool:
-        yield from (each for each in pool.map(plan, topics) if each is not None)
+        yield from (each for each in pool.map(spans.threaded(plan), topics) if each is not None)
 
 
 def _plan(

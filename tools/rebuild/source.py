@@ -1,7 +1,7 @@
 """A wave: each task reads its ranges and folds them; then each topic's parts come together."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -11,6 +11,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from seqgate.errors import SeqgateError
 from seqgate.spark._columns import Range, connected, read_blocks, runs_of
+from seqgate.spark._traced import in_task
+from seqgate.telemetry import names, spans
 from seqgate.types import Position
 from tools.rebuild.folding import PARTIALS, ProducerFold, tally
 
@@ -30,6 +32,7 @@ class Reading(NamedTuple):
     timeout_s: float
     skip_corrupt: bool
     tasks: list[list[Part]]
+    handed: Mapping[str, str] = {}
 
 
 def frame(spark: SparkSession, reading: Reading) -> DataFrame:
@@ -37,7 +40,7 @@ def frame(spark: SparkSession, reading: Reading) -> DataFrame:
     starts a Python process to plan each wave.)"""
 
     def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with connected(reading.ledger) as stub:
+        with in_task(reading.handed), connected(reading.ledger) as stub:
             for batch in numbers:
                 for number in batch.column("id").to_pylist():
                     for part in reading.tasks[number]:
@@ -48,14 +51,19 @@ def frame(spark: SparkSession, reading: Reading) -> DataFrame:
 
 
 def reduced(
-    rows: DataFrame, make: Callable[[pa.Table], pa.Table], schema: pa.Schema, tasks: int
+    rows: DataFrame,
+    make: Callable[[pa.Table], pa.Table],
+    schema: pa.Schema,
+    tasks: int,
+    handed: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """What `make` makes of the rows of each topic. (groupBy and applyInArrow do the same, and take
     a third more of the machine.)"""
 
     def reduce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for topic_rows in by_topic(batches):
-            yield from make(topic_rows).to_batches()
+        with in_task(handed or {}):
+            for topic_rows in by_topic(batches):
+                yield from make(topic_rows).to_batches()
 
     sorted_rows = rows.repartition(tasks, "topic").sortWithinPartitions("topic")
     return sorted_rows.mapInArrow(reduce, from_arrow_schema(schema))
@@ -87,7 +95,10 @@ def folded(stub: Any, part: Part, reading: Reading) -> Iterator[pa.RecordBatch]:
     skipped, failure = 0, None
     try:
         if part.range is not None:
-            skipped = _fold(fold, stub, part.range, reading)
+            about = {names.TOPIC: part.topic}
+            with spans.joined(f"read {part.topic}", reading.handed, about) as span:
+                skipped = _fold(fold, stub, part.range, reading)
+                span.set_attribute(names.ENTRIES, fold.count)
         yield fold.rows(part.topic, part.number)
     except SeqgateError as error:
         details = {"topic": part.topic, **error.details}

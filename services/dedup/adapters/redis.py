@@ -19,6 +19,7 @@ import msgpack
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from seqgate.telemetry import names, spans
 from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position, TopicName
 from services.dedup.adapters.cluster import ClusterRedis
 from services.dedup.adapters.keys import (
@@ -100,17 +101,23 @@ class Script:
 
     def __init__(self, redis: Any, name: str) -> None:
         self._redis = redis
+        self._name = name
         self._text = script_text(name)
         self._digest = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
 
     async def __call__(self, topic: TopicName, *args: str | bytes) -> Any:
         """Run it on a topic. A server that does not know it has run nothing, and is given the whole
-        text, in the same way as any command: a cluster's other nodes are not asked for that."""
+        text, in the same way as any command: a cluster's other nodes are not asked for that.
+
+        Raises:
+            StateUnavailable: nobody knows whether it ran.
+        """
         key = topic_key(topic)
-        try:
-            return await self._redis.execute_command("EVALSHA", self._digest, 1, key, *args)
-        except NoScriptError:
-            return await self._redis.execute_command("EVAL", self._text, 1, key, *args)
+        with _asking("EVALSHA", self._name):
+            try:
+                return await self._redis.execute_command("EVALSHA", self._digest, 1, key, *args)
+            except NoScriptError:
+                return await self._redis.execute_command("EVAL", self._text, 1, key, *args)
 
 
 def _random_leap() -> int:
@@ -134,7 +141,7 @@ class RedisStateStore:
         self._keep = Script(redis, "keep")
         self._forget = Script(redis, "forget")
         self._forget_topic = Script(redis, "forget_topic")
-        self._summary = script_text("summary")
+        self._summary = Script(redis, "summary")
         self._leap = leap
         self._clock_ms = 0
         self._clock_read_at = float("-inf")
@@ -186,14 +193,10 @@ class RedisStateStore:
         return Applied(*reply[1:]) if reply[0] == "applied" else _gate(reply)
 
     async def keep(self, topic: TopicName, producers: Sequence[str], now_ms: int) -> None:
-        with _translated():
-            await self._keep(topic, _pack([now_ms, list(producers)]))
+        await self._keep(topic, _pack([now_ms, list(producers)]))
 
     async def producer(self, topic: TopicName, name: str) -> Tracked | None:
-        with _translated():
-            meta, value = await self._redis.execute_command(
-                "HMGET", topic_key(topic), META, PRODUCER + name.encode()
-            )
+        meta, value = await self._command("HMGET", topic_key(topic), META, PRODUCER + name.encode())
         if meta is None or value is None:
             return None
         return decode_producer(value.decode(), _unpack(meta)["term"])
@@ -202,13 +205,10 @@ class RedisStateStore:
         if not _CURSOR.fullmatch(token) or int(token or 0) >= 2**64:
             raise InvalidPage("no page has this token", field="page_token")
         key = topic_key(topic)
-        with _translated():
-            meta = await self._redis.execute_command("HGET", key, META)
-            if meta is None:
-                return Page([], "")
-            cursor, fields = await self._redis.execute_command(
-                "HSCAN", key, int(token or 0), "COUNT", size
-            )
+        meta = await self._command("HGET", key, META)
+        if meta is None:
+            return Page([], "")
+        cursor, fields = await self._command("HSCAN", key, int(token or 0), "COUNT", size)
         term = _unpack(meta)["term"]
         listed = [
             (field.removeprefix(PRODUCER).decode(), decode_producer(value.decode(), term))
@@ -218,10 +218,7 @@ class RedisStateStore:
         return Page(listed, str(cursor) if cursor else "")
 
     async def summary(self, topic: TopicName) -> Summary | None:
-        with _translated():
-            meta, fields = await self._redis.execute_command(
-                "EVAL", self._summary, 1, topic_key(topic)
-            )
+        meta, fields = await self._summary(topic)
         if meta is None:
             return None
         state = _unpack(meta)
@@ -237,10 +234,7 @@ class RedisStateStore:
         )
 
     async def freeze(self, topic: TopicName) -> Frozen | None:
-        with _translated():
-            fields: dict[bytes, bytes] = await self._redis.execute_command(
-                "HGETALL", topic_key(topic)
-            )
+        fields: dict[bytes, bytes] = await self._command("HGETALL", topic_key(topic))
         meta = fields.pop(META, None)
         if meta is None:
             return None
@@ -265,8 +259,7 @@ class RedisStateStore:
                 saved.taken_ms,
             ]
         )
-        with _translated():
-            await self._note_saved(topic, packed)
+        await self._note_saved(topic, packed)
 
     async def load(
         self,
@@ -304,26 +297,23 @@ class RedisStateStore:
         purge: Sequence[tuple[str, int]],
         evict: Sequence[tuple[str, int]],
     ) -> int:
-        with _translated():
-            dropped: int = await self._forget(topic, _pack([list(purge), list(evict)]))
+        dropped: int = await self._forget(topic, _pack([list(purge), list(evict)]))
         return dropped
 
     async def forget_topic(self, topic: TopicName, incarnation: int | None) -> None:
         newest = SEQUENCE_ID_MAX if incarnation is None else incarnation
-        with _translated():
-            await self._forget_topic(topic, encode_id(newest))
+        await self._forget_topic(topic, encode_id(newest))
 
     async def topics(self) -> AsyncIterator[TopicName]:
-        with _translated():
+        with _translated():  # and no span: it would be current for who walks
             async for key in self._redis.scan_iter(match=f"{PREFIX}*{SUFFIX}", count=1000):
                 yield topic_of(key.decode())
 
     async def policy_token(self) -> str:
-        with _translated():
-            token = await self._redis.execute_command("GET", POLICIES)
-            if token is None:
-                await self._redis.execute_command("SET", POLICIES, secrets.token_hex(16), "NX")
-                token = await self._redis.execute_command("GET", POLICIES)
+        token = await self._command("GET", POLICIES)
+        if token is None:
+            await self._command("SET", POLICIES, secrets.token_hex(16), "NX")
+            token = await self._command("GET", POLICIES)
         if token is None:
             raise StateUnavailable(
                 "the deduplication state forgets at once", retry_after_s=RETRY_AFTER_S
@@ -331,13 +321,12 @@ class RedisStateStore:
         return str(token, "ascii", "replace")
 
     async def set_policy_token(self, token: str) -> None:
-        with _translated():
-            await self._redis.execute_command("SET", POLICIES, token)
+        await self._command("SET", POLICIES, token)
 
     async def now_ms(self) -> int:
         elapsed_s = time.monotonic() - self._clock_read_at
         if elapsed_s > CLOCK_AGE_MAX_S:
-            with _translated():
+            with _asking("TIME"):
                 seconds, microseconds = await self._redis.time()
             self._clock_ms = seconds * 1000 + microseconds // 1000
             self._clock_read_at = time.monotonic()
@@ -345,7 +334,7 @@ class RedisStateStore:
         return self._clock_ms + int(elapsed_s * 1000)
 
     async def check(self) -> None:
-        with _translated():
+        with _asking("PING"):
             await self._redis.ping()
 
     def _call(self, writer: Writer, confirmation: Confirmation | None) -> dict[str, Any]:
@@ -357,9 +346,12 @@ class RedisStateStore:
             "confirmation": False if confirmation is None else _confirmation(confirmation),
         }
 
+    async def _command(self, *args: Any) -> Any:
+        with _asking(args[0]):
+            return await self._redis.execute_command(*args)
+
     async def _run(self, script: Script, topic: TopicName, call: dict[str, Any]) -> list[Any]:
-        with _translated():
-            packed: bytes = await script(topic, _pack(call))
+        packed: bytes = await script(topic, _pack(call))
         reply: list[Any] = _unpack(packed)
         return reply
 
@@ -425,6 +417,13 @@ def _pack(value: object) -> bytes:
 
 def _unpack(packed: bytes) -> Any:
     return msgpack.unpackb(packed)
+
+
+@contextmanager
+def _asking(command: str, script: str = "") -> Iterator[None]:
+    """What Redis is asked, as a step of what is being done. No key and no value is said."""
+    with spans.database(names.REDIS, command, script), _translated():
+        yield
 
 
 @contextmanager

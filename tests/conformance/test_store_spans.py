@@ -1,0 +1,181 @@
+"""What stores ask of their databases, as spans of what is being done."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+
+import apsw
+import pytest
+import pytest_asyncio
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import SpanKind, StatusCode
+
+from seqgate.telemetry import names, spans
+from seqgate.types import Position, TopicName
+from services.dedup.adapters.connect import connect_redis
+from services.dedup.adapters.redis import RedisStateStore
+from services.dedup.core.sequence import Claim
+from services.dedup.core.topic import Confirmation, ProducerClaims, Writer
+from services.dedup.ports import StateUnavailable
+from services.errors import StoreFull, StoreUnavailable
+from services.runtime.sqlite import Connections, connections
+from tests.support.recorded import Recorded
+from tests.support.redis_groups import Cluster
+from tests.support.redis_server import RedisServer
+from tools.stack.ports import free_ports
+
+TOPIC = TopicName.parse("secret-tenant/spans/topic")
+END = Position(1, 0)
+WRITER = Writer(1, 1, END)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    recorded = Recorded(ALWAYS_ON)
+    monkeypatch.setattr(spans, "_TRACER", recorded.tracer)
+    return recorded
+
+
+@pytest.fixture(params=["redis", "cluster"])
+def group(request: pytest.FixtureRequest) -> Iterator[RedisServer | Cluster]:
+    group: RedisServer | Cluster = request.getfixturevalue(request.param)
+    group.flush()
+    yield group
+    group.flush()
+
+
+@pytest_asyncio.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Connections]:
+    def prepare(connection: apsw.Connection) -> None:
+        connection.execute("CREATE TABLE t (n INTEGER)")
+
+    async with connections(tmp_path / "db", readers=1, prepare=prepare) as opened:
+        yield opened
+
+
+def insert(connection: apsw.Connection) -> None:
+    connection.execute("INSERT INTO t VALUES (1)")
+
+
+def count(connection: apsw.Connection) -> int:
+    ((counted,),) = connection.execute("SELECT count(*) FROM t")
+    assert isinstance(counted, int)
+    return counted
+
+
+def below(recorded: Recorded, whole: str) -> list[ReadableSpan]:
+    """The children of a span; there are no others."""
+    children = [span for span in recorded.spans if span.name != whole]
+    parent = recorded.one(whole).context
+    assert all(each.parent == parent for each in children)
+    assert all(each.kind is SpanKind.CLIENT for each in children)
+    return children
+
+
+def said(span: ReadableSpan) -> Mapping[str, object]:
+    return dict(span.attributes or {})
+
+
+# ---- Redis
+
+
+async def calls(store: RedisStateStore) -> None:
+    """Some commands and scripts."""
+    await store.confirm(TOPIC, WRITER, Confirmation(None, END, (), 1))
+    claims = [ProducerClaims("secret-producer", (Claim(7, 7, None),))]
+    await store.admit(TOPIC, WRITER, None, claims, now_ms=1, max_producers=9)
+    await store.producer(TOPIC, "secret-producer")
+    await store.producers(TOPIC, size=10, token="")
+    await store.summary(TOPIC)
+    await store.now_ms()
+    await store.now_ms()
+    assert [each async for each in store.topics()] == [TOPIC]
+
+
+async def test_each_command_is_a_span_that_says_no_key_and_no_value(
+    group: RedisServer | Cluster, recorded: Recorded
+) -> None:
+    async with connect_redis(group.url, timeout_s=30, connections_max=8) as client:
+        with recorded.tracer.start_as_current_span("whole"):
+            await calls(RedisStateStore(client))
+    commands = below(recorded, "whole")
+    assert [each.name for each in commands] == [
+        "EVALSHA confirm",
+        "EVALSHA admit",
+        "HMGET",
+        "HGET",
+        "HSCAN",
+        "EVALSHA summary",
+        "TIME",
+    ]
+    for each in commands:
+        operation = each.name.partition(" ")[0]
+        assert said(each) == {names.DB_SYSTEM_NAME: "redis", names.DB_OPERATION_NAME: operation}
+    assert not any("secret" in each.to_json() for each in recorded.spans)
+
+
+async def test_redis_is_asked_without_spans_where_none_is_current(
+    redis: RedisServer, recorded: Recorded
+) -> None:
+    redis.flush()
+    async with connect_redis(redis.url, timeout_s=30, connections_max=8) as client:
+        await calls(RedisStateStore(client))
+    redis.flush()
+    assert recorded.spans == []
+
+
+async def test_a_redis_that_does_not_answer_fails_its_spans(recorded: Recorded) -> None:
+    (port,) = free_ports(1)
+    async with connect_redis(f"redis://127.0.0.1:{port}", timeout_s=5, connections_max=1) as client:
+        store = RedisStateStore(client)
+        with recorded.tracer.start_as_current_span("whole"):
+            with pytest.raises(StateUnavailable):
+                await store.check()
+            with pytest.raises(StateUnavailable):
+                await store.forget_topic(TOPIC, None)
+    failed = below(recorded, "whole")
+    assert [each.name for each in failed] == ["PING", "EVALSHA forget_topic"]
+    for each in failed:
+        assert said(each)[names.ERROR_TYPE] == StateUnavailable.reason
+        assert each.status.status_code is StatusCode.ERROR
+
+
+# ---- SQLite
+
+
+async def test_a_write_and_a_read_are_spans(database: Connections, recorded: Recorded) -> None:
+    with recorded.tracer.start_as_current_span("whole"):
+        await asyncio.gather(database.write(insert), database.write(insert))
+        assert await database.read(count) == 2
+    children = below(recorded, "whole")
+    assert [each.name for each in children] == ["COMMIT", "COMMIT", "SELECT"]
+    for each in children:
+        assert said(each) == {names.DB_SYSTEM_NAME: "sqlite", names.DB_OPERATION_NAME: each.name}
+
+
+async def test_sqlite_works_without_spans_where_none_is_current(
+    database: Connections, recorded: Recorded
+) -> None:
+    await database.write(insert)
+    assert await database.read(count) == 1
+    assert recorded.spans == []
+
+
+async def test_work_that_is_refused_or_fails_fails_its_span(
+    database: Connections, recorded: Recorded
+) -> None:
+    def refuse(_: apsw.Connection) -> None:
+        raise StoreFull("no room")
+
+    def fail(connection: apsw.Connection) -> None:
+        connection.execute("no sql")
+
+    with recorded.tracer.start_as_current_span("whole"):
+        with pytest.raises(StoreFull):
+            await database.write(refuse)
+        with pytest.raises(StoreUnavailable):
+            await database.read(fail)
+    written, read = below(recorded, "whole")
+    assert said(written)[names.ERROR_TYPE] == StoreFull.reason
+    assert said(read)[names.ERROR_TYPE] == StoreUnavailable.reason
