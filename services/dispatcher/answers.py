@@ -75,7 +75,8 @@ class Answers:
 
     def durable(self, number: int) -> None:
         """Everything is durable up to the Persist of this number."""
-        self._followed.pop(number, None)
+        for each in [each for each in self._followed if each <= number]:
+            del self._followed[each]
         while self._waiting and self._waiting[0].number <= number:
             self._waiting.popleft().give()
 

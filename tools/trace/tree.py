@@ -18,7 +18,8 @@ SHOWN: Final = (
     "seqgate.attempts",
     "error.type",
 )
-"""Attributes that are worth a place in a line."""
+SHOWN_BELOW: Final = "seqgate.verdicts."
+"""Attributes that are worth a place in a line, and those that begin so."""
 
 
 def journey(spans: Iterable[Span], trace_id: str) -> list[str]:
@@ -68,7 +69,9 @@ class _Tree:
 def _line(span: Span, began_ns: int) -> str:
     at_ms, took_ms = (span.start_ns - began_ns) / 1e6, (span.end_ns - span.start_ns) / 1e6
     said: dict[str, Value] = {
-        name: span.attributes[name] for name in SHOWN if name in span.attributes
+        name: value
+        for name, value in sorted(span.attributes.items())
+        if name in SHOWN or name.startswith(SHOWN_BELOW)
     }
     failed = " FAILED" if span.failed else ""
     return f"{span.service}: {span.name} at {at_ms:.1f} ms, {took_ms:.1f} ms{failed}{_some(said)}"
