@@ -243,6 +243,9 @@ class Consuming:
     @contextmanager
     def processing(self, message: Message) -> Iterator[Span]:
         """See Consumer.processing."""
+        if not is_traced():  # or the message's own context would be current, and passed on
+            yield INVALID_SPAN
+            return
         origin = extract(message.properties)
         span = _TRACER.start_span(
             f"{names.PROCESS} {self._topic}",

@@ -258,4 +258,16 @@ def test_a_process_without_a_provider_asks_nobody(monkeypatch: pytest.MonkeyPatc
     batching.begin_batch([message], "p")
     consuming.settling("ack", None, None)  # type: ignore[arg-type]
     assert not message.properties
+    monkeypatch.setattr(_tracing, "_TRACER", trace.ProxyTracer("seqgate.client"))
+    with consuming.processing(followed()):
+        assert trace.get_current_span() is trace.INVALID_SPAN
+    reading = _tracing.Reading("public/default/t")
+    assert not reading.is_on
+    monkeypatch.setattr(_tracing, "_TRACER", Untouchable())
     assert _tracing.is_traced()
+
+
+def followed() -> Message:
+    """A message with the context of somebody who follows it."""
+    publishing = Publishing(TOPIC, is_batching=False)
+    return sent(publishing, outgoing(traceparent=OTHER), batch=False)[0]

@@ -53,8 +53,6 @@ NO_RULES: Final = frozenset({"INVALID_EXPRESSION", "INVALID_CHAIN"})
 class _Moved(Exception):
     """The stream is over; what was asked was not answered. Another one may be better."""
 
-    reason = "MOVED"
-
 
 class _Nonsense(Exception):
     """What was answered is no answer to what was asked: the service is another version, or broken.
