@@ -2,6 +2,7 @@
 calls and messages of their own to follow.
 
     calls         spans for gRPC calls, on both sides
+    blocking      the same for who calls from threads
     propagation   a trace's context in a message's properties
     spans         for what is done beyond calls
     setup         where a process's spans go, by OTEL_*

@@ -59,9 +59,8 @@ class Connections:
             StoreUnavailable: it may have been done.
         """
         done: asyncio.Future[T] = self._loop.create_future()
-        with spans.database(names.SQLITE, names.COMMIT):
-            self._queue.put(_Task(work, done))  # type: ignore[arg-type]
-            return await asyncio.shield(done)
+        self._queue.put(_Task(work, done))  # type: ignore[arg-type]
+        return await _recorded(names.COMMIT, asyncio.shield(done))
 
     async def read(self, work: Work[T]) -> T:
         """Do this on a reader's connection, in one transaction.
@@ -69,8 +68,8 @@ class Connections:
         Raises:
             StoreUnavailable: SQLite failed.
         """
-        with spans.database(names.SQLITE, names.SELECT):
-            return await self._loop.run_in_executor(self._readers, self._read, work)
+        done = self._loop.run_in_executor(self._readers, self._read, work)
+        return await _recorded(names.SELECT, done)
 
     def _read(self, work: Work[T]) -> T:
         try:
@@ -137,6 +136,19 @@ async def connections(
         yield opened
     finally:
         await opened.close()
+
+
+async def _recorded(operation: str, done: "asyncio.Future[T]") -> T:
+    """What comes of a piece of work, which is a step of what is being done. A refusal is an answer,
+    and no failure of the database."""
+    with spans.database(names.SQLITE, operation):
+        try:
+            return await done
+        except (StoreFull, StoreUnavailable):
+            raise
+        except DomainError as error:
+            refusal = error
+    raise refusal
 
 
 _WRITE: Final = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE

@@ -18,7 +18,7 @@ from services.dedup.adapters.redis import RedisStateStore
 from services.dedup.core.sequence import Claim
 from services.dedup.core.topic import Confirmation, ProducerClaims, Writer
 from services.dedup.ports import StateUnavailable
-from services.errors import StoreFull, StoreUnavailable
+from services.errors import Fenced, StoreFull, StoreUnavailable
 from services.runtime.sqlite import Connections, connections
 from tests.support.recorded import Recorded
 from tests.support.redis_groups import Cluster
@@ -162,20 +162,27 @@ async def test_sqlite_works_without_spans_where_none_is_current(
     assert recorded.spans == []
 
 
-async def test_work_that_is_refused_or_fails_fails_its_span(
+async def test_a_database_that_fails_fails_its_span_and_a_refusal_does_not(
     database: Connections, recorded: Recorded
 ) -> None:
     def refuse(_: apsw.Connection) -> None:
-        raise StoreFull("no room")
+        raise Fenced("a newer writer has the topic", epoch=2)
+
+    def fill(_: apsw.Connection) -> None:
+        raise apsw.FullError
 
     def fail(connection: apsw.Connection) -> None:
         connection.execute("no sql")
 
     with recorded.tracer.start_as_current_span("whole"):
-        with pytest.raises(StoreFull):
+        with pytest.raises(Fenced):
             await database.write(refuse)
+        with pytest.raises(StoreFull):
+            await database.write(fill)
         with pytest.raises(StoreUnavailable):
             await database.read(fail)
-    written, read = below(recorded, "whole")
+    refused, written, read = below(recorded, "whole")
+    assert refused.status.status_code is StatusCode.UNSET
+    assert names.ERROR_TYPE not in said(refused)
     assert said(written)[names.ERROR_TYPE] == StoreFull.reason
     assert said(read)[names.ERROR_TYPE] == StoreUnavailable.reason
