@@ -136,11 +136,8 @@ class Sampler:
         )
 
     async def _subscriptions(self, sample: Sample, topic: Topic) -> list[Subscription]:
-        request = dispatcher_pb2.ListSubscriptionsRequest(topic=topic.topic.name, page_size=PAGE)
-        listed = (await self._dispatcher.call("ListSubscriptions", request)).subscriptions
-        topic.subscriptions_left_out = max(0, len(listed) - SUBSCRIPTIONS_MAX)
         found = []
-        for each in listed[:SUBSCRIPTIONS_MAX]:
+        for each in await self._listed(topic):
             lag = await self._asked(sample, "ledger", self._lag(topic.topic, each))
             subscription = Subscription(each.name, each.owner, lag)
             if each.owner:
@@ -152,6 +149,21 @@ class Sampler:
                 )
             found.append(subscription)
         return found
+
+    async def _listed(self, topic: Topic) -> list[dispatcher_pb2.Subscription]:
+        """Those that are looked at; the others are counted."""
+        found: list[dispatcher_pb2.Subscription] = []
+        left_out = 0
+        request = dispatcher_pb2.ListSubscriptionsRequest(topic=topic.topic.name, page_size=PAGE)
+        while True:
+            page = await self._dispatcher.call("ListSubscriptions", request)
+            room = SUBSCRIPTIONS_MAX - len(found)
+            found += page.subscriptions[:room]
+            left_out += max(0, len(page.subscriptions) - room)
+            request.page_token = page.next_page_token
+            if not page.next_page_token:
+                topic.subscriptions_left_out = left_out
+                return found
 
     async def _lag(self, topic: ledger_pb2.Topic, of: dispatcher_pb2.Subscription) -> int:
         """How many entries of the log are not acknowledged."""

@@ -18,7 +18,7 @@ from services.errors import DomainError, Draining, Kind
 from services.ledger.config import LedgerConfig
 from services.ledger.core.columns import Columns, parts
 from services.ledger.core.entry import StoredEntry
-from services.ledger.core.receipt import Fate
+from services.ledger.core.receipt import Fate, Status, refused
 from services.ledger.core.writer import Limits
 from services.ledger.following import Reading
 from services.ledger.live import LiveTopic, Pulse, Session, Window
@@ -216,6 +216,11 @@ class Ledger:
                 )
                 self._live[topic] = live
             return live
+
+    def refuse(self, opened: Opened, request_id: int, error: DomainError) -> None:
+        """Answer a publication that is wrong."""
+        self._metrics.of(opened.topic.topic).receipts[Status.REFUSED] += 1
+        opened.session.answer(request_id, refused(error))
 
     # ---- reading
 

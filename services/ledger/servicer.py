@@ -42,7 +42,6 @@ from services.ledger.core.receipt import (
     Receipt,
     Status,
     Unfinished,
-    refused,
 )
 from services.ledger.live import News, Session
 from services.ledger.ports import LogState
@@ -331,7 +330,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
                     )
                 units.append(self._unit(session, publication))
             except DomainError as error:
-                session.answer(request_id, refused(error))
+                self._ledger.refuse(opened, request_id, error)
         return units
 
     def _unit(self, session: Session, publication: pb.Publication) -> Unit:

@@ -9,9 +9,19 @@ import termios
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+from grpc import aio
 
+from seqgate.api.dispatcher.v1 import dispatcher_pb2
+from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.cli import _top_frame
+from seqgate.cli._settings import resolve
+from seqgate.cli._top_frame import frame_of, sampling
+from seqgate.cli._top_screen import rows_of, summary
 from seqgate.client import Client, connect
 from tests.cli.command_line import PATIENCE_S, CommandLine
 from tests.support.nursery import SEQGATE
@@ -119,6 +129,43 @@ async def test_a_frame_has_rates_verdicts_lag_and_why_keys_wait(
     assert (found["blocked_keys"], found["lag"], frame["away"]) == (1, 2, {})
     assert table.code == 0
     assert any("retry delay 1" in line for line in table.out.splitlines())
+
+
+async def test_only_so_many_topics_and_subscriptions_are_looked_at_and_the_rest_is_counted(
+    seqgate: CommandLine, stack: Stack, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (_top_frame.TOPICS_MAX, _top_frame.SUBSCRIPTIONS_MAX) == (200, 100)
+    for limit in ("TOPICS_MAX", "SUBSCRIPTIONS_MAX", "PAGE"):
+        monkeypatch.setattr(_top_frame, limit, 2)
+    topics = [f"{topic}-{name}" for name in "abcde"]
+    async with (
+        aio.insecure_channel(stack.address("ledger")) as ledger,
+        aio.insecure_channel(stack.address("dispatcher")) as dispatcher,
+    ):
+        ledgers: Any = LedgerServiceStub(ledger)
+        for each in topics:
+            await ledgers.CreateTopic(ledger_pb2.CreateTopicRequest(topic=each))
+        dispatchers: Any = DispatcherServiceStub(dispatcher)
+        for name in ("v", "w", "x", "y", "z"):
+            await dispatchers.CreateSubscription(
+                dispatcher_pb2.CreateSubscriptionRequest(
+                    topic=topics[0],
+                    subscription=name,
+                    start=dispatcher_pb2.Start(earliest=dispatcher_pb2.Earliest()),
+                )
+            )
+    async with sampling(resolve(seqgate.environment), f"{topic}-*") as sampler:
+        frame = frame_of(await sampler.sample(), None, "name")
+    assert [each["topic"] for each in frame["topics"]] == topics[:2]
+    assert frame["topics_left_out"] == 3
+    first, second = frame["topics"]
+    assert [each["subscription"] for each in first["subscriptions"]] == ["v", "w"]
+    assert (first["subscriptions_left_out"], second["subscriptions_left_out"]) == (3, 0)
+    assert any(line.startswith("3 more topics match") for line in summary(frame))
+    assert [row[:2] for row in rows_of(frame)[1]][:4] == [
+        [topics[0], ""],
+        *(["", name] for name in ("v", "w", "3 more")),
+    ]
 
 
 async def test_it_goes_on_without_services_that_are_away(

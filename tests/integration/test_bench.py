@@ -240,6 +240,19 @@ async def test_tracing_is_measured_beside_none(bench: Run) -> None:
             assert limit["name"] == without
 
 
+async def test_metrics_are_measured_beside_none(bench: Run) -> None:
+    wrote = await bench.finish("--json", "--seconds-per-measurement", "0.004", "--only", "metrics")
+    found = {each["name"]: each for each in json.loads(wrote)["measurements"]}
+    assert len(found) == 4
+    for kind in ("unbatched", "batched"):
+        without = f"publish, {kind}, no metrics"
+        assert found[without]["limit"] is None
+        each = found[f"publish, {kind}, metrics, scraped every second"]
+        assert each["limit"]["name"] == without
+        assert each["ratio_min"] <= each["ratio"] <= each["ratio_max"]
+        assert {"client", "telling ledger", "telling dedup"} <= set(each["cpu_percent"])
+
+
 async def test_nothing_is_left_of_benchmarks_that_are_terminated(bench: Run) -> None:
     process = await bench.start("--seconds-per-measurement", "30", "--only", "price")
     await eventually(

@@ -6,6 +6,9 @@ count. Where a metric is not told by topic, what is compared is by how much it g
 """
 
 import asyncio
+import os
+import resource
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,16 +16,32 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from grpc import StatusCode
 from grpc.aio import AioRpcError
 from redis.asyncio import Redis
 
 from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.telemetry import metrics as told
 from seqgate.telemetry.metrics import CATALOGUE, OTHER, Kind, Metric, of_service
-from tests.integration.services import Services, running
-from tests.integration.test_dispatcher_api import Sub, store
-from tests.integration.test_dispatcher_filters import IN_EU, IS_NUMBER, Filtered, publish, take
+from services.dispatcher.config import DispatcherConfig
+from services.filter.config import FilterConfig
+from services.ledger.config import LedgerConfig
+from services.runtime.metrics import store_free, store_size
+from tests.integration.refusals import refused
+from tests.integration.services import Services, paused, pids_of, running, writes_held_up
+from tests.integration.test_chunk_scenarios import attempt, chunk, statuses
+from tests.integration.test_dispatcher_api import Sub, at, dies, dlq, store
+from tests.integration.test_dispatcher_filters import (
+    IN_EU,
+    IN_US,
+    IS_NUMBER,
+    Filtered,
+    publish,
+    take,
+)
+from tests.integration.test_snapshots import load, state
 from tests.support.otlp import Received, otel_variables, otlp_receiver
 from tests.support.publisher import batch, publishing, single
 from tests.support.raw_consumer import EARLIEST, SHARED, consuming
@@ -32,7 +51,12 @@ from tools.stack.ports import free_ports
 from tools.stack.stack import SERVICES
 
 STORED, DUPLICATE = ledger_pb2.RECEIPT_STATUS_STORED, ledger_pb2.RECEIPT_STATUS_DUPLICATE
+STALE, REFUSED = ledger_pb2.RECEIPT_STATUS_STALE, ledger_pb2.RECEIPT_STATUS_REFUSED
+CHUNK_GAP = ledger_pb2.RECEIPT_STATUS_CHUNK_GAP
+LAYOUT_CONFLICT = ledger_pb2.RECEIPT_STATUS_LAYOUT_CONFLICT
 PARTIAL, SKIPPED = ledger_pb2.RECEIPT_STATUS_PARTIAL, ledger_pb2.RECEIPT_STATUS_SKIPPED
+
+KEY_PARKED_MAX = 10
 
 POLICIES = """
 [topic."metrics/told/evicting"]
@@ -55,6 +79,10 @@ class Told:
         (service,) = metric.services
         return (await self.scrape(service)).value(metric, **attributes)
 
+    async def scrapes(self) -> Mapping[str, Scrape]:
+        """What each service tells."""
+        return {service: await self.scrape(service) for service in SERVICES}
+
     async def says(self, metric: Metric, value: float, **attributes: str) -> None:
         """Wait until a metric has this value; what is read counts for a moment."""
         seen: list[float] = []
@@ -72,6 +100,31 @@ class Told:
             raise AssertionError(f"{attributes}: {seen}, not {value}: {told_}") from None
 
 
+class Growth:
+    """How much what services tell has grown since it was made."""
+
+    def __init__(self, tell: Told, before: Mapping[str, Scrape]) -> None:
+        self._tell = tell
+        self._before = before
+
+    @classmethod
+    async def of(cls, tell: Told) -> "Growth":
+        return cls(tell, await tell.scrapes())
+
+    def before(self, metric: Metric, **attributes: str) -> float:
+        (service,) = metric.services
+        return self._before[service].value(metric, **attributes)
+
+    async def says(self, metric: Metric, value: float, **attributes: str) -> None:
+        """Wait until a metric has grown by this."""
+        await self._tell.says(metric, self.before(metric, **attributes) + value, **attributes)
+
+    async def value(self, metric: Metric, **attributes: str) -> float:
+        """By how much a metric has grown."""
+        now = await self._tell.value(metric, **attributes)
+        return now - self.before(metric, **attributes)
+
+
 @asynccontextmanager
 async def telling(
     folder: Path, topics: str = '["metrics/told/*"]', **environment: str
@@ -83,6 +136,7 @@ async def telling(
         environment[prefix + "LISTEN"] = f"127.0.0.1:{port}"
         environment[prefix + "TOPICS"] = topics
         environment[prefix + "SURVEY_S"] = "0.1"
+    environment["SEQGATE_DISPATCHER_KEY_PARKED_MAX"] = str(KEY_PARKED_MAX)
     async with running(folder, policies=POLICIES, **environment) as services:
         yield Told(services, ports)
 
@@ -125,6 +179,52 @@ async def test_receipts_and_verdicts(tell: Told, topic: str) -> None:
     assert await tell.value(told.APPENDED_SIZE, topic=topic) > 6
     await tell.says(told.PRODUCERS, 0, topic=topic)
     await tell.says(told.UNANSWERED, 0, topic=topic)
+
+
+async def test_what_is_refused_or_comes_too_late(tell: Told, topic: str) -> None:
+    ledger = tell.services.ledger
+    async with publishing(ledger, topic, "p") as publisher:
+        assert await statuses(publisher, chunk(2, 2), single(3, 6)) == [CHUNK_GAP, SKIPPED]
+    async with publishing(ledger, topic, "q") as publisher:
+        assert await statuses(publisher, *attempt()[:2]) == [STORED] * 2
+        wrong = chunk(1, 1, uuid="b", resume=True)
+        assert await statuses(publisher, wrong, single(9, 6)) == [LAYOUT_CONFLICT, SKIPPED]
+    async with publishing(ledger, topic, "r") as publisher:
+        between = [chunk(1, 0), single(2, 6), chunk(3, 1), chunk(4, 2)]
+        assert await statuses(publisher, *between) == [STORED] * 2 + [STALE] * 2
+        damaged = single(5, 7, b"x", payload_crc32c=1)
+        assert await statuses(publisher, damaged) == [REFUSED]
+    counts = {"CHUNK_GAP": 1, "LAYOUT_CONFLICT": 1, "SKIPPED": 2, "STALE": 2, "REFUSED": 1}
+    for status, count in ({"STORED": 4, "FAILED": 0} | counts).items():
+        await tell.says(told.RECEIPTS, count, topic=topic, status=status)
+    for verdict in ("CHUNK_GAP", "LAYOUT_CONFLICT"):
+        await tell.says(told.VERDICTS, 1, topic=topic, verdict=verdict)
+    assert await tell.value(told.VERDICTS, topic=topic, verdict="HELD") >= 2  # what is SKIPPED
+
+
+async def test_what_is_read_and_trimmed_and_how_large_it_is(tell: Told, topic: str) -> None:
+    services = tell.services
+    growth = await Growth.of(tell)
+    await store(services, topic, *(single(n, n, b"x" * 100) for n in range(10)))
+    assert len(await services.read(topic)) == 10
+    some = ledger_pb2.ReadEntriesRequest(topic=topic, positions=[at(1), at(3), at(99)])
+    assert [len(each.entries.entries) async for each in services.ledger.ReadEntries(some)] == [2]
+    await tell.says(told.READ_ENTRIES, 12, topic=topic)
+    await services.ledger.TrimTopic(ledger_pb2.TrimTopicRequest(topic=topic, before=at(4)))
+    await growth.says(told.TRIMMED_ENTRIES, 4)
+    await tell.says(told.PRODUCERS_MAX, LedgerConfig().publish_streams_max)
+    for service, size, free in (
+        ("ledger", told.LEDGER_STORE_SIZE, told.LEDGER_STORE_FREE),
+        ("cursor", told.CURSOR_STORE_SIZE, told.CURSOR_STORE_FREE),
+    ):
+        path = services.stack.folder / service / f"{service}.db"
+        assert store_size(path) > 4_096
+
+        async def as_on_disk(size: Metric = size, path: Path = path) -> bool:
+            return await tell.value(size) == store_size(path)
+
+        await eventually(as_on_disk)
+        assert await tell.value(free) == pytest.approx(store_free(path, 0), rel=0.1)
 
 
 async def test_groups_and_commits(tell: Told, topic: str) -> None:
@@ -225,6 +325,53 @@ async def test_snapshots_and_what_a_replay_would_read(tell: Told, topic: str) ->
     assert (await tell.scrape("dedup")).value(told.SNAPSHOT_DURATION, outcome="taken") >= 1
 
 
+async def test_what_is_lost_is_restored_from_a_snapshot_or_loaded(tell: Told, topic: str) -> None:
+    services = tell.services
+    async with publishing(services.ledger, topic, "p") as publisher:
+        await publisher.store(single(0, 0))
+        await services.settled(topic)
+        growth = await Growth.of(tell)
+        request = dedup_pb2.TakeSnapshotRequest(topic=topic)
+        await services.dedup.TakeSnapshot(request)
+        await publisher.store(single(1, 1))
+        await services.settled(topic)
+        async with Redis.from_url(services.stack.redis_url) as redis:
+            await redis.flushall()
+        assert (await publisher.store(single(2, 2))).status == STORED
+        await services.settled(topic)
+        await growth.says(told.RESTORES, 1, outcome="loaded")
+        await growth.says(told.REPLAYED, 1)  # what the snapshot had not
+        await tell.says(told.DEDUP_TOPICS, 1)
+    for _ in range(2):
+        await load(services.dedup, state(f"{topic}-2", 5, p=9, q=7))
+    await growth.says(told.LOADS, 1, outcome="loaded")
+    await growth.says(told.LOADS, 1, outcome="kept")
+    await tell.says(told.DEDUP_TOPICS, 2)
+    await tell.says(told.TRACKED, 2, topic=f"{topic}-2")
+    for outcome in ("nothing", "unavailable"):
+        await growth.says(told.RESTORES, 0, outcome=outcome)
+    # The one that was asked for, and the one of what was loaded.
+    await growth.says(told.SNAPSHOTS, 2, outcome="taken")
+    await growth.says(told.SNAPSHOT_DURATION, 2, outcome="taken")
+    await growth.says(told.SNAPSHOTS, 0, outcome="failed")
+    request = dedup_pb2.TakeSnapshotRequest(topic=f"{topic}-none")
+    await services.dedup.TakeSnapshot(request)
+    await growth.says(told.SNAPSHOTS, 1, outcome="nothing")
+    await growth.says(told.DEDUP_CALLS, 2, operation="admit", outcome="judged")
+    await growth.says(told.DEDUP_CALLS, 1, operation="admit", outcome="behind")
+
+
+async def test_policies_that_cannot_be_read(tell: Told) -> None:
+    await tell.says(told.POLICY_FAILING, 0)
+    file = tell.services.stack.policy_file
+    file.write_text("[topic")
+    try:
+        await tell.says(told.POLICY_FAILING, 1)
+    finally:
+        file.write_text(POLICIES)
+    await tell.says(told.POLICY_FAILING, 0)
+
+
 async def test_producers_tracked_and_evicted(tell: Told) -> None:
     topic = "metrics/told/evicting"
     evicted = await tell.value(told.FORGOTTEN_PRODUCERS, cause="evicted")
@@ -323,6 +470,108 @@ async def test_keys_that_move_are_handed_over(tell: Told, topic: str) -> None:
     await tell.says(told.HANDOVER_DURATION, before + moved)
 
 
+async def test_who_does_not_let_go_of_a_key_in_time_loses_it(tell: Told, topic: str) -> None:
+    dispatcher = tell.services.dispatcher
+    await store(tell.services, topic, *(single(n, n, partition_key=f"{n}") for n in range(20)))
+    options: dict[str, Any] = {"permits": 20, "drain_deadline_ms": 50}
+    async with consuming(dispatcher, topic, name="x", **options) as old:
+        had = {each.delivery: each for each in await old.received(20)}
+        async with consuming(dispatcher, topic, name="y", **options) as new:
+            await old.until(lambda: old.moved and old.moved <= old.revoked)
+            lost = [had[each] for each in old.moved]
+            again = await new.received(len(lost))
+            await tell.says(told.REDELIVERIES, len(lost), topic=topic, cause="drained")
+            await tell.says(told.STALE, 0, topic=topic)
+            await old.acknowledge(*lost)
+            await tell.says(told.STALE, len(lost), topic=topic)
+            await new.acknowledge(*again)
+            await tell.says(told.PERMITS, 20 - len(lost), topic=topic)
+            await tell.says(told.CONSUMERS, 1, topic=topic, state="ready")
+            await tell.says(told.CONSUMERS, 1, topic=topic, state="no_permits")
+    await tell.says(told.REDELIVERIES, 20 - len(lost), topic=topic, cause="lost_consumer")
+    await tell.says(told.REDELIVERIES, 20, topic=topic)
+    await tell.says(told.ACKNOWLEDGED, len(lost), topic=topic)
+
+
+async def test_dead_letters_and_the_key_that_they_hold(tell: Told, topic: str) -> None:
+    services = tell.services
+    keys = ("k", "k", "other")
+    await store(services, topic, *(single(n, n, partition_key=k) for n, k in enumerate(keys)))
+    options: dict[str, Any] = {
+        "max_redeliveries": 1,
+        "after_dead_letter": pb.AFTER_DEAD_LETTER_HOLD,
+    }
+    async with consuming(services.dispatcher, topic, permits=20, **options) as consumer:
+        got = {each.position.entry_id: each for each in await consumer.received(3)}
+        await consumer.acknowledge(got[2])
+        await tell.says(told.DEAD_LETTERS, 0, topic=topic)
+        await dies(consumer, got[0], 2)
+        await tell.says(told.DEAD_LETTERS, 1, topic=topic)
+        await tell.says(told.KEYS, 1, topic=topic, reason="HELD")
+        await Sub(services, topic).release(b"k")
+        await tell.says(told.KEYS, 0, topic=topic, reason="HELD")
+        await dies(consumer, (await consumer.received(1))[0], 2)
+        await tell.says(told.DEAD_LETTERS, 2, topic=topic)
+    await tell.says(told.APPENDED_ENTRIES, 2, topic=dlq(topic))
+    await tell.says(told.REDELIVERIES, 4, topic=topic, cause="refused")  # the last ones, too
+
+
+async def test_limits_and_times_that_hold_messages_back(tell: Told, topic: str) -> None:
+    services, growth, later_ms = tell.services, await Growth.of(tell), 4_000_000_000_000
+    await store(
+        services,
+        topic,
+        single(0, 0, partition_key="late", deliver_at_time=later_ms),
+        *(single(n, n, b"x" * 10_000, partition_key=f"{n}") for n in range(1, 10)),
+        batch(10, [10, 11, 12], partition_key="10"),
+    )
+    options: dict[str, Any] = {"permits": 20, "delay_holds_key": True}
+    async with consuming(services.dispatcher, topic, max_unacked=4, **options) as consumer:
+        some = await consumer.received(4)
+        await tell.says(told.SUBSCRIPTIONS, 1, topic=topic, state="unacked_limit")
+        await tell.says(told.KEYS, 6, topic=topic, reason="SUBSCRIPTION_LIMIT")
+        await tell.says(told.KEYS, 1, topic=topic, reason="DELAYED")
+        await tell.says(told.WAITING_ENTRIES, 0, topic=topic, cause="delayed")
+        await tell.says(told.PERMITS, 16, topic=topic)
+        await tell.says(told.KEYS, 4, topic=topic, reason="READY")
+        # Five entries wait in memory, and perhaps the one whose time has not come.
+        assert 50_000 < await growth.value(told.CACHE_SIZE) < 70_000
+        await consumer.acknowledge(*some)
+        for _ in range(5):
+            await consumer.acknowledge(*(await consumer.received(1)))
+        (whole,) = await consumer.received(1)
+        await consumer.acknowledge(whole, indexes=[0, 2])
+        await tell.says(told.PARTIAL, 1, topic=topic)
+        await tell.says(told.SUBSCRIPTIONS, 1, topic=topic, state="delivering")
+        await tell.says(told.UNACKED, 1, topic=topic)
+        await tell.says(told.DELIVERED_MESSAGES, 12, topic=topic)
+    async with consuming(services.dispatcher, topic, "t", max_unacked_per_consumer=2, permits=9):
+        await tell.says(told.CONSUMERS, 1, topic=topic, state="unacked_limit")
+        # Here what is delayed does not hold its key.
+        await tell.says(told.WAITING_ENTRIES, 1, topic=topic, cause="delayed")
+        found = await tell.scrape("dispatcher")
+        subscriptions = found.value(told.SUBSCRIPTIONS)
+        assert found.value(told.CACHE_MAX) == subscriptions * DispatcherConfig().cache_bytes_max
+
+
+async def test_what_finds_no_room_lags_and_is_read_again(tell: Told, topic: str) -> None:
+    services, count = tell.services, 3 * KEY_PARKED_MAX
+    await store(services, topic, *(single(n, n, partition_key="k") for n in range(count)))
+    async with consuming(
+        services.dispatcher, topic, permits=99, max_in_flight_per_key=1
+    ) as consumer:
+        await tell.says(told.PARKED, KEY_PARKED_MAX - 1, topic=topic)  # one is in flight
+        await tell.says(told.LAGGING, 1, topic=topic)
+        await tell.says(told.SCANNED, 0, topic=topic)
+        for _ in range(count):
+            await consumer.acknowledge(*(await consumer.received(1)))
+        await tell.says(told.LAGGING, 0, topic=topic)
+        await tell.says(told.PARKED, 0, topic=topic)
+        # The third that found room at first was not read again.
+        assert await tell.value(told.SCANNED, topic=topic) >= count - KEY_PARKED_MAX
+    await tell.says(told.DELIVERED_ENTRIES, count, topic=topic)
+
+
 async def test_lag_and_holes(tell: Told, topic: str) -> None:
     services = tell.services
     await store(services, topic, *(single(n, n) for n in range(6)))
@@ -405,6 +654,158 @@ async def test_what_another_subscription_asks_alike_is_remembered(tell: Told, to
     assert grew(told.FILTER_VERDICTS, verdict="ACCEPT") == 6
     assert after.sum(told.BATCH_ENTRIES) - before.sum(told.BATCH_ENTRIES) == 6
     assert grew(told.COMPILATIONS, outcome="compiled") == 1
+
+
+async def test_a_shadow_chain_is_told_beside_the_one_that_applies(tell: Told, topic: str) -> None:
+    services, sub = tell.services, Filtered(tell.services, topic)
+    growth = await Growth.of(tell)
+    await publish(services, topic, "eu", "us", None)
+    await sub.create()
+    await sub.set("!('region' in properties) || properties.region == 'eu'")
+    await sub.set(IN_US, mode=pb.FILTER_MODE_SHADOW, start=EARLIEST)
+    async with consuming(services.dispatcher, topic, permits=9) as consumer:
+        await take(consumer, 2)
+        for verdict in ("accepted", "rejected", "failed"):
+            await tell.says(told.FILTERED, 1, topic=topic, mode="shadow", verdict=verdict)
+        await tell.says(told.FILTERED, 2, topic=topic, mode="applied", verdict="accepted")
+        await tell.says(told.FILTERED, 1, topic=topic, mode="applied", verdict="rejected")
+        await tell.says(told.FILTERED, 0, topic=topic, mode="applied", verdict="failed")
+        await growth.says(told.NO_VERDICTS, 1, mode="shadow", reason="PROPERTY_ABSENT")
+        await growth.says(told.NO_VERDICTS, 0, mode="applied")
+        await tell.says(told.LAG, 0, topic=topic)
+    await sub.delete(force=True)
+    await tell.says(told.FILTERED, 3, topic=topic, mode="shadow")
+
+
+async def test_what_is_rescheduled_or_cannot_be_judged_waits(tell: Told, topic: str) -> None:
+    services, sub = tell.services, Filtered(tell.services, topic)
+    growth = await Growth.of(tell)
+    for number, region in enumerate(("later", "never", "x", "eu")):
+        await publish(services, topic, region, key=region, first=number)
+    await sub.create()
+    chain = (
+        "properties.region == 'never' ? duration('25h') : duration('0s')",
+        "properties.region == 'x' ? int(properties.region) > 0 : true",
+        "properties.region == 'later' ? duration('3600s') : duration('0s')",
+    )
+    await sub.set(*chain)
+    async with consuming(services.dispatcher, topic, permits=9) as consumer:
+        await take(consumer, 1)
+        await tell.says(told.FILTERED, 1, topic=topic, mode="applied", verdict="rescheduled")
+        await tell.says(told.FILTERED, 2, topic=topic, mode="applied", verdict="failed")
+        await tell.says(told.WAITING_ENTRIES, 1, topic=topic, cause="put_off")
+        await tell.says(told.WAITING_ENTRIES, 2, topic=topic, cause="filter_failed")
+        await tell.says(told.KEYS, 1, topic=topic, reason="RESCHEDULED")
+        await tell.says(told.KEYS, 2, topic=topic, reason="FILTER_FAILED")
+    for reason in ("EVALUATION_FAILED", "INVALID_DELAY"):
+        await growth.says(told.NO_VERDICTS, 1, mode="applied", reason=reason)
+        await growth.says(told.FILTER_FAILURES, 1, reason=reason)
+    await growth.says(told.FILTER_VERDICTS, 1, verdict="RESCHEDULE")
+    await growth.says(told.FILTER_VERDICTS, 2, verdict="FAILED")
+    await growth.says(told.COMPILATIONS, 3, outcome="compiled")
+    with refused(StatusCode.INVALID_ARGUMENT, "INVALID_EXPRESSION"):
+        await sub.set(*chain, "no such thing", version=2)
+    await growth.says(told.COMPILATIONS, 1, outcome="refused")
+    # Of a question the filters of a chain are as well, unless they have just been compiled.
+    assert await growth.value(told.COMPILATIONS, outcome="remembered") >= 3
+    limits = FilterConfig()
+    for cache, items, items_max, bytes_max in (
+        ("decisions", 4, limits.decisions_max, limits.decision_bytes_max),
+        ("programs", 3, limits.programs_max, limits.program_bytes_max),
+    ):
+        await growth.says(told.CACHED, items, cache=cache)
+        assert await growth.value(told.CACHED_SIZE, cache=cache) > 0
+        await tell.says(told.CACHED_MAX, items_max, cache=cache)
+        await tell.says(told.CACHED_SIZE_MAX, bytes_max, cache=cache)
+    batches = await growth.value(told.BATCH_ENTRIES)
+    assert 1 <= batches <= 4
+    await growth.says(told.BATCH_DURATION, batches)
+
+
+async def test_a_filter_service_that_does_not_answer(tell: Told, topic: str) -> None:
+    services, growth = tell.services, await Growth.of(tell)
+    await publish(services, topic, "eu")
+    subs = {name: Filtered(services, topic, name) for name in ("parks", "accepts")}
+    for sub in subs.values():
+        await sub.create()
+    await subs["parks"].set(IN_EU)
+    await subs["accepts"].set(IN_EU, policy=pb.FAILURE_POLICY_ACCEPT)
+    async with (
+        consuming(services.dispatcher, topic, "parks", permits=9) as parks,
+        consuming(services.dispatcher, topic, "accepts", permits=9) as accepts,
+    ):
+        await take(parks, 1)
+        await take(accepts, 1)
+        with paused(services.stack, "filter"):
+            await publish(services, topic, "another", first=1)
+            await take(accepts, 1)
+            # What parks is counted as well, and once more when there is a verdict.
+            await growth.says(told.NO_VERDICTS, 2, mode="applied", reason="UNAVAILABLE")
+            await tell.says(told.FILTERED, 2, topic=topic, verdict="failed")
+            await tell.says(told.WAITING_ENTRIES, 1, topic=topic, cause="unjudged")
+            await tell.says(told.KEYS, 1, topic=topic, reason="FILTERING")
+            await tell.says(told.OUTAGES, 2)
+            assert await growth.value(told.ANSWER_DURATION, outcome="failed") >= 2
+        await tell.says(told.FILTERED, 1, topic=topic, verdict="rejected")
+        await tell.says(told.WAITING_ENTRIES, 0, topic=topic, cause="unjudged")
+
+
+# ---- processes
+
+
+async def test_a_process_tells_what_it_uses(tell: Told, topic: str) -> None:
+    files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for service in SERVICES:
+        process = Process(pids_of(tell.services.stack)[service])
+        before = process.used()
+        found = await tell.scrape(service)
+        after = process.used()
+        for mode in told.CPU_MODE.values:
+            assert before[mode] <= found.value(told.CPU_TIME, cpu_mode=mode) <= after[mode]
+        assert found.value(told.MEMORY) == pytest.approx(after["memory"], rel=0.1)
+        assert found.value(told.OPEN_FILES) == pytest.approx(after["files"], abs=5)
+        assert found.value(told.OPEN_FILES_MAX) == files_max
+        uptime_s = found.value(told.UPTIME)
+        assert 0 < uptime_s < process.age_s
+        # Once a second, and later by the lag.
+        ticked_s = found.value(told.LOOP_LAG) + found.sum(told.LOOP_LAG)
+        assert -0.1 < uptime_s - ticked_s < 3
+    await store(tell.services, topic, single(0, 0))
+    streams = Metric(*told.STREAMS._replace(services=("dispatcher",)))
+    await tell.says(streams, 0)
+    async with consuming(tell.services.dispatcher, topic):
+        await tell.says(streams, 1)
+        async with consuming(tell.services.dispatcher, topic, "t"):
+            await tell.says(streams, 2)
+    await tell.says(streams, 0)
+
+
+class Process:
+    """What Linux says of a process."""
+
+    def __init__(self, pid: int) -> None:
+        self._folder = Path(f"/proc/{pid}")
+
+    def used(self) -> dict[str, float]:
+        """Seconds of processor time by mode, bytes of memory, and open files."""
+        fields = self._fields()
+        user, system = (float(each) / os.sysconf("SC_CLK_TCK") for each in fields[11:13])
+        pages = int((self._folder / "statm").read_text().split()[1])
+        return {
+            "user": user,
+            "system": system,
+            "memory": pages * resource.getpagesize(),
+            "files": len(list((self._folder / "fd").iterdir())),
+        }
+
+    @property
+    def age_s(self) -> float:
+        began_s = int(self._fields()[19]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - began_s
+
+    def _fields(self) -> list[str]:
+        """From the third on."""
+        return (self._folder / "stat").read_text().rpartition(")")[2].split()
 
 
 # ---- topics
@@ -497,6 +898,30 @@ async def test_scrapes_at_the_same_time_all_get_everything(tell: Told) -> None:
         assert names <= found.families.keys()
 
 
+# ---- a store that does not answer
+
+
+async def test_without_an_answer_from_redis_a_topic_recovers(tmp_path: Path, topic: str) -> None:
+    """With a stack of its own: surveys rest for long after one that waited for Redis."""
+    async with telling(tmp_path / "stack", SEQGATE_DEDUP_REDIS_TIMEOUT_S="0.5") as tell:
+        growth = await Growth.of(tell)
+        async with publishing(tell.services.ledger, topic, "p") as publisher:
+            assert (await publisher.store(single(0, 0))).status == STORED
+            await tell.services.settled(topic)
+            async with writes_held_up(tell.services.stack):
+                await publisher.send(single(1, 1), batch(2, [2, 3]))
+                await tell.says(told.UNANSWERED, 3, topic=topic)
+                await growth.says(told.RECOVERIES, 1, cause="dedup_failed")
+                await tell.says(told.TOPICS, 1, state="aligning")
+            for request in (1, 2):
+                assert (await publisher.receipt(request)).status == STORED
+            await tell.says(told.UNANSWERED, 0, topic=topic)
+            await tell.says(told.TOPICS, 0, state="aligning")
+        await growth.says(told.RECOVERY_DURATION, 1, cause="dedup_failed")
+        assert await growth.value(told.JUDGE_DURATION, outcome="failed") >= 1
+        assert await growth.value(told.DEDUP_CALLS, outcome="failed") >= 1
+
+
 # ---- over OTLP
 
 
@@ -525,10 +950,10 @@ async def test_what_comes_over_otlp_is_in_the_catalogue_and_counts_the_same(
         Kind.GAUGE: "gauge",
         Kind.HISTOGRAM: "histogram",
     }
-    for resource, pushed in received.metrics:
+    for of, pushed in received.metrics:
         metric = by_name[pushed.name]
-        assert resource["service.name"] in metric.services
-        assert resource["deployment.name"] == "here"
+        assert of["service.name"] in metric.services
+        assert of["deployment.name"] == "here"
         assert (pushed.unit, pushed.description) == (metric.unit, metric.description)
         assert pushed.WhichOneof("data") == kinds[metric.kind]
         if metric.kind in (Kind.COUNTER, Kind.UP_DOWN):

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,14 @@ from seqgate.client import SubscriptionOptions, connect
 from seqgate.client._channel import Security, open_channel
 from seqgate.errors import AuthenticationError, PermissionDeniedError
 from seqgate.owners import FollowingChannel
+from seqgate.telemetry import metrics as told
 from seqgate.tls import blocking_channel
 from tests.cli.command_line import CommandLine
 from tests.integration.refusals import check, status_of_call
 from tests.support.authority import Files
 from tests.support.nursery import Nursery
 from tests.support.rpcs import TOPIC, VERBS, Rpc, rpcs
+from tests.support.scrape import scraped
 from tests.support.secured_stack import SecuredStack, first_answer, rules
 from tests.support.waiting import eventually
 from tools.stack.stack import SERVICES
@@ -139,6 +142,68 @@ async def test_no_role_gives_what_another_service_asks_for(secured: SecuredStack
                     assert error is not None, (rpc.name, caller)
                     assert error.code() is StatusCode.PERMISSION_DENIED, (rpc.name, caller, error)
     await nothing_is_there(secured)
+
+
+async def test_denials_are_counted_by_reason_and_method(secured: SecuredStack) -> None:
+    """Who is denied what in the logs, how often in the metrics: of each process its own."""
+    issuer = secured.issuer
+    nameless = secured.authority.issue("unnamed", cn="\x7f")
+    reasons: dict[str, Any] = {
+        "PERMISSION_DENIED": {"token": issuer.token("nobody")},
+        "MISSING_CREDENTIALS": {"shown": nameless},
+        "INVALID_TOKEN": {"token": "not.a.token"},
+        "TOKEN_EXPIRED": {"token": issuer.token("all", ends=timedelta(minutes=-5))},
+        "TOKEN_NOT_YET_VALID": {"token": issuer.token("all", nbf=2**33)},
+        "WRONG_AUDIENCE": {"token": issuer.token("all", aud="another")},
+        "WRONG_ISSUER": {"token": issuer.token("all", iss="https://another")},
+    }
+    assert set(reasons) == set(told.DENIAL.values)
+    # No streams of requests: gRPC may lose how one ended, and then it is asked again.
+    asked = {
+        "ledger": ("Read", "GetTopic"),
+        "dedup": ("ListProducers",),
+        "cursor": ("ListCursors",),
+        "dispatcher": ("Report",),
+        "filter": ("Explain",),
+    }
+    methods = {
+        service: [rpc for _, rpc in calls([service]) if rpc.descriptor.name in names]
+        for service, names in asked.items()
+    }
+    before = {each: await scraped(secured.told[each]) for each in secured.services}
+    for service in SERVICES:
+        for times, how in enumerate(reasons.values(), 1):
+            async with secured.channel(service, **how) as channel:
+                for rpc in methods[service] * times:
+                    assert await status(channel, rpc, rpc.request()) is not None
+    for service in SERVICES:
+        after = await scraped(secured.told[service])
+        grown = {
+            (reason, rpc.descriptor.name): after.value(told.DENIALS, **labels)
+            - before[service].value(told.DENIALS, **labels)
+            for reason in reasons
+            for rpc in methods[service]
+            for labels in [{"reason": reason, "rpc_method": rpc.path.removeprefix("/")}]
+        }
+        assert grown == {
+            (reason, name): times
+            for times, reason in enumerate(reasons, 1)
+            for name in asked[service]
+        }
+        total = after.value(told.DENIALS) - before[service].value(told.DENIALS)
+        assert total == sum(grown.values())
+        # A denied call is a call: it has its code.
+        for code in ("PERMISSION_DENIED", "UNAUTHENTICATED"):
+            labels = {"rpc_response_status_code": code}
+            ended = after.value(told.SERVER_CALLS, **labels)
+            ended -= before[service].value(told.SERVER_CALLS, **labels)
+            is_unknown = code == "UNAUTHENTICATED"
+            denied = [
+                n for (why, _), n in grown.items() if (why != "PERMISSION_DENIED") is is_unknown
+            ]
+            assert ended == sum(denied)
+    other = await scraped(secured.told["ledger-1"])
+    assert other.value(told.DENIALS) == before["ledger-1"].value(told.DENIALS)
 
 
 async def nothing_is_there(secured: SecuredStack) -> None:

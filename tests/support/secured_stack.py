@@ -63,7 +63,11 @@ class SecuredStack(Stack):
             for name in (*SERVICES, "jobs")
         }
         self.user = self.authority.issue("user", uris=[USER])
-        self._probed = dict(zip(self.services, free_ports(len(self.services)), strict=True))
+        count = len(self.services)
+        ports = free_ports(2 * count)
+        self._probed = dict(zip(self.services, ports[:count], strict=True))
+        self.told = dict(zip(self.services, ports[count:], strict=True))
+        """Where each process is scraped."""
 
     @property
     def settings(self) -> dict[str, str]:
@@ -97,7 +101,11 @@ class SecuredStack(Stack):
         if name == "redis":
             return super()._own_settings(name)
         probed = f"127.0.0.1:{self._probed[name]}"
-        return {**super()._own_settings(name), f"SEQGATE_{service.upper()}_HEALTH_LISTEN": probed}
+        return {
+            **super()._own_settings(name),
+            f"SEQGATE_{service.upper()}_HEALTH_LISTEN": probed,
+            f"SEQGATE_{service.upper()}_METRICS_LISTEN": f"127.0.0.1:{self.told[name]}",
+        }
 
     async def _answers(self, name: str) -> bool:
         if name == "redis":

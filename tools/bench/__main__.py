@@ -29,6 +29,7 @@ from tools.bench import (
     rebuild,
     recovery,
     report,
+    scraped,
     store,
     traced,
 )
@@ -60,6 +61,7 @@ GROUPS: Final = {
     "read": Group(read.read),
     "price": Group(publish.price),
     "tracing": Group(traced.traced),
+    "metrics": Group(scraped.scraped),
     "large": Group(large.large, needs=("disk",)),
     "dispatch": Group(dispatch.dispatch),
     "filter": Group(filtering.filtering),

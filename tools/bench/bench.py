@@ -73,17 +73,19 @@ class Bench:
         *,
         seconds: float | None = None,
         environment: Mapping[str, str] | None = None,
+        others: Mapping[str, int] | None = None,
     ) -> Mapping[str, Outcome]:
         """Have a process of its own do these, in turn.
 
         Args:
             seconds: where a round takes another time than usual.
             environment: what the process is told besides.
+            others: the ids of processes of other stacks that workloads name.
         """
         pids: dict[str, int] = {"null": self.null_ledger.pid}
         running = self.stack.endpoints["pids"]
         assert isinstance(running, dict)
-        pids.update(running)
+        pids.update(running, **(others or {}))
         job = Job(list(workloads), ROUNDS, seconds or self.seconds, pids)
         answer = await converse("tools.bench.load", job.to_json(), LOAD_GRACE_S, environment)
         return outcomes_from_json(answer)
