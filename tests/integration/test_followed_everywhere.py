@@ -17,6 +17,7 @@ from tests.integration.services import Services, running
 from tests.integration.test_dispatcher_owners import instance
 from tests.integration.test_message_traces import APPLICATION, application
 from tests.support.otlp import Received, otel_variables, otlp_receiver
+from tools.stack.stack import SERVICES
 from tools.trace.receiver import Span
 
 FILTERED = "public/default/filtered"
@@ -26,6 +27,7 @@ READ = "public/default/read"
 MOVED = "public/default/moved"
 
 EVALUATE = "seqgate.api.filter.v1.FilterService/Evaluate"
+ADMIT = "seqgate.api.dedup.v1.DedupService/Admit"
 CONSUME = "seqgate.api.dispatcher.v1.DispatcherService/Consume"
 ACKNOWLEDGE = "seqgate.api.cursor.v1.CursorService/Acknowledge"
 AT_ONCE = RetryPolicy(min_s=0, max_s=0)
@@ -184,14 +186,23 @@ async def test_everything_that_is_done_with_a_message_is_in_its_trace(
 
 def check_filtered(received: Received) -> None:
     spans = trace_of(received, "taken")
-    assert {span.service for span in spans} >= {
-        APPLICATION,
-        "ledger",
-        "dispatcher",
-        "filter",
-        "cursor",
-    }
+    assert {span.service for span in spans} == {APPLICATION, *SERVICES}
     send = (APPLICATION, f"send {FILTERED}", "PRODUCER")
+    publish = ("ledger", f"publish {FILTERED}", "SERVER")
+    check_chain(
+        spans,
+        send,
+        publish,
+        ("ledger", f"admit {FILTERED}", "INTERNAL"),
+        ("ledger", ADMIT, "CLIENT"),
+        ("dedup", ADMIT, "SERVER"),
+    )
+    scripts = [span for span in spans if span.attributes.get(names.DB_SYSTEM_NAME) == names.REDIS]
+    assert one(spans, ADMIT, "dedup").span_id in {script.parent_id for script in scripts}
+    append = one(spans, f"append {FILTERED}", "ledger")
+    assert append.parent_id == one(spans, publish[1], "ledger").span_id
+    (commit,) = [span for span in spans if span.parent_id == append.span_id]
+    assert commit.attributes[names.DB_SYSTEM_NAME] == names.SQLITE
     check_chain(
         spans,
         (APPLICATION, "taken", "INTERNAL"),
@@ -211,7 +222,6 @@ def check_filtered(received: Received) -> None:
         ("dispatcher", ACKNOWLEDGE, "CLIENT"),
         ("cursor", ACKNOWLEDGE, "SERVER"),
     )
-    assert one(spans, f"append {FILTERED}", "ledger")
     settle = one(spans, f"settle {FILTERED}", "dispatcher")
     assert (settle.attributes[names.ENTRIES], settle.attributes[names.STALE]) == (1, 0)
     assert settle.end_ns >= one(spans, f"persist {FILTERED}", "dispatcher").end_ns
