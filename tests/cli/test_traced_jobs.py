@@ -110,3 +110,16 @@ def check_audit(received: Received) -> None:
     read = one_below(received, scan, f"read {TOPIC}")
     assert (read.service, read.attributes[names.ENTRIES]) == ("seqgate-spark", MESSAGES)
     call_below(received, read, READ, "ledger")
+
+
+async def test_a_job_that_cannot_be_done_says_why_in_its_span(
+    seqgate: CommandLine, topic: str
+) -> None:
+    async with otlp_receiver() as received:
+        traced = seqgate.with_(**otel_variables(received))
+        ended = await traced("dedup", "rebuild", topic)
+    assert ended.code == 1
+    (rebuild,) = received.named("rebuild")
+    assert rebuild.failed
+    assert rebuild.attributes == {names.ERROR_TYPE: "TOPIC_NOT_FOUND", names.PROCESS_EXIT_CODE: 1}
+    assert one_below(received, rebuild, "plan").failed

@@ -113,7 +113,7 @@ class Script:
             StateUnavailable: nobody knows whether it ran.
         """
         key = topic_key(topic)
-        with _asking("EVALSHA", self._name):
+        with spans.database(names.REDIS, "EVALSHA", self._name), _translated():
             try:
                 return await self._redis.execute_command("EVALSHA", self._digest, 1, key, *args)
             except NoScriptError:
@@ -326,7 +326,7 @@ class RedisStateStore:
     async def now_ms(self) -> int:
         elapsed_s = time.monotonic() - self._clock_read_at
         if elapsed_s > CLOCK_AGE_MAX_S:
-            with _asking("TIME"):
+            with spans.database(names.REDIS, "TIME"), _translated():
                 seconds, microseconds = await self._redis.time()
             self._clock_ms = seconds * 1000 + microseconds // 1000
             self._clock_read_at = time.monotonic()
@@ -334,7 +334,7 @@ class RedisStateStore:
         return self._clock_ms + int(elapsed_s * 1000)
 
     async def check(self) -> None:
-        with _asking("PING"):
+        with spans.database(names.REDIS, "PING"), _translated():
             await self._redis.ping()
 
     def _call(self, writer: Writer, confirmation: Confirmation | None) -> dict[str, Any]:
@@ -347,7 +347,8 @@ class RedisStateStore:
         }
 
     async def _command(self, *args: Any) -> Any:
-        with _asking(args[0]):
+        """A command, as a step of what is being done. Its span says no key and no value."""
+        with spans.database(names.REDIS, args[0]), _translated():
             return await self._redis.execute_command(*args)
 
     async def _run(self, script: Script, topic: TopicName, call: dict[str, Any]) -> list[Any]:
@@ -417,13 +418,6 @@ def _pack(value: object) -> bytes:
 
 def _unpack(packed: bytes) -> Any:
     return msgpack.unpackb(packed)
-
-
-@contextmanager
-def _asking(command: str, script: str = "") -> Iterator[None]:
-    """What Redis is asked, as a step of what is being done. No key and no value is said."""
-    with spans.database(names.REDIS, command, script), _translated():
-        yield
 
 
 @contextmanager
