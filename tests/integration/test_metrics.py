@@ -62,6 +62,8 @@ POLICIES = """
 [topic."metrics/told/evicting"]
 max_producers = 2
 on_full = "evict"
+[topic."metrics/told/disabled"]
+enabled = false
 """
 
 
@@ -247,6 +249,7 @@ async def test_groups_and_commits(tell: Told, topic: str) -> None:
 
 async def test_calls_are_measured_on_both_sides(tell: Told, topic: str) -> None:
     create = "seqgate.api.cursor.v1.CursorService/CreateCursor"
+    get = "seqgate.api.cursor.v1.CursorService/GetCursor"
     publish_ = "seqgate.api.ledger.v1.LedgerService/Publish"
     unknown = "seqgate.api.ledger.v1.LedgerService/GetTopic"
     asked = ("ledger", "dispatcher", "cursor")
@@ -256,6 +259,8 @@ async def test_calls_are_measured_on_both_sides(tell: Told, topic: str) -> None:
     await Sub(tell.services, topic).create()
     with pytest.raises(AioRpcError):
         await tell.services.ledger.GetTopic(ledger_pb2.GetTopicRequest(topic=f"{topic}-none"))
+    with pytest.raises(AioRpcError):
+        await Sub(tell.services, topic, "none").get()
     after = {service: await tell.scrape(service) for service in asked}
 
     def grew(service: str, metric: Metric, name: str, code: str) -> float:
@@ -266,6 +271,12 @@ async def test_calls_are_measured_on_both_sides(tell: Told, topic: str) -> None:
     assert grew("ledger", told.SERVER_CALLS, unknown, "NOT_FOUND") == 1
     assert grew("dispatcher", told.CLIENT_CALLS, create, "OK") == 1
     assert grew("cursor", told.SERVER_CALLS, create, "OK") == 1
+    asked_in_vain = grew("dispatcher", told.CLIENT_CALLS, get, "NOT_FOUND")
+    assert 1 <= asked_in_vain <= grew("cursor", told.SERVER_CALLS, get, "NOT_FOUND")
+    # To who calls any refusal is an error; to who is called only its own failure.
+    refused_ = {"rpc_method": get, "error_type": "NOT_FOUND"}
+    assert after["dispatcher"].value(told.CLIENT_CALLS, **refused_) >= 1
+    assert not after["cursor"].value(told.SERVER_CALLS, **refused_)
     for outcome, count in {"answered": 1, "failed": 0}.items():
         labels = {"operation": "admit", "outcome": outcome}
         grown = [each["ledger"].value(told.JUDGE_DURATION, **labels) for each in (before, after)]
@@ -359,6 +370,16 @@ async def test_what_is_lost_is_restored_from_a_snapshot_or_loaded(tell: Told, to
     await growth.says(told.SNAPSHOTS, 1, outcome="nothing")
     await growth.says(told.DEDUP_CALLS, 2, operation="admit", outcome="judged")
     await growth.says(told.DEDUP_CALLS, 1, operation="admit", outcome="behind")
+
+
+async def test_without_deduplication_there_are_no_verdicts(tell: Told) -> None:
+    topic, growth = "metrics/told/disabled", await Growth.of(tell)
+    async with publishing(tell.services.ledger, topic, "p") as publisher:
+        for _ in range(2):
+            assert (await publisher.store(single(0, 0))).status == STORED
+    await tell.says(told.RECEIPTS, 2, topic=topic)
+    await tell.says(told.VERDICTS, 0, topic=topic)
+    assert await growth.value(told.DEDUP_CALLS, outcome="disabled") >= 1
 
 
 async def test_policies_that_cannot_be_read(tell: Told) -> None:
