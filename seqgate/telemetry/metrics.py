@@ -724,9 +724,9 @@ REDELIVERIES: Final = Metric(
     "seqgate.dispatcher.redeliveries",
     Kind.COUNTER,
     "{entry}",
-    "Deliveries that came back, to be made again: refused by the consumer, timed out, in flight at "
-    "a consumer that was lost, returned unprocessed or taken back, or taken from a consumer that "
-    "does not own the key any more",
+    "Deliveries that came back, to be made again or to go to a dead letter topic: refused by the "
+    "consumer, timed out, in flight at a consumer that was lost, returned unprocessed or taken "
+    "back, or taken from a consumer that does not own the key any more",
     _DISPATCHER,
     (TOPIC, REDELIVERY),
 )

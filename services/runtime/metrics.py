@@ -426,14 +426,15 @@ async def survey_forever(look: Callable[[], Awaitable[None]], interval_s: float)
     """Look something up for metrics, again and again. A look that fails is the next one's matter:
     nothing depends on it."""
     while True:
-        began_s = time.monotonic()
+        began_s, rest_s = time.monotonic(), interval_s
         try:
             await look()
+            rest_s = max(interval_s, (time.monotonic() - began_s) * SURVEY_SHARE)
         except DomainError as error:
             log.warning("not looked up for metrics", reason=error.reason, error=error.message)
         except Exception:
             log.exception("not looked up for metrics")
-        await asyncio.sleep(max(interval_s, (time.monotonic() - began_s) * SURVEY_SHARE))
+        await asyncio.sleep(rest_s)
 
 
 def tell_store(

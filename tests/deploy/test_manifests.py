@@ -457,7 +457,10 @@ def test_jobs_and_the_toolbox_record_what_the_services_record(tmp_path: Path) ->
     }
     assert asked_for["ledger"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://seqgate-collector:4317"
     assert asked_for == dict.fromkeys((*SERVICES, "rebuild", "toolbox"), asked_for["ledger"])
-    passed_on = executor_settings(asked_for["rebuild"] | {"SEQGATE_LEDGER": "elsewhere"})
+    passed_on = executor_settings(
+        asked_for["rebuild"]
+        | {"SEQGATE_LEDGER": "elsewhere", "OTEL_EXPORTER_OTLP_HEADERS": "authorization=secret"}
+    )
     assert passed_on == {
         f"spark.executorEnv.{name}": value for name, value in asked_for["rebuild"].items()
     }
