@@ -209,7 +209,7 @@ def _said(
     said: Counter[str] = Counter()
     for place, count in Counter(which).items():
         result = decisions[place].result
-        name = "failed" if isinstance(result, Failure) else result.name.lower()
+        name = "failed" if isinstance(result, Failure) else _AS_TOLD[result]
         said[names.VERDICTS + name] += count
     return {
         names.ENTRIES: len(which),
@@ -219,6 +219,12 @@ def _said(
     }
 
 
+_AS_TOLD: Final = {
+    Verdict.ACCEPT: "accepted",
+    Verdict.REJECT: "rejected",
+    Verdict.RESCHEDULE: "rescheduled",
+}
+"""Verdicts as the dispatcher's spans and metrics call them."""
 _VERDICTS: Final = {
     Verdict.ACCEPT: pb.VERDICT_ACCEPT,
     Verdict.REJECT: pb.VERDICT_REJECT,

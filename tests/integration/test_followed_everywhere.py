@@ -244,8 +244,8 @@ def check_evaluated(received: Received, taken: list[Span]) -> None:
         names.ENTRIES: 2,
         names.EVALUATED: 2,
         names.REMEMBERED: 0,
-        f"{names.VERDICTS}accept": 1,
-        f"{names.VERDICTS}reject": 1,
+        f"{names.VERDICTS}accepted": 1,
+        f"{names.VERDICTS}rejected": 1,
     }
 
 
