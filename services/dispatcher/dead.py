@@ -17,6 +17,7 @@ time to time, under its number as long as that is not overtaken.
 import asyncio
 import base64
 import json
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import blake2b
@@ -43,8 +44,8 @@ from services.dispatcher.ports import (
     LetterRefused,
     Log,
 )
+from services.dispatcher.spans import MessageSpans
 from services.errors import DomainError
-from services.runtime.spans import MessageSpans, now_ns
 
 log = structlog.get_logger()
 
@@ -98,7 +99,7 @@ class Graveyard:
         self._done: set[Position] = set()
         self._one_by_one = asyncio.Lock()
         named = {names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: subscription}
-        self._spans = MessageSpans(names.DEAD_LETTER, str(topic), named, is_linked=True)
+        self._spans = MessageSpans(names.DEAD_LETTER, str(topic), named)
 
     @property
     def has_done(self) -> bool:
@@ -256,7 +257,7 @@ class Graveyard:
             names.ATTEMPTS: letter.attempts,
             names.DEAD_LETTER_TOPIC: str(letter.topic),
         }
-        began_ns = now_ns()
+        began_ns = time.time_ns()
         try:
             is_there = await self._letters.put(letter)
         except DomainError as error:

@@ -1,5 +1,6 @@
 """From deliveries to what is sent: each with its entry, and none that counts no more."""
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
@@ -16,8 +17,8 @@ from services.dispatcher.core.subscription import Item
 from services.dispatcher.entries import position_of
 from services.dispatcher.performing import Performing
 from services.dispatcher.ports import Log
+from services.dispatcher.spans import MessageSpans
 from services.dispatcher.work import Work
-from services.runtime.spans import MessageSpans, now_ns
 
 log = structlog.get_logger()
 
@@ -38,14 +39,14 @@ class Sending:
         self._work = work
         self._performing = performing
         named = {names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: name}
-        self._spans = MessageSpans("deliver", str(topic), named, is_linked=True)
+        self._spans = MessageSpans(names.DELIVER, str(topic), named)
 
     async def filled(
         self, consumer: int, deliveries: Sequence[Delivery]
     ) -> AsyncIterator[pb.ConsumeResponse]:
         """Deliveries with what they deliver, but for those that count no more."""
         performing = self._performing
-        began_ns = now_ns()
+        began_ns = time.time_ns()
         generation, cache = performing.generation, performing.cache
         fetched = await self._missing(deliveries)
         response, size_bytes = pb.Deliveries(), 0

@@ -1,12 +1,10 @@
-"""Spans of what a service does with messages that carry a trace.
+"""Spans of what takes messages further that carry a trace: to a consumer, or to another topic.
 
 They are children of the span that published the message, and are recorded if that one is: whoever
-publishes decides what is followed. What takes a message further, to a consumer or another topic,
-has a link to that span as well, as the messaging conventions want it. Where OTEL_* ask for no
-spans, nothing is looked at.
+publishes decides what is followed. They have a link to that span as well, as the messaging
+conventions want it. Where OTEL_* ask for no spans, nothing is looked at.
 """
 
-import time
 from collections.abc import Mapping
 from typing import Final
 
@@ -15,14 +13,10 @@ from opentelemetry.trace import Link, SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from seqgate.telemetry import extract, names
-from seqgate.telemetry.propagation import TRACEPARENT
 from seqgate.telemetry.setup import NONE, exporter_asked_for
 from seqgate.telemetry.spans import below, fail
 
-_TRACER: Final = trace.get_tracer("seqgate.services")
-
-MARK: Final = TRACEPARENT.encode()
-"""What is in the serialized metadata of each entry that carries a trace, and of few others."""
+_TRACER: Final = trace.get_tracer("seqgate.services.dispatcher")
 
 
 class MessageSpans:
@@ -32,25 +26,21 @@ class MessageSpans:
         self,
         operation: str,
         topic: str,
-        more: Mapping[str, str] | None = None,
-        *,
-        is_linked: bool = False,
+        more: Mapping[str, str],
     ) -> None:
         """
         Args:
             operation: what is done: the first word of the spans' name.
             topic: with which topic's messages.
             more: attributes that all spans have.
-            is_linked: whether each has a link to the span that published the message.
         """
         self.is_on = exporter_asked_for("TRACES") != NONE
         self._name = f"{operation} {topic}"
-        self._is_linked = is_linked
         self._attributes: dict[str, AttributeValue] = {
             names.MESSAGING_SYSTEM: names.SEQGATE,
             names.MESSAGING_OPERATION_NAME: operation,
             names.MESSAGING_DESTINATION_NAME: topic,
-            **(more or {}),
+            **more,
         }
 
     def note(
@@ -76,14 +66,9 @@ class MessageSpans:
             below(context),
             kind=SpanKind.INTERNAL,
             attributes={**self._attributes, **about},
-            links=[Link(context)] if self._is_linked else None,
+            links=[Link(context)],
             start_time=began_ns,
         )
         if failure:
             fail(span, failure)
         span.end()
-
-
-def now_ns() -> int:
-    """Nanoseconds since 1970."""
-    return time.time_ns()
