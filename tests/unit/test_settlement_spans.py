@@ -12,6 +12,7 @@ from seqgate.api.entry.v1.entry_pb2 import Position as WirePosition
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.telemetry import inject, names
 from seqgate.types import Position, TopicName
+from services.dispatcher import spans as message_spans
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.answers import Answers, settled
 from services.dispatcher.core.effects import AfterDeadLetter, DeadLetter
@@ -19,7 +20,6 @@ from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.dead import Graveyard
 from services.dispatcher.ports import Letter, LetterRefused
 from services.errors import Fenced
-from services.runtime import spans as message_spans
 from tests.support.recorded import Recorded, links
 
 TOPIC = TopicName.parse("test/spans/topic")
