@@ -30,7 +30,8 @@ async def test_publish_and_consume_are_traced_from_the_command_on(
     assert (publish.service, publish.parent_id, publish.failed) == ("seqgate-cli", "", False)
     assert publish.attributes == {"process.exit.code": 0}
     assert (send.trace_id, send.parent_id) == (publish.trace_id, publish.span_id)
-    assert (process.parent_id, process.links) == ("", [(send.trace_id, send.span_id)])
+    assert (process.trace_id, process.parent_id) == (send.trace_id, send.span_id)
+    assert process.links == [(send.trace_id, send.span_id)]
     assert (ack.trace_id, ack.parent_id) == (process.trace_id, process.span_id)
     for command, call in ((publish, "LedgerService/Publish"), (consume, "DispatcherService/Consu")):
         (of_call,) = [span for span in received.trace(command.trace_id) if call in span.name]
