@@ -2,50 +2,25 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 from opentelemetry.trace import Tracer
 
-from seqgate.client import Batching, Chunking, Client, _tracing, connect
-from seqgate.telemetry import calls, names
+from seqgate.client import Batching, Chunking, Client, connect
+from seqgate.telemetry import names
 from tests.integration.services import running
+from tests.support.application import APPLICATION, application, below
 from tests.support.otlp import Received, otel_variables, otlp_receiver
 from tools.trace.receiver import Span
 
-APPLICATION = "application"
 SERVING = {"ledger", "dedup", "cursor", "dispatcher"}
 KINDS = {
     "alone": None,
     "batch": Batching(delay_s=60),
     "large": Chunking(chunk_bytes=1024),
 }
-
-
-@asynccontextmanager
-async def application(received: Received, patch: pytest.MonkeyPatch) -> AsyncIterator[Tracer]:
-    """The client in this process records as an application's does, with a tracer of its own."""
-    provider = TracerProvider(
-        sampler=ParentBased(ALWAYS_ON),
-        resource=Resource.create({"service.name": APPLICATION}),
-        shutdown_on_exit=False,
-    )
-    exporter = OTLPSpanExporter(received.endpoint, insecure=True)
-    provider.add_span_processor(BatchSpanProcessor(exporter))
-    tracer = provider.get_tracer("test")
-    patch.setattr(_tracing, "_TRACER", tracer)
-    patch.setattr(calls, "_TRACER", tracer)
-    try:
-        yield tracer
-    finally:
-        await asyncio.to_thread(provider.shutdown)  # the receiver is in this process's loop
 
 
 async def publish(client: Client, tracer: Tracer, topic: str, kind: str) -> None:
@@ -88,10 +63,6 @@ async def received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
 def ids(span: Span) -> tuple[str, str]:
     return span.trace_id, span.span_id
-
-
-def below(received: Received, span: Span) -> Iterator[Span]:
-    return (each for each in received.trace(span.trace_id) if each.parent_id == span.span_id)
 
 
 def processed(received: Received, topic: str) -> list[Span]:

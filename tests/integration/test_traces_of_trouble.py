@@ -1,19 +1,31 @@
 """What traces show when not all is well: what was sent again, recoveries, and snapshots."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 
 from seqgate.api.dedup.v1 import dedup_pb2
-from seqgate.client import connect
+from seqgate.client import Producer, connect
 from seqgate.telemetry import names
 from tests.integration.services import Services, running
-from tests.integration.test_message_traces import application, below
+from tests.support.application import application, below
 from tests.support.otlp import otel_variables, otlp_receiver
 from tests.support.waiting import eventually
 
 TOPIC = "public/default/trouble"
+SERVICES = ("cursor", "dedup", "ledger")
+
+
+@asynccontextmanager
+async def producing(services: Services) -> AsyncIterator[Producer]:
+    async with (
+        connect(services.stack.address("ledger")) as client,
+        client.producer(TOPIC, name="p") as producer,
+    ):
+        yield producer
 
 
 async def test_what_is_sent_again_is_below_the_same_span(
@@ -21,14 +33,11 @@ async def test_what_is_sent_again_is_below_the_same_span(
 ) -> None:
     async with otlp_receiver() as received:
         variables = otel_variables(received, SEQGATE_LEDGER_DRAIN_TIMEOUT_S="0.5")
-        async with running(
-            tmp_path / "stack", services=("cursor", "dedup", "ledger"), **variables
-        ) as services:
+        async with running(tmp_path / "stack", services=SERVICES, **variables) as services:
             stack = services.stack
             async with (
                 application(received, monkeypatch),
-                connect(stack.address("ledger")) as client,
-                client.producer(TOPIC, name="p") as producer,
+                producing(services) as producer,
             ):
                 await producer.send(b"first")
                 await stack.kill("dedup")
@@ -61,14 +70,9 @@ def _waits_for_deduplication(services: Services) -> bool:
 async def test_a_recovery_is_a_trace(tmp_path: Path) -> None:
     async with otlp_receiver() as received:
         variables = otel_variables(received, SEQGATE_DEDUP_SNAPSHOT_CHECK_INTERVAL_S="3600")
-        async with running(
-            tmp_path / "stack", services=("cursor", "dedup", "ledger"), **variables
-        ) as services:
+        async with running(tmp_path / "stack", services=SERVICES, **variables) as services:
             stack = services.stack
-            async with (
-                connect(stack.address("ledger")) as client,
-                client.producer(TOPIC, name="p") as producer,
-            ):
+            async with producing(services) as producer:
                 await producer.send(b"first")
                 async with Redis.from_url(stack.redis_url) as redis:
                     await redis.flushall()
@@ -91,21 +95,12 @@ async def test_a_recovery_is_a_trace(tmp_path: Path) -> None:
 async def test_a_snapshot_is_a_part_of_what_asks_for_it_or_a_trace(tmp_path: Path) -> None:
     async with otlp_receiver() as received:
         variables = otel_variables(received, SEQGATE_DEDUP_SNAPSHOT_CHECK_INTERVAL_S="3600")
-        async with running(
-            tmp_path / "stack", services=("cursor", "dedup", "ledger"), **variables
-        ) as services:
-            stack = services.stack
-            async with (
-                connect(stack.address("ledger")) as client,
-                client.producer(TOPIC, name="p") as producer,
-            ):
+        async with running(tmp_path / "stack", services=SERVICES, **variables) as services:
+            async with producing(services) as producer:
                 await producer.send(b"first")
             await services.settled(TOPIC)
             await services.dedup.TakeSnapshot(dedup_pb2.TakeSnapshotRequest(topic=TOPIC))
-            async with (
-                connect(stack.address("ledger")) as client,
-                client.producer(TOPIC, name="p") as producer,
-            ):
+            async with producing(services) as producer:
                 await producer.send(b"second")
             await services.settled(TOPIC)
         # The second one is taken when the service goes away.
