@@ -74,6 +74,7 @@ async def test_a_recovery_is_a_trace(tmp_path: Path) -> None:
             stack = services.stack
             async with producing(services) as producer:
                 await producer.send(b"first")
+                await services.settled(TOPIC)
                 async with Redis.from_url(stack.redis_url) as redis:
                     await redis.flushall()
                 await producer.send(b"second")
