@@ -138,6 +138,7 @@ async def telling(
         environment[prefix + "LISTEN"] = f"127.0.0.1:{port}"
         environment[prefix + "TOPICS"] = topics
         environment[prefix + "SURVEY_S"] = "0.1"
+    environment["SEQGATE_DEDUP_SNAPSHOT_CHECK_INTERVAL_S"] = "3600"  # they are counted
     environment["SEQGATE_DISPATCHER_KEY_PARKED_MAX"] = str(KEY_PARKED_MAX)
     async with running(folder, policies=POLICIES, **environment) as services:
         yield Told(services, ports)

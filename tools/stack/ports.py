@@ -1,16 +1,52 @@
 """Free TCP ports on loopback."""
 
+import os
+import random
 import socket
-from contextlib import ExitStack
+import sys
+from collections import deque
+from contextlib import suppress
+from typing import Final
+
+PORTS: Final = range(10_240, 32_768)
+"""Below those that Linux gives to connections: one of them could take a port that is free now."""
+
+RESERVED_MAX: Final = 100
+"""How many ports a process keeps others from, the latest ones: each costs a file descriptor."""
+
+_choice: Final = random.SystemRandom()
+_reserved: Final[deque[int]] = deque()
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that nobody listens on now. All are held until all are found; somebody else
-    may still take one before it is used."""
-    with ExitStack() as held:
-        ports = []
-        for _ in range(count):
-            listener = held.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            ports.append(int(listener.getsockname()[1]))
-        return ports
+    """Different ports that nobody listens on now, and that nobody who asks here gets soon. Somebody
+    else may still take one before it is used."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = _choice.choice(PORTS)
+        if _is_free(port) and _reserve(port):
+            ports.append(port)
+    return ports
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener, suppress(OSError):
+        listener.bind(("127.0.0.1", port))
+        return True
+    return False
+
+
+def _reserve(port: int) -> bool:
+    """Take the port's name among Linux's abstract sockets, which nobody else can then."""
+    if sys.platform != "linux":
+        return True
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0seqgate-port-{port}")
+    except OSError:
+        name.close()
+        return False
+    _reserved.append(name.detach())
+    if len(_reserved) > RESERVED_MAX:
+        os.close(_reserved.popleft())
+    return True
