@@ -15,8 +15,8 @@ from seqgate.client import Client, Consumer, RetryPolicy, SubscriptionOptions, c
 from seqgate.telemetry import names
 from tests.integration.services import Services, running
 from tests.integration.test_dispatcher_owners import instance
-from tests.support.application import APPLICATION, application
 from tests.support.otlp import Received, otel_variables, otlp_receiver
+from tests.support.traced_application import APPLICATION, application
 from tools.stack.stack import SERVICES
 from tools.trace.receiver import Span
 

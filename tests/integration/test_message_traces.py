@@ -11,8 +11,8 @@ from opentelemetry.trace import Tracer
 from seqgate.client import Batching, Chunking, Client, connect
 from seqgate.telemetry import names
 from tests.integration.services import running
-from tests.support.application import APPLICATION, application, below
 from tests.support.otlp import Received, otel_variables, otlp_receiver
+from tests.support.traced_application import APPLICATION, application, below
 from tools.trace.receiver import Span
 
 SERVING = {"ledger", "dedup", "cursor", "dispatcher"}

@@ -11,8 +11,8 @@ from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.client import Producer, connect
 from seqgate.telemetry import names
 from tests.integration.services import Services, running
-from tests.support.application import application, below
 from tests.support.otlp import otel_variables, otlp_receiver
+from tests.support.traced_application import application, below
 from tests.support.waiting import eventually
 
 TOPIC = "public/default/trouble"
