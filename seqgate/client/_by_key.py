@@ -7,8 +7,8 @@ from typing import Final
 
 from seqgate.client._consumer import Consumer
 from seqgate.client._received import Received
-from seqgate.client._tracing import note_failure
 from seqgate.errors import ConsumerClosedError, CorruptMessageError
+from seqgate.telemetry.spans import fail_with
 
 STOP_TIMEOUT_S: Final = 30.0
 """How long handlers that run may go on when processing is cancelled, unless told otherwise."""
@@ -122,7 +122,7 @@ class _Work:
             try:
                 await self._handler(message)
             except Exception as failure:
-                note_failure(span, failure)
+                fail_with(span, failure)
                 self._consumer.nack_nowait(message)
                 self._on_failure(message, failure)
             else:

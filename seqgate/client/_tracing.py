@@ -24,7 +24,7 @@ from typing import Final, cast
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import INVALID_SPAN, Span, SpanContext, SpanKind, Status, StatusCode
+from opentelemetry.trace import INVALID_SPAN, Span, SpanContext, SpanKind
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.entry.v1.entry_pb2 import TraceContext
@@ -33,7 +33,7 @@ from seqgate.client._outbox import Receipt
 from seqgate.errors import SeqgateError
 from seqgate.telemetry import extract, inject, names
 from seqgate.telemetry.propagation import TRACEPARENT, TRACESTATE
-from seqgate.telemetry.spans import below
+from seqgate.telemetry.spans import below, fail_with, within
 
 PROPERTIES_MAX: Final = 128
 """How many properties a message may have."""
@@ -259,15 +259,8 @@ class Consuming:
             return
         if span.is_recording():
             _describe_received(span, message)
-        with trace.use_span(span, end_on_exit=True, record_exception=False):
-            try:
-                yield span
-            except asyncio.CancelledError:
-                span.set_attribute(names.ERROR_TYPE, "CANCELLED")
-                raise
-            except Exception as failure:
-                note_failure(span, failure)
-                raise
+        with within(span):
+            yield span
 
     def settling(self, name: str, message: Message | None, answer: "asyncio.Future[None]") -> None:
         """A message is acknowledged, or refused: its span lasts until there is an answer.
@@ -296,18 +289,11 @@ class Consuming:
         _end_settling(span, answered)
 
 
-def note_failure(span: Span, failure: BaseException) -> None:
-    """What a span is about has failed."""
-    reason = failure.reason if isinstance(failure, SeqgateError) else ""
-    span.set_attribute(names.ERROR_TYPE, reason or type(failure).__qualname__)
-    span.set_status(Status(StatusCode.ERROR, str(failure)))
-
-
 def _end_settling(span: Span, answered: "asyncio.Future[None]") -> None:
     if answered.cancelled():
         span.set_attribute(names.ERROR_TYPE, "CANCELLED")
     elif (failure := answered.exception()) is not None:
-        note_failure(span, failure)
+        fail_with(span, failure)
     span.end()
 
 
@@ -343,7 +329,7 @@ def _describe_received(span: Span, message: Message) -> None:
 
 def _note(span: Span, outcome: Receipt | SeqgateError, *, is_alone: bool) -> None:
     if not isinstance(outcome, Receipt):
-        note_failure(span, outcome)
+        fail_with(span, outcome)
     elif is_alone:
         span.set_attribute(names.MESSAGING_MESSAGE_ID, str(outcome.message_id))
 

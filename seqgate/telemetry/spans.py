@@ -255,7 +255,7 @@ def within(span: Span) -> Iterator[Span]:
         span.set_attribute(names.ERROR_TYPE, "CANCELLED")
         raise
     except Exception as failure:
-        fail(span, str(getattr(failure, "reason", "")) or type(failure).__qualname__, str(failure))
+        fail_with(span, failure)
         raise
     finally:
         otel_context.detach(token)
@@ -266,6 +266,12 @@ def fail(span: Span, reason: str, message: str = "") -> None:
     """What a span is about has failed. Of the message it has the first line."""
     span.set_attribute(names.ERROR_TYPE, reason)
     span.set_status(Status(StatusCode.ERROR, message.partition("\n")[0] or reason))
+
+
+def fail_with(span: Span, failure: BaseException) -> None:
+    """What a span is about has failed with this: by its reason, if it has one, or else its name."""
+    reason = str(getattr(failure, "reason", "")) or type(failure).__qualname__
+    fail(span, reason, str(failure))
 
 
 def below(context: SpanContext) -> Context:
