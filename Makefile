@@ -5,16 +5,18 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench protos errors clean
+.PHONY: help setup demo test test-deep lint format bench protos errors locks clean
 
 help:
 	@echo "make demo    publish a year of flights through crashes, and prove that each is stored once"
 	@echo "             (TRACE=1: follow one message through it)"
 	@echo "make test    lint, types and all tests"
+	@echo "make test-deep  the same at full depth: all histories, deliberate defects, long torture"
 	@echo "make lint    ruff, mypy, import contracts, buf, generated code, errors"
 	@echo "make bench   measure, and print tables and build/bench/report.json"
 	@echo "make protos  generate seqgate/api from protos/"
 	@echo "make errors  generate docs/errors.md from the code"
+	@echo "make locks   write the hashes of what requirements.lock names, and the images' locks"
 	@echo "make clean   remove .venv and everything that was built"
 
 setup: $(READY)
@@ -29,6 +31,9 @@ demo: setup
 test: lint
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
+test-deep: lint
+	@SEQGATE_TEST_DEPTH=$${SEQGATE_TEST_DEPTH:-full} $(BIN)/python -m pytest -q -n 2 --dist worksteal
+
 lint: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -37,6 +42,7 @@ lint: setup
 	@$(BIN)/python -m tools.dev.protos --check
 	@$(BIN)/python -m tools.dev.protos --lint
 	@$(BIN)/python -m tools.dev.errors --check
+	@$(BIN)/python -m tools.dev.locks --check
 
 format: setup
 	@$(BIN)/ruff format .
@@ -50,6 +56,9 @@ protos: setup
 
 errors: setup
 	@$(BIN)/python -m tools.dev.errors
+
+locks: setup
+	@$(BIN)/python -m tools.dev.locks
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -22,11 +22,13 @@ python=$1
 
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 pip() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
-# What is built from source is built with the pinned setuptools, not with today's.
-pip "$(grep '^setuptools==' requirements.lock)"
-pip --no-build-isolation -r requirements.lock
+# Nothing is installed but files whose hashes are in the lock. What is built from source is built with
+# the pinned setuptools, not with today's.
+sed -n '/^setuptools==/,/[^\]$/p' requirements.lock >.venv/setuptools.lock
+pip --require-hashes -r .venv/setuptools.lock
+pip --require-hashes --no-build-isolation -r requirements.lock
 pip --no-build-isolation --no-deps --editable .
 
 [ -x .venv/checkov/bin/python ] || .venv/bin/python -m venv .venv/checkov
 .venv/checkov/bin/python -m pip install --quiet --disable-pip-version-check \
-    -r requirements-checkov.lock
+    --require-hashes -r requirements-checkov.lock

@@ -1,0 +1,267 @@
+"""The locks: what is installed, with the hashes of all files that a version has, so that one lock
+serves every machine and every Python, and nothing else than these files is ever installed.
+
+python -m tools.dev.locks            write the hashes anew, and the images' locks
+python -m tools.dev.locks --check    exit 1 if a package lacks hashes, or an image's lock is not
+                                     what would be written; asks no index
+
+To change what is installed: change requirements.lock (`name==version`, as `pip freeze` writes it),
+and run this. It asks the index that pip is set up with for the files of each version. What the
+images install, deploy/docker/*.lock, is the part of requirements.lock that pyproject.toml's extras
+need, as installed here.
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+LOCKS: Final = (ROOT / "requirements.lock", ROOT / "requirements-checkov.lock")
+"""What is written by hand, but for the hashes."""
+
+IMAGES: Final = {
+    ROOT / "deploy" / "docker" / "services.lock": ("services",),
+    ROOT / "deploy" / "docker" / "jobs.lock": ("services", "spark"),
+}
+"""What is generated whole: the extras that an image has."""
+
+BUILDS: Final = "setuptools"
+"""What sdists are built with: in every lock."""
+
+MACHINES: Final = ("x86_64", "aarch64")
+PYTHONS: Final = ("3.11.2", "3.11.9", "3.12.4", "3.13.1", "3.14.0")
+"""For which what the images need is looked up."""
+
+IMAGE_HEADER: Final = """\
+# What the image installs: a part of requirements.lock, made by `python -m tools.dev.locks`.
+"""
+
+HASH: Final = "    --hash=sha256:"
+
+
+class Pinned(NamedTuple):
+    """A package of a lock: name==version, perhaps with a marker, and its files' hashes."""
+
+    requirement: str
+    hashes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """As packages are compared."""
+        return canonical(self.requirement.partition("==")[0])
+
+    @property
+    def version(self) -> str:
+        """What comes after ==."""
+        return self.requirement.partition("==")[2].partition(";")[0].strip()
+
+    def lines(self) -> str:
+        """As the lock has it."""
+        parts = [self.requirement, *(f"{HASH}{each}" for each in self.hashes)]
+        return " \\\n".join(parts) + "\n"
+
+
+class Lock(NamedTuple):
+    """A lock: what is said at its beginning, and its packages."""
+
+    header: str
+    packages: list[Pinned]
+
+    def text(self) -> str:
+        """The file."""
+        return self.header + "".join(each.lines() for each in self.packages)
+
+
+def canonical(name: str) -> str:
+    """A package's name as packages are compared: foo-bar for Foo_Bar."""
+    return name.strip().lower().replace("_", "-").replace(".", "-")
+
+
+def parse(text: str) -> Lock:
+    """Read a lock, with hashes or without.
+
+    Raises:
+        ValueError: a line is neither a comment nor a package that is pinned.
+    """
+    header: list[str] = []
+    packages: list[Pinned] = []
+    for line in text.replace(" \\\n", "\n").splitlines(keepends=True):
+        if line.startswith(HASH):
+            last = packages.pop()
+            packages.append(last._replace(hashes=(*last.hashes, line.removeprefix(HASH).strip())))
+        elif line.startswith("#") and not packages:
+            header.append(line)
+        elif "==" in line:
+            packages.append(Pinned(line.strip(), ()))
+        elif line.strip():
+            raise ValueError(f"neither a comment nor a pinned package: {line.strip()}")
+    return Lock("".join(header), packages)
+
+
+class Index:
+    """The index that pip is set up with, asked by pip's own parts. What lies in folders of this
+    machine does not count: others have no such folder."""
+
+    def __init__(self) -> None:
+        from pip._internal.commands import create_command
+
+        logging.getLogger("pip").setLevel(logging.ERROR)  # folders that it passes over
+        install: Any = create_command("install")
+        options, _ = install.parse_args(["--no-cache-dir"])
+        # pip has no public way to ask for all files of a version.
+        session = install._build_session(options)  # noqa: SLF001
+        finder = install._build_package_finder(options, session)  # noqa: SLF001
+        self._collector: Any = finder._link_collector  # noqa: SLF001
+
+    def hashes(self, package: Pinned) -> tuple[str, ...]:
+        """Those of all files of a version.
+
+        Raises:
+            LookupError: the index has none, or does not say the hash of one.
+        """
+        from pip._vendor.packaging.version import Version
+
+        found: set[str] = set()
+        for link in self._links(package.name):
+            version = _version(link.filename)
+            if version is None or version != Version(package.version):
+                continue
+            if link.hash_name != "sha256":
+                raise LookupError(f"the index says no hash of {link.filename}")
+            found.add(str(link.hash))
+        if not found:
+            raise LookupError(f"the index has no file of {package.requirement}")
+        return tuple(sorted(found))
+
+    def _links(self, name: str) -> Iterator[Any]:
+        from pip._internal.index.collector import parse_links
+
+        sources = self._collector.collect_sources(name, lambda _: [])
+        for source in (*sources.index_urls, *sources.find_links):
+            if source is None or source.link is None or source.link.is_file:
+                continue
+            page = self._collector.fetch_response(source.link)
+            if page is not None:
+                yield from parse_links(page)
+
+
+def _version(filename: str) -> Any:
+    """The version of a wheel or an sdist; None: it is neither."""
+    from pip._vendor.packaging import utils
+
+    try:
+        if filename.endswith(".whl"):
+            return utils.parse_wheel_filename(filename)[1]
+        return utils.parse_sdist_filename(filename)[1]
+    except (utils.InvalidWheelFilename, utils.InvalidSdistFilename, ValueError):
+        return None
+
+
+def needed(extras: Sequence[str], lock: Lock) -> list[Pinned]:
+    """The part of a lock that extras of this project need, as what is installed here says, on any
+    machine and Python that counts.
+
+    Raises:
+        LookupError: something of it is not in the lock.
+    """
+    pinned = {each.name: each for each in lock.packages}
+    wanted = {BUILDS}
+    waiting = [("seqgate", frozenset(extras))]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while waiting:
+        asked = waiting.pop()
+        if asked in seen:
+            continue
+        seen.add(asked)
+        name, chosen = asked
+        for requirement in _requirements(name, chosen):
+            other = canonical(requirement.name)
+            if other not in pinned:
+                raise LookupError(f"{name} needs {other}, which requirements.lock does not have")
+            wanted.add(other)
+            waiting.append((other, frozenset(requirement.extras)))
+    return [each for each in lock.packages if each.name in wanted]
+
+
+def _requirements(name: str, extras: Iterable[str]) -> Iterator[Any]:
+    """What an installed package needs, on any of the machines."""
+    from pip._vendor.packaging.requirements import Requirement
+
+    try:
+        texts = distribution(name).requires or []
+    except PackageNotFoundError:  # for other Pythons than this one: it needs nothing, as of now
+        return
+    for text in texts:
+        requirement = Requirement(text)
+        if requirement.marker is None or any(
+            requirement.marker.evaluate(each | {"extra": extra})
+            for each in _environments()
+            for extra in ("", *extras)
+        ):
+            yield requirement
+
+
+def _environments() -> Iterator[dict[str, str]]:
+    for machine in MACHINES:
+        for python in PYTHONS:
+            yield {
+                "sys_platform": "linux",
+                "platform_system": "Linux",
+                "os_name": "posix",
+                "platform_machine": machine,
+                "python_full_version": python,
+                "python_version": ".".join(python.split(".")[:2]),
+                "implementation_name": "cpython",
+                "platform_python_implementation": "CPython",
+            }
+
+
+def image_locks() -> dict[Path, str]:
+    """What the images' locks should be."""
+    lock = parse(LOCKS[0].read_text())
+    return {
+        path: Lock(IMAGE_HEADER, needed(extras, lock)).text() for path, extras in IMAGES.items()
+    }
+
+
+def write() -> None:
+    """Write all locks."""
+    index = Index()
+    for path in LOCKS:
+        lock = parse(path.read_text())
+        packages = [each._replace(hashes=index.hashes(each)) for each in lock.packages]
+        path.write_text(Lock(lock.header, packages).text())
+    for path, text in image_locks().items():
+        path.write_text(text)
+
+
+def faults() -> Iterator[str]:
+    """What is wrong with the locks as they are."""
+    for path in LOCKS:
+        for each in parse(path.read_text()).packages:
+            if not each.hashes:
+                yield f"{path.name}: {each.requirement} has no hash"
+    for path, text in image_locks().items():
+        if not path.exists() or path.read_text() != text:
+            yield f"{path.name} is not what would be written"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="only say what is wrong")
+    if not parser.parse_args().check:
+        write()
+        return 0
+    found = list(faults())
+    for each in found:
+        print(f"{each}; run python -m tools.dev.locks", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
