@@ -150,11 +150,15 @@ class Lease(_message.Message):
     """As the holder calls itself: 1 to 255 bytes of UTF-8, no control characters."""
     epoch: _builtins.int
     """Grows with each new holder. Calls with an older epoch are fenced, also when
-    the lease has expired or was released.
+    the lease has expired or was released, and also when the cursor was deleted
+    and made again: epochs go on where those of the topic's deleted cursors ended.
     """
     @_builtins.property
     def expires(self) -> _timestamp_pb2.Timestamp:
-        """By the store's clock; a lease that was released expired then."""
+        """By the store's clock; a lease that was released expired then. That clock does
+        not jump while the service runs. When the service is started again, or the
+        topic moves, a lease lasts for the duration that was asked for at most.
+        """
 
     def __init__(
         self,

@@ -36,7 +36,9 @@ class CursorServiceStub:
 
     Whether two entries are neighbours: in one ledger, when their entry ids
     are. Where one ledger ends and another goes on, a caller says so with a
-    Succession, once; mark-delete does not pass the end of a ledger before.
+    Succession, once as long as the topic has cursors; mark-delete does not pass
+    the end of a ledger before. Of two that contradict each other the later counts,
+    if the log has been trimmed up to there, which a Succession from 0:0 says.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
     a message cannot be read, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,
@@ -148,7 +150,9 @@ class CursorServiceServicer:
 
     Whether two entries are neighbours: in one ledger, when their entry ids
     are. Where one ledger ends and another goes on, a caller says so with a
-    Succession, once; mark-delete does not pass the end of a ledger before.
+    Succession, once as long as the topic has cursors; mark-delete does not pass
+    the end of a ledger before. Of two that contradict each other the later counts,
+    if the log has been trimmed up to there, which a Succession from 0:0 says.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
     a message cannot be read, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,
@@ -181,6 +185,8 @@ class CursorServiceServicer:
         """ListCursors pages through a topic's cursors in the order of their names,
         or through those of all topics. Of a topic that is moved to another instance
         meanwhile, the latter may lack all.
+        Where callers must show who they are, one that the caller may not read by
+        itself is left out.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
         """
@@ -422,7 +428,9 @@ class CursorService:
 
     Whether two entries are neighbours: in one ledger, when their entry ids
     are. Where one ledger ends and another goes on, a caller says so with a
-    Succession, once; mark-delete does not pass the end of a ledger before.
+    Succession, once as long as the topic has cursors; mark-delete does not pass
+    the end of a ledger before. Of two that contradict each other the later counts,
+    if the log has been trimmed up to there, which a Succession from 0:0 says.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
     a message cannot be read, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,

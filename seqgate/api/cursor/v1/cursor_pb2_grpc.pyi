@@ -37,7 +37,9 @@ class CursorServiceStub:
 
     Whether two entries are neighbours: in one ledger, when their entry ids
     are. Where one ledger ends and another goes on, a caller says so with a
-    Succession, once; mark-delete does not pass the end of a ledger before.
+    Succession, once as long as the topic has cursors; mark-delete does not pass
+    the end of a ledger before. Of two that contradict each other the later counts,
+    if the log has been trimmed up to there, which a Succession from 0:0 says.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
     a message cannot be read, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,
@@ -65,6 +67,8 @@ class CursorServiceStub:
     """ListCursors pages through a topic's cursors in the order of their names,
     or through those of all topics. Of a topic that is moved to another instance
     meanwhile, the latter may lack all.
+    Where callers must show who they are, one that the caller may not read by
+    itself is left out.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
     """
@@ -160,7 +164,9 @@ class CursorServiceAsyncStub(CursorServiceStub):
 
     Whether two entries are neighbours: in one ledger, when their entry ids
     are. Where one ledger ends and another goes on, a caller says so with a
-    Succession, once; mark-delete does not pass the end of a ledger before.
+    Succession, once as long as the topic has cursors; mark-delete does not pass
+    the end of a ledger before. Of two that contradict each other the later counts,
+    if the log has been trimmed up to there, which a Succession from 0:0 says.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
     a message cannot be read, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,
@@ -185,6 +191,8 @@ class CursorServiceAsyncStub(CursorServiceStub):
     """ListCursors pages through a topic's cursors in the order of their names,
     or through those of all topics. Of a topic that is moved to another instance
     meanwhile, the latter may lack all.
+    Where callers must show who they are, one that the caller may not read by
+    itself is left out.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
     """
@@ -279,7 +287,9 @@ class CursorServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Whether two entries are neighbours: in one ledger, when their entry ids
     are. Where one ledger ends and another goes on, a caller says so with a
-    Succession, once; mark-delete does not pass the end of a ledger before.
+    Succession, once as long as the topic has cursors; mark-delete does not pass
+    the end of a ledger before. Of two that contradict each other the later counts,
+    if the log has been trimmed up to there, which a Succession from 0:0 says.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
     a message cannot be read, or INVALID_TOPIC_NAME, INVALID_CURSOR_NAME,
@@ -320,6 +330,8 @@ class CursorServiceServicer(metaclass=_abc_1.ABCMeta):
         """ListCursors pages through a topic's cursors in the order of their names,
         or through those of all topics. Of a topic that is moved to another instance
         meanwhile, the latter may lack all.
+        Where callers must show who they are, one that the caller may not read by
+        itself is left out.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
         """

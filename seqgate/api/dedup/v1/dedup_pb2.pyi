@@ -1063,8 +1063,13 @@ class KeepProducersRequest(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     PRODUCER_NAMES_FIELD_NUMBER: _builtins.int
+    ONLY_DUE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """tenant/namespace/name."""
+    only_due: _builtins.bool
+    """Whether those may be left as they are that were active within half of the
+    time after which the next call is due: for a producer that connects.
+    """
     @_builtins.property
     def producer_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """At most 10,000 names."""
@@ -1074,10 +1079,11 @@ class KeepProducersRequest(_message.Message):
         *,
         topic: _builtins.str = ...,
         producer_names: _abc.Iterable[_builtins.str] | None = ...,
+        only_due: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["producer_names", b"producer_names", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["only_due", b"only_due", "producer_names", b"producer_names", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1085,16 +1091,23 @@ Global___KeepProducersRequest: _TypeAlias = KeepProducersRequest  # noqa: Y015
 
 @_typing.final
 class KeepProducersResponse(_message.Message):
-    """KeepProducersResponse is empty."""
+    """KeepProducersResponse says when to call again."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    KEEP_WITHIN_S_FIELD_NUMBER: _builtins.int
+    keep_within_s: _builtins.int
+    """Within so many seconds: a third of the inactivity timeout that is in force.
+    0: nobody is forgotten for lack of activity.
+    """
     def __init__(
         self,
+        *,
+        keep_within_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_within_s", b"keep_within_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1311,7 +1324,7 @@ class Policy(_message.Message):
     ON_FULL_SOURCE_FIELD_NUMBER: _builtins.int
     SNAPSHOT_ENTRIES_FIELD_NUMBER: _builtins.int
     SNAPSHOT_ENTRIES_SOURCE_FIELD_NUMBER: _builtins.int
-    SNAPSHOT_INTERVAL_SECONDS_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_INTERVAL_S_FIELD_NUMBER: _builtins.int
     SNAPSHOT_INTERVAL_SOURCE_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     """Whether the topic deduplicates; built in: true."""
@@ -1337,12 +1350,12 @@ class Policy(_message.Message):
     """
     snapshot_entries_source: Global___PolicySource.ValueType
     """Where `snapshot_entries` was set."""
-    snapshot_interval_seconds: _builtins.int
+    snapshot_interval_s: _builtins.int
     """After how many seconds with new entries a snapshot is taken; built in: 120.
     0: not by time.
     """
     snapshot_interval_source: Global___PolicySource.ValueType
-    """Where `snapshot_interval_seconds` was set."""
+    """Where `snapshot_interval_s` was set."""
     def __init__(
         self,
         *,
@@ -1356,12 +1369,12 @@ class Policy(_message.Message):
         on_full_source: Global___PolicySource.ValueType = ...,
         snapshot_entries: _builtins.int = ...,
         snapshot_entries_source: Global___PolicySource.ValueType = ...,
-        snapshot_interval_seconds: _builtins.int = ...,
+        snapshot_interval_s: _builtins.int = ...,
         snapshot_interval_source: Global___PolicySource.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["enabled", b"enabled", "enabled_source", b"enabled_source", "max_producers", b"max_producers", "max_producers_source", b"max_producers_source", "on_full", b"on_full", "on_full_source", b"on_full_source", "producer_inactivity_timeout_minutes", b"producer_inactivity_timeout_minutes", "producer_inactivity_timeout_source", b"producer_inactivity_timeout_source", "snapshot_entries", b"snapshot_entries", "snapshot_entries_source", b"snapshot_entries_source", "snapshot_interval_seconds", b"snapshot_interval_seconds", "snapshot_interval_source", b"snapshot_interval_source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enabled", b"enabled", "enabled_source", b"enabled_source", "max_producers", b"max_producers", "max_producers_source", b"max_producers_source", "on_full", b"on_full", "on_full_source", b"on_full_source", "producer_inactivity_timeout_minutes", b"producer_inactivity_timeout_minutes", "producer_inactivity_timeout_source", b"producer_inactivity_timeout_source", "snapshot_entries", b"snapshot_entries", "snapshot_entries_source", b"snapshot_entries_source", "snapshot_interval_s", b"snapshot_interval_s", "snapshot_interval_source", b"snapshot_interval_source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1378,7 +1391,7 @@ class PolicyValues(_message.Message):
     MAX_PRODUCERS_FIELD_NUMBER: _builtins.int
     ON_FULL_FIELD_NUMBER: _builtins.int
     SNAPSHOT_ENTRIES_FIELD_NUMBER: _builtins.int
-    SNAPSHOT_INTERVAL_SECONDS_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_INTERVAL_S_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     """As in Policy."""
     producer_inactivity_timeout_minutes: _builtins.int
@@ -1389,7 +1402,7 @@ class PolicyValues(_message.Message):
     """As in Policy."""
     snapshot_entries: _builtins.int
     """As in Policy: 0 to 1,000,000."""
-    snapshot_interval_seconds: _builtins.int
+    snapshot_interval_s: _builtins.int
     """As in Policy: 0 to 86,400."""
     def __init__(
         self,
@@ -1399,11 +1412,11 @@ class PolicyValues(_message.Message):
         max_producers: _builtins.int | None = ...,
         on_full: Global___FullTopicAction.ValueType = ...,
         snapshot_entries: _builtins.int | None = ...,
-        snapshot_interval_seconds: _builtins.int | None = ...,
+        snapshot_interval_s: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_max_producers", b"_max_producers", "_producer_inactivity_timeout_minutes", b"_producer_inactivity_timeout_minutes", "_snapshot_entries", b"_snapshot_entries", "_snapshot_interval_seconds", b"_snapshot_interval_seconds", "enabled", b"enabled", "max_producers", b"max_producers", "producer_inactivity_timeout_minutes", b"producer_inactivity_timeout_minutes", "snapshot_entries", b"snapshot_entries", "snapshot_interval_seconds", b"snapshot_interval_seconds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_max_producers", b"_max_producers", "_producer_inactivity_timeout_minutes", b"_producer_inactivity_timeout_minutes", "_snapshot_entries", b"_snapshot_entries", "_snapshot_interval_s", b"_snapshot_interval_s", "enabled", b"enabled", "max_producers", b"max_producers", "producer_inactivity_timeout_minutes", b"producer_inactivity_timeout_minutes", "snapshot_entries", b"snapshot_entries", "snapshot_interval_s", b"snapshot_interval_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_max_producers", b"_max_producers", "_producer_inactivity_timeout_minutes", b"_producer_inactivity_timeout_minutes", "_snapshot_entries", b"_snapshot_entries", "_snapshot_interval_seconds", b"_snapshot_interval_seconds", "enabled", b"enabled", "max_producers", b"max_producers", "on_full", b"on_full", "producer_inactivity_timeout_minutes", b"producer_inactivity_timeout_minutes", "snapshot_entries", b"snapshot_entries", "snapshot_interval_seconds", b"snapshot_interval_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_max_producers", b"_max_producers", "_producer_inactivity_timeout_minutes", b"_producer_inactivity_timeout_minutes", "_snapshot_entries", b"_snapshot_entries", "_snapshot_interval_s", b"_snapshot_interval_s", "enabled", b"enabled", "max_producers", b"max_producers", "on_full", b"on_full", "producer_inactivity_timeout_minutes", b"producer_inactivity_timeout_minutes", "snapshot_entries", b"snapshot_entries", "snapshot_interval_s", b"snapshot_interval_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__enabled: _TypeAlias = _typing.Literal["enabled"]  # noqa: Y015
     _WhichOneofArgType__enabled: _TypeAlias = _typing.Literal["_enabled", b"_enabled"]  # noqa: Y015
@@ -1413,8 +1426,8 @@ class PolicyValues(_message.Message):
     _WhichOneofArgType__producer_inactivity_timeout_minutes: _TypeAlias = _typing.Literal["_producer_inactivity_timeout_minutes", b"_producer_inactivity_timeout_minutes"]  # noqa: Y015
     _WhichOneofReturnType__snapshot_entries: _TypeAlias = _typing.Literal["snapshot_entries"]  # noqa: Y015
     _WhichOneofArgType__snapshot_entries: _TypeAlias = _typing.Literal["_snapshot_entries", b"_snapshot_entries"]  # noqa: Y015
-    _WhichOneofReturnType__snapshot_interval_seconds: _TypeAlias = _typing.Literal["snapshot_interval_seconds"]  # noqa: Y015
-    _WhichOneofArgType__snapshot_interval_seconds: _TypeAlias = _typing.Literal["_snapshot_interval_seconds", b"_snapshot_interval_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__snapshot_interval_s: _TypeAlias = _typing.Literal["snapshot_interval_s"]  # noqa: Y015
+    _WhichOneofArgType__snapshot_interval_s: _TypeAlias = _typing.Literal["_snapshot_interval_s", b"_snapshot_interval_s"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__enabled) -> _WhichOneofReturnType__enabled | None: ...
     @_typing.overload
@@ -1424,7 +1437,7 @@ class PolicyValues(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__snapshot_entries) -> _WhichOneofReturnType__snapshot_entries | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__snapshot_interval_seconds) -> _WhichOneofReturnType__snapshot_interval_seconds | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__snapshot_interval_s) -> _WhichOneofReturnType__snapshot_interval_s | None: ...
 
 Global___PolicyValues: _TypeAlias = PolicyValues  # noqa: Y015
 
@@ -1538,16 +1551,24 @@ class TakeSnapshotRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    LET_GO_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """tenant/namespace/name."""
+    let_go: _builtins.bool
+    """Where the state does not fit: let go of the snapshot before, so that its
+    cursor does not hold the log back, and answer that there is none, in place of
+    SNAPSHOT_TOO_LARGE. The ledger asks so before a trim. If the state is lost
+    then, all of the log is replayed.
+    """
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
+        let_go: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["let_go", b"let_go", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1771,6 +1792,7 @@ class GetTopicStatusResponse(_message.Message):
     SNAPSHOT_TAKEN_FIELD_NUMBER: _builtins.int
     ENTRIES_SINCE_SNAPSHOT_FIELD_NUMBER: _builtins.int
     SNAPSHOT_ERROR_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_UNKNOWN_FIELD_NUMBER: _builtins.int
     state: Global___TopicState.ValueType
     """What the state is good for."""
     policy_file_error: _builtins.str
@@ -1789,6 +1811,10 @@ class GetTopicStatusResponse(_message.Message):
     """
     snapshot_error: _builtins.str
     """Why this replica's last attempt at a snapshot failed; empty: it did not."""
+    snapshot_unknown: _builtins.bool
+    """Whether there is a snapshot cannot be told: Redis does not remember, and the
+    cursor service does not answer.
+    """
     @_builtins.property
     def policy(self) -> Global___Policy:
         """The policy in effect."""
@@ -1803,8 +1829,8 @@ class GetTopicStatusResponse(_message.Message):
 
     @_builtins.property
     def snapshot(self) -> _entry_pb2.Position:
-        """The newest snapshot covers the log up to here, as far as Redis remembers;
-        absent: there is none.
+        """The newest snapshot covers the log up to here; absent: there is none, or
+        snapshot_unknown is set.
         """
 
     @_builtins.property
@@ -1826,10 +1852,11 @@ class GetTopicStatusResponse(_message.Message):
         snapshot_taken: _timestamp_pb2.Timestamp | None = ...,
         entries_since_snapshot: _builtins.int = ...,
         snapshot_error: _builtins.str = ...,
+        snapshot_unknown: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_confirmed", b"_confirmed", "_snapshot", b"_snapshot", "_snapshot_taken", b"_snapshot_taken", "confirmed", b"confirmed", "counts", b"counts", "policy", b"policy", "snapshot", b"snapshot", "snapshot_taken", b"snapshot_taken"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed", b"_confirmed", "_snapshot", b"_snapshot", "_snapshot_taken", b"_snapshot_taken", "confirmed", b"confirmed", "counts", b"counts", "entries_remaining", b"entries_remaining", "entries_since_snapshot", b"entries_since_snapshot", "epoch", b"epoch", "policy", b"policy", "policy_file_error", b"policy_file_error", "producers", b"producers", "snapshot", b"snapshot", "snapshot_error", b"snapshot_error", "snapshot_taken", b"snapshot_taken", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed", b"_confirmed", "_snapshot", b"_snapshot", "_snapshot_taken", b"_snapshot_taken", "confirmed", b"confirmed", "counts", b"counts", "entries_remaining", b"entries_remaining", "entries_since_snapshot", b"entries_since_snapshot", "epoch", b"epoch", "policy", b"policy", "policy_file_error", b"policy_file_error", "producers", b"producers", "snapshot", b"snapshot", "snapshot_error", b"snapshot_error", "snapshot_taken", b"snapshot_taken", "snapshot_unknown", b"snapshot_unknown", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__confirmed: _TypeAlias = _typing.Literal["confirmed"]  # noqa: Y015
     _WhichOneofArgType__confirmed: _TypeAlias = _typing.Literal["_confirmed", b"_confirmed"]  # noqa: Y015

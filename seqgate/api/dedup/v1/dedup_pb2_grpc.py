@@ -175,8 +175,9 @@ class DedupServiceServicer:
 
     def KeepProducers(self, request, context):
         """KeepProducers marks producers as alive, so that they are not forgotten
-        for lack of activity. A publish path calls it for connected producers,
-        several times an inactivity timeout. Unknown names are ignored. Retry: safe.
+        for lack of activity. A publish path calls it before it tells a producer that
+        it is connected, and from then on as often as the answer asks for. Unknown
+        names are ignored. Retry: safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -219,7 +220,7 @@ class DedupServiceServicer:
         Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
         RetryInfo when the cursor service does not answer; RESOURCE_EXHAUSTED with
         reason SNAPSHOT_TOO_LARGE when the state does not fit. The snapshot before
-        stays valid.
+        stays valid, unless it was to be let go.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -89,8 +89,9 @@ class DedupServiceStub:
     """
     KeepProducers: _grpc.UnaryUnaryMultiCallable[_dedup_pb2.KeepProducersRequest, _dedup_pb2.KeepProducersResponse]
     """KeepProducers marks producers as alive, so that they are not forgotten
-    for lack of activity. A publish path calls it for connected producers,
-    several times an inactivity timeout. Unknown names are ignored. Retry: safe.
+    for lack of activity. A publish path calls it before it tells a producer that
+    it is connected, and from then on as often as the answer asks for. Unknown
+    names are ignored. Retry: safe.
     """
     GetProducer: _grpc.UnaryUnaryMultiCallable[_dedup_pb2.GetProducerRequest, _dedup_pb2.GetProducerResponse]
     """GetProducer tells how far a producer has come.
@@ -117,7 +118,7 @@ class DedupServiceStub:
     Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
     RetryInfo when the cursor service does not answer; RESOURCE_EXHAUSTED with
     reason SNAPSHOT_TOO_LARGE when the state does not fit. The snapshot before
-    stays valid.
+    stays valid, unless it was to be let go.
     """
     LoadState: _grpc.StreamUnaryMultiCallable[_dedup_pb2.LoadStateRequest, _dedup_pb2.LoadStateResponse]
     """LoadState puts a state in the place of one that was lost: all of it at once,
@@ -198,8 +199,9 @@ class DedupServiceAsyncStub(DedupServiceStub):
     """
     KeepProducers: _aio.UnaryUnaryMultiCallable[_dedup_pb2.KeepProducersRequest, _dedup_pb2.KeepProducersResponse]  # type: ignore[assignment]
     """KeepProducers marks producers as alive, so that they are not forgotten
-    for lack of activity. A publish path calls it for connected producers,
-    several times an inactivity timeout. Unknown names are ignored. Retry: safe.
+    for lack of activity. A publish path calls it before it tells a producer that
+    it is connected, and from then on as often as the answer asks for. Unknown
+    names are ignored. Retry: safe.
     """
     GetProducer: _aio.UnaryUnaryMultiCallable[_dedup_pb2.GetProducerRequest, _dedup_pb2.GetProducerResponse]  # type: ignore[assignment]
     """GetProducer tells how far a producer has come.
@@ -226,7 +228,7 @@ class DedupServiceAsyncStub(DedupServiceStub):
     Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
     RetryInfo when the cursor service does not answer; RESOURCE_EXHAUSTED with
     reason SNAPSHOT_TOO_LARGE when the state does not fit. The snapshot before
-    stays valid.
+    stays valid, unless it was to be let go.
     """
     LoadState: _aio.StreamUnaryMultiCallable[_dedup_pb2.LoadStateRequest, _dedup_pb2.LoadStateResponse]  # type: ignore[assignment]
     """LoadState puts a state in the place of one that was lost: all of it at once,
@@ -334,8 +336,9 @@ class DedupServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_dedup_pb2.KeepProducersResponse, _abc.Awaitable[_dedup_pb2.KeepProducersResponse]]:
         """KeepProducers marks producers as alive, so that they are not forgotten
-        for lack of activity. A publish path calls it for connected producers,
-        several times an inactivity timeout. Unknown names are ignored. Retry: safe.
+        for lack of activity. A publish path calls it before it tells a producer that
+        it is connected, and from then on as often as the answer asks for. Unknown
+        names are ignored. Retry: safe.
         """
 
     @_abc_1.abstractmethod
@@ -386,7 +389,7 @@ class DedupServiceServicer(metaclass=_abc_1.ABCMeta):
         Retry: safe. Errors: UNAVAILABLE with reason CURSORS_UNAVAILABLE and
         RetryInfo when the cursor service does not answer; RESOURCE_EXHAUSTED with
         reason SNAPSHOT_TOO_LARGE when the state does not fit. The snapshot before
-        stays valid.
+        stays valid, unless it was to be let go.
         """
 
     @_abc_1.abstractmethod

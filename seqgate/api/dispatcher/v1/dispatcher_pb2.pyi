@@ -160,7 +160,8 @@ class _FailurePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     FAILURE_POLICY_PARK: _FailurePolicy.ValueType  # 1
     """It waits, and what follows in its key waits behind it. When the filter service
     was away, until it answers. When the filter failed, until the filters or the
-    subscription's properties change.
+    subscription's properties change, for a day at most, unless the service's
+    operator says otherwise; then it goes to the dead letter topic.
     """
     FAILURE_POLICY_ACCEPT: _FailurePolicy.ValueType  # 2
     """It is delivered."""
@@ -177,7 +178,8 @@ FAILURE_POLICY_UNSPECIFIED: FailurePolicy.ValueType  # 0
 FAILURE_POLICY_PARK: FailurePolicy.ValueType  # 1
 """It waits, and what follows in its key waits behind it. When the filter service
 was away, until it answers. When the filter failed, until the filters or the
-subscription's properties change.
+subscription's properties change, for a day at most, unless the service's
+operator says otherwise; then it goes to the dead letter topic.
 """
 FAILURE_POLICY_ACCEPT: FailurePolicy.ValueType  # 2
 """It is delivered."""
@@ -273,7 +275,7 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """It waits for the verdict of the subscription's filters."""
     REASON_FILTER_FAILED: _Reason.ValueType  # 24
     """There is no verdict, since a filter failed: it waits until the filters or the
-    subscription's properties change.
+    subscription's properties change, for a day at most (FAILURE_POLICY_PARK).
     """
     REASON_RESCHEDULED: _Reason.ValueType  # 25
     """A filter put it off: it is asked about again."""
@@ -284,6 +286,15 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     REASON_DEAD_LETTERED: _Reason.ValueType  # 27
     """Comes after ACKNOWLEDGED or SETTLING: it is in the dead letter topic, as far as
     the instance remembers; it does of the last 10,000.
+    """
+    REASON_PASSED: _Reason.ValueType  # 28
+    """Comes after ACKNOWLEDGED or SETTLING: it was acknowledged though nobody received
+    it, because nobody could: the text says why. The instance remembers the last
+    10,000.
+    """
+    REASON_INCOMPLETE: _Reason.ValueType  # 29
+    """It is a chunk of a large message, and waits for the turn of the last one: a
+    consumer had no room for it before.
     """
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
@@ -341,7 +352,7 @@ REASON_FILTERING: Reason.ValueType  # 23
 """It waits for the verdict of the subscription's filters."""
 REASON_FILTER_FAILED: Reason.ValueType  # 24
 """There is no verdict, since a filter failed: it waits until the filters or the
-subscription's properties change.
+subscription's properties change, for a day at most (FAILURE_POLICY_PARK).
 """
 REASON_RESCHEDULED: Reason.ValueType  # 25
 """A filter put it off: it is asked about again."""
@@ -352,6 +363,15 @@ applies there now and the subscription's properties of now.
 REASON_DEAD_LETTERED: Reason.ValueType  # 27
 """Comes after ACKNOWLEDGED or SETTLING: it is in the dead letter topic, as far as
 the instance remembers; it does of the last 10,000.
+"""
+REASON_PASSED: Reason.ValueType  # 28
+"""Comes after ACKNOWLEDGED or SETTLING: it was acknowledged though nobody received
+it, because nobody could: the text says why. The instance remembers the last
+10,000.
+"""
+REASON_INCOMPLETE: Reason.ValueType  # 29
+"""It is a chunk of a large message, and waits for the turn of the last one: a
+consumer had no room for it before.
 """
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
@@ -395,12 +415,14 @@ class SubscriptionOptions(_message.Message):
     """
     max_redeliveries: _builtins.int
     """How often a message is delivered again before it goes to the dead letter
-    topic: 0 to 1,000; absent: as often as needed. A consumer that dies counts;
-    what is returned unprocessed does not.
+    topic: 0 to 1,000; absent: 16, which takes eleven minutes. A consumer that dies
+    counts; what is returned unprocessed, or taken away after a drain deadline, does
+    not.
     """
     dead_letter_topic: _builtins.str
     """The dead letter topic, tenant/namespace/name; empty: the topic's own name
-    with -<subscription>-DLQ.
+    with -<subscription>-DLQ. It is not the topic itself. A message that went through
+    100 dead letter topics goes to no other one: it is passed.
     """
     after_dead_letter: Global___AfterDeadLetter.ValueType
     """What becomes of its key then."""
@@ -408,8 +430,9 @@ class SubscriptionOptions(_message.Message):
     """Whether a message that is to be delivered later holds what follows in its key."""
     drain_deadline_ms: _builtins.int
     """How long a key that moved to another consumer waits for the acknowledgements
-    of the one before, in milliseconds, up to 86,400,000; 0: for ever, as in
-    Pulsar. Then it is taken away, and what comes late is refused.
+    of the one before, in milliseconds, up to 86,400,000; 0: 300,000. Then it is
+    taken away, which is no failure, and what comes late is refused. (Pulsar waits
+    for ever.)
     """
     classic_join: _builtins.bool
     """Pulsar's rule before 4.0 (PIP-319's rememberUnackedMessageKeys=false): a consumer
@@ -918,10 +941,18 @@ class GiveBack(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     DELIVERIES_FIELD_NUMBER: _builtins.int
+    NO_ROOM_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """Names the request on this stream."""
     epoch: _builtins.int
     """The epoch of the tokens."""
+    no_room: _builtins.bool
+    """They are chunks of large messages for which there is no room beside those of
+    others. Nothing is revoked with them, and what follows goes on; a large message
+    is where its last chunk is: when it is the turn of that one, all of its chunks
+    come, one after the other. What is not followed by its last chunk within a day
+    goes to the dead letter topic.
+    """
     @_builtins.property
     def deliveries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """At most 10,000."""
@@ -932,10 +963,11 @@ class GiveBack(_message.Message):
         request_id: _builtins.int = ...,
         epoch: _builtins.int = ...,
         deliveries: _abc.Iterable[_builtins.int] | None = ...,
+        no_room: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "epoch", b"epoch", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "epoch", b"epoch", "no_room", b"no_room", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1943,7 +1975,9 @@ class SetFiltersRequest(_message.Message):
 
     @_builtins.property
     def start(self) -> Global___Start:
-        """From where on; absent: from what was not read yet."""
+        """From where on; absent: from the first entry that waits because a filter failed,
+        or, where none does (and of SHADOW), from what was not read yet.
+        """
 
     def __init__(
         self,
@@ -2134,7 +2168,9 @@ class FilterChange(_message.Message):
     epoch: _builtins.int
     """The epoch of who had the subscription then."""
     caller: _builtins.str
-    """Who asked for it, as far as that is known: the address from which the call came."""
+    """Who asked for it, as far as that is known: the principal (`sub:alice`, say), or,
+    where nobody is asked who they are, the address from which the call came.
+    """
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it was made."""
@@ -2850,6 +2886,7 @@ class Totals(_message.Message):
     SCANNED_ENTRIES_FIELD_NUMBER: _builtins.int
     REJECTED_ENTRIES_FIELD_NUMBER: _builtins.int
     PUT_OFF_FIELD_NUMBER: _builtins.int
+    PASSED_ENTRIES_FIELD_NUMBER: _builtins.int
     delivered_entries: _builtins.int
     """Entries and messages that were delivered."""
     delivered_messages: _builtins.int
@@ -2876,6 +2913,11 @@ class Totals(_message.Message):
     """Entries that were acknowledged because filters rejected them."""
     put_off: _builtins.int
     """How often filters put an entry off."""
+    passed_entries: _builtins.int
+    """Entries that were acknowledged though nobody received them, because nobody could:
+    chunks of a large message whose first chunk is not there, since the subscription
+    begins after it, or it was trimmed or acknowledged. Each is logged.
+    """
     def __init__(
         self,
         *,
@@ -2892,10 +2934,11 @@ class Totals(_message.Message):
         scanned_entries: _builtins.int = ...,
         rejected_entries: _builtins.int = ...,
         put_off: _builtins.int = ...,
+        passed_entries: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_entries", b"acknowledged_entries", "dead_lettered", b"dead_lettered", "delivered_entries", b"delivered_entries", "delivered_messages", b"delivered_messages", "drained", b"drained", "lost_consumers", b"lost_consumers", "put_off", b"put_off", "refused", b"refused", "rejected_entries", b"rejected_entries", "returned", b"returned", "scanned_entries", b"scanned_entries", "stale", b"stale", "timed_out", b"timed_out"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_entries", b"acknowledged_entries", "dead_lettered", b"dead_lettered", "delivered_entries", b"delivered_entries", "delivered_messages", b"delivered_messages", "drained", b"drained", "lost_consumers", b"lost_consumers", "passed_entries", b"passed_entries", "put_off", b"put_off", "refused", b"refused", "rejected_entries", b"rejected_entries", "returned", b"returned", "scanned_entries", b"scanned_entries", "stale", b"stale", "timed_out", b"timed_out"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -176,8 +176,9 @@ class DispatcherServiceServicer:
         options, or one is connected and it is EXCLUSIVE, or RANGE_CONFLICT;
         RESOURCE_EXHAUSTED with reason NO_SLOTS_LEFT, TOO_MANY_CONSUMERS,
         or TOO_MANY_UNANSWERED; ABORTED with reason FENCED when another instance took the subscription;
-        NOT_FOUND with reason TOPIC_NOT_FOUND; UNAVAILABLE with reason DRAINING or
-        SLOW_CONSUMER (it does not read what it is sent).
+        NOT_FOUND with reason TOPIC_NOT_FOUND; UNAVAILABLE with reason DRAINING,
+        SLOW_CONSUMER (it does not read what it is sent), or SILENT_STREAM (it did not
+        say within 30 s that it subscribes).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -203,7 +204,9 @@ class DispatcherServiceServicer:
 
     def ListSubscriptions(self, request, context):
         """ListSubscriptions pages through a topic's subscriptions in the order of their
-        names. Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
+        names. Where callers must show who they are, one that the caller may not read
+        by itself is left out. Retry: safe. Errors: INVALID_ARGUMENT with reason
+        INVALID_PAGE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -79,8 +79,9 @@ class DispatcherServiceStub:
     options, or one is connected and it is EXCLUSIVE, or RANGE_CONFLICT;
     RESOURCE_EXHAUSTED with reason NO_SLOTS_LEFT, TOO_MANY_CONSUMERS,
     or TOO_MANY_UNANSWERED; ABORTED with reason FENCED when another instance took the subscription;
-    NOT_FOUND with reason TOPIC_NOT_FOUND; UNAVAILABLE with reason DRAINING or
-    SLOW_CONSUMER (it does not read what it is sent).
+    NOT_FOUND with reason TOPIC_NOT_FOUND; UNAVAILABLE with reason DRAINING,
+    SLOW_CONSUMER (it does not read what it is sent), or SILENT_STREAM (it did not
+    say within 30 s that it subscribes).
     """
     CreateSubscription: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.CreateSubscriptionRequest, _dispatcher_pb2.CreateSubscriptionResponse]
     """CreateSubscription creates a subscription unless it exists.
@@ -93,7 +94,9 @@ class DispatcherServiceStub:
     """GetSubscription describes a subscription. Retry: safe."""
     ListSubscriptions: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.ListSubscriptionsRequest, _dispatcher_pb2.ListSubscriptionsResponse]
     """ListSubscriptions pages through a topic's subscriptions in the order of their
-    names. Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
+    names. Where callers must show who they are, one that the caller may not read
+    by itself is left out. Retry: safe. Errors: INVALID_ARGUMENT with reason
+    INVALID_PAGE.
     """
     DeleteSubscription: _grpc.UnaryUnaryMultiCallable[_dispatcher_pb2.DeleteSubscriptionRequest, _dispatcher_pb2.DeleteSubscriptionResponse]
     """DeleteSubscription removes a subscription and what it has acknowledged.
@@ -215,8 +218,9 @@ class DispatcherServiceAsyncStub(DispatcherServiceStub):
     options, or one is connected and it is EXCLUSIVE, or RANGE_CONFLICT;
     RESOURCE_EXHAUSTED with reason NO_SLOTS_LEFT, TOO_MANY_CONSUMERS,
     or TOO_MANY_UNANSWERED; ABORTED with reason FENCED when another instance took the subscription;
-    NOT_FOUND with reason TOPIC_NOT_FOUND; UNAVAILABLE with reason DRAINING or
-    SLOW_CONSUMER (it does not read what it is sent).
+    NOT_FOUND with reason TOPIC_NOT_FOUND; UNAVAILABLE with reason DRAINING,
+    SLOW_CONSUMER (it does not read what it is sent), or SILENT_STREAM (it did not
+    say within 30 s that it subscribes).
     """
     CreateSubscription: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.CreateSubscriptionRequest, _dispatcher_pb2.CreateSubscriptionResponse]  # type: ignore[assignment]
     """CreateSubscription creates a subscription unless it exists.
@@ -229,7 +233,9 @@ class DispatcherServiceAsyncStub(DispatcherServiceStub):
     """GetSubscription describes a subscription. Retry: safe."""
     ListSubscriptions: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.ListSubscriptionsRequest, _dispatcher_pb2.ListSubscriptionsResponse]  # type: ignore[assignment]
     """ListSubscriptions pages through a topic's subscriptions in the order of their
-    names. Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
+    names. Where callers must show who they are, one that the caller may not read
+    by itself is left out. Retry: safe. Errors: INVALID_ARGUMENT with reason
+    INVALID_PAGE.
     """
     DeleteSubscription: _aio.UnaryUnaryMultiCallable[_dispatcher_pb2.DeleteSubscriptionRequest, _dispatcher_pb2.DeleteSubscriptionResponse]  # type: ignore[assignment]
     """DeleteSubscription removes a subscription and what it has acknowledged.
@@ -354,8 +360,9 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
         options, or one is connected and it is EXCLUSIVE, or RANGE_CONFLICT;
         RESOURCE_EXHAUSTED with reason NO_SLOTS_LEFT, TOO_MANY_CONSUMERS,
         or TOO_MANY_UNANSWERED; ABORTED with reason FENCED when another instance took the subscription;
-        NOT_FOUND with reason TOPIC_NOT_FOUND; UNAVAILABLE with reason DRAINING or
-        SLOW_CONSUMER (it does not read what it is sent).
+        NOT_FOUND with reason TOPIC_NOT_FOUND; UNAVAILABLE with reason DRAINING,
+        SLOW_CONSUMER (it does not read what it is sent), or SILENT_STREAM (it did not
+        say within 30 s that it subscribes).
         """
 
     @_abc_1.abstractmethod
@@ -386,7 +393,9 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_dispatcher_pb2.ListSubscriptionsResponse, _abc.Awaitable[_dispatcher_pb2.ListSubscriptionsResponse]]:
         """ListSubscriptions pages through a topic's subscriptions in the order of their
-        names. Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
+        names. Where callers must show who they are, one that the caller may not read
+        by itself is left out. Retry: safe. Errors: INVALID_ARGUMENT with reason
+        INVALID_PAGE.
         """
 
     @_abc_1.abstractmethod

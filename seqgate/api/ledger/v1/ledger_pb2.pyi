@@ -47,7 +47,9 @@ class _ReceiptStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Receipt
     cover the lower ids; send the rest as a new batch. The stream is on hold.
     """
     RECEIPT_STATUS_REFUSED: _ReceiptStatus.ValueType  # 5
-    """Wrong: see `error`. Nothing was stored, and nothing changed."""
+    """Wrong: see `error`. Nothing was stored, and nothing changed, but that
+    `resume` ended the hold.
+    """
     RECEIPT_STATUS_FAILED: _ReceiptStatus.ValueType  # 6
     """Not stored for now: see `error`. Send it again with `resume`, after the
     delay of RetryInfo. The stream is on hold.
@@ -86,7 +88,9 @@ first_new_sequence_id on are new: nothing of it was stored now. `fates`
 cover the lower ids; send the rest as a new batch. The stream is on hold.
 """
 RECEIPT_STATUS_REFUSED: ReceiptStatus.ValueType  # 5
-"""Wrong: see `error`. Nothing was stored, and nothing changed."""
+"""Wrong: see `error`. Nothing was stored, and nothing changed, but that
+`resume` ended the hold.
+"""
 RECEIPT_STATUS_FAILED: ReceiptStatus.ValueType  # 6
 """Not stored for now: see `error`. Send it again with `resume`, after the
 delay of RetryInfo. The stream is on hold.
@@ -192,7 +196,8 @@ class Open(_message.Message):
     instance: _builtins.bytes
     """Names the one object that publishes, over all its reconnects: up to 64
     bytes that nobody else would choose. An Open with the instance of the
-    stream in use replaces that stream without `takeover`.
+    stream in use replaces that stream without `takeover`. Kept with what is
+    stored under the name: see LastStored.
     """
     def __init__(
         self,
@@ -258,7 +263,10 @@ class Publication(_message.Message):
     request_id: _builtins.int
     """Chosen by the producer and given back with the receipt."""
     resume: _builtins.bool
-    """Ends the hold after a receipt that put the stream on hold."""
+    """Ends the hold after a receipt that put the stream on hold, whatever becomes
+    of this publication: also when it is REFUSED, unless that is for
+    another epoch (Publications.ledger_id).
+    """
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Entry]:
         """One entry as a rule, and always with a chunk. More, up to 1,000, when one flush of a producer that
@@ -372,6 +380,7 @@ class Opened(_message.Message):
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_LARGE_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_CHUNKS_FIELD_NUMBER: _builtins.int
+    LAST_STORED_FIELD_NUMBER: _builtins.int
     producer_name: _builtins.str
     """The producer's name, assigned or as asked."""
     last_sequence_id: _builtins.int
@@ -391,6 +400,12 @@ class Opened(_message.Message):
     """The largest payload of a large message, as it is stored, in bytes."""
     max_chunks: _builtins.int
     """How many chunks a large message may have."""
+    @_builtins.property
+    def last_stored(self) -> Global___LastStored:
+        """What was last stored under this name, whether the topic deduplicates now or
+        not; absent: nothing was.
+        """
+
     def __init__(
         self,
         *,
@@ -402,16 +417,68 @@ class Opened(_message.Message):
         max_message_bytes: _builtins.int = ...,
         max_large_message_bytes: _builtins.int = ...,
         max_chunks: _builtins.int = ...,
+        last_stored: Global___LastStored | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_sequence_id", b"_last_sequence_id", "last_sequence_id", b"last_sequence_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_sequence_id", b"_last_sequence_id", "last_sequence_id", b"last_sequence_id", "last_stored", b"last_stored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_sequence_id", b"_last_sequence_id", "last_sequence_id", b"last_sequence_id", "ledger_id", b"ledger_id", "max_chunks", b"max_chunks", "max_large_message_bytes", b"max_large_message_bytes", "max_message_bytes", b"max_message_bytes", "producer_name", b"producer_name", "window_bytes", b"window_bytes", "window_messages", b"window_messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_sequence_id", b"_last_sequence_id", "last_sequence_id", b"last_sequence_id", "last_stored", b"last_stored", "ledger_id", b"ledger_id", "max_chunks", b"max_chunks", "max_large_message_bytes", b"max_large_message_bytes", "max_message_bytes", b"max_message_bytes", "producer_name", b"producer_name", "window_bytes", b"window_bytes", "window_messages", b"window_messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_sequence_id: _TypeAlias = _typing.Literal["last_sequence_id"]  # noqa: Y015
     _WhichOneofArgType__last_sequence_id: _TypeAlias = _typing.Literal["_last_sequence_id", b"_last_sequence_id"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last_sequence_id) -> _WhichOneofReturnType__last_sequence_id | None: ...
 
 Global___Opened: _TypeAlias = Opened  # noqa: Y015
+
+@_typing.final
+class LastStored(_message.Message):
+    """LastStored tells what was last stored under a producer's name, as the log
+    knows it, whatever was trimmed. A producer that assigns ids by itself goes on
+    after it. One that connects again and finds that another instance has stored
+    something since must end: its own ids may be the other's by now, and
+    DUPLICATE would speak of the other's messages.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    BY_ANOTHER_FIELD_NUMBER: _builtins.int
+    WHOLE_SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    sequence_id: _builtins.int
+    """The sequence id. While a large message is in the log in part, the id before
+    it.
+    """
+    by_another: _builtins.bool
+    """Whether the last entry under this name, a chunk included, came from another
+    instance than the one of Open. An empty instance is always another one.
+    Absent: it was stored before instances were kept.
+    """
+    whole_sequence_id: _builtins.int
+    """The last id whose message is in the log as a whole, or was trimmed. It is
+    less than sequence_id where that is the id before a message in the log in
+    part, and was never sent itself. Absent: there is none, or it lies behind
+    more than 10,000 chunks of messages that were never completed.
+    """
+    def __init__(
+        self,
+        *,
+        sequence_id: _builtins.int = ...,
+        by_another: _builtins.bool | None = ...,
+        whole_sequence_id: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_by_another", b"_by_another", "_whole_sequence_id", b"_whole_sequence_id", "by_another", b"by_another", "whole_sequence_id", b"whole_sequence_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_by_another", b"_by_another", "_whole_sequence_id", b"_whole_sequence_id", "by_another", b"by_another", "sequence_id", b"sequence_id", "whole_sequence_id", b"whole_sequence_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__by_another: _TypeAlias = _typing.Literal["by_another"]  # noqa: Y015
+    _WhichOneofArgType__by_another: _TypeAlias = _typing.Literal["_by_another", b"_by_another"]  # noqa: Y015
+    _WhichOneofReturnType__whole_sequence_id: _TypeAlias = _typing.Literal["whole_sequence_id"]  # noqa: Y015
+    _WhichOneofArgType__whole_sequence_id: _TypeAlias = _typing.Literal["_whole_sequence_id", b"_whole_sequence_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__by_another) -> _WhichOneofReturnType__by_another | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__whole_sequence_id) -> _WhichOneofReturnType__whole_sequence_id | None: ...
+
+Global___LastStored: _TypeAlias = LastStored  # noqa: Y015
 
 @_typing.final
 class Draining(_message.Message):
@@ -492,9 +559,10 @@ class Receipt(_message.Message):
     @_builtins.property
     def position(self) -> _entry_pb2.Position:
         """STORED: the first entry's position; further entries follow it one by one.
-        DUPLICATE: the same entry's position, when the publication is one entry and
-        was stored as one; absent when its messages were stored otherwise. Of a
-        chunk: the same chunk's of the same attempt.
+        DUPLICATE: the position of the entry that holds its messages, when the
+        publication is one entry and its messages have the same places there: that
+        is the same entry, or a batch that goes on after them. Absent when they were
+        stored otherwise. Of a chunk: the same chunk's of the same attempt.
         """
 
     @_builtins.property
@@ -700,6 +768,7 @@ class ReadResponse(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    TRIMMED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___Started:
         """The first response, always."""
@@ -714,22 +783,62 @@ class ReadResponse(_message.Message):
         elsewhere, after the last entry received.
         """
 
+    @_builtins.property
+    def trimmed(self) -> Global___EntriesTrimmed:
+        """Entries that were asked for are not there any more; what follows comes
+        next. Never of a read from the first entry that the log still has, before
+        it had one.
+        """
+
     def __init__(
         self,
         *,
         started: Global___Started | None = ...,
         entries: Global___StoredEntries | None = ...,
         draining: Global___Draining | None = ...,
+        trimmed: Global___EntriesTrimmed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "entries", b"entries", "response", b"response", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "entries", b"entries", "response", b"response", "started", b"started", "trimmed", b"trimmed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "entries", b"entries", "response", b"response", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "entries", b"entries", "response", b"response", "started", b"started", "trimmed", b"trimmed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["started", "entries", "draining"]  # noqa: Y015
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["started", "entries", "draining", "trimmed"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 
 Global___ReadResponse: _TypeAlias = ReadResponse  # noqa: Y015
+
+@_typing.final
+class EntriesTrimmed(_message.Message):
+    """EntriesTrimmed says that a reader misses entries: they were trimmed before it
+    was given them.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def first(self) -> _entry_pb2.Position:
+        """From this place on."""
+
+    @_builtins.property
+    def last(self) -> _entry_pb2.Position:
+        """Through this one: the last entry that is missing."""
+
+    def __init__(
+        self,
+        *,
+        first: _entry_pb2.Position | None = ...,
+        last: _entry_pb2.Position | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EntriesTrimmed: _TypeAlias = EntriesTrimmed  # noqa: Y015
 
 @_typing.final
 class Started(_message.Message):
@@ -1341,7 +1450,8 @@ class TrimmedProducer(_message.Message):
     producer_name: _builtins.str
     """Its name."""
     highest_sequence_id: _builtins.int
-    """The highest sequence id among them. That of a large message counts when the
+    """The highest sequence id of the last of them; a producer that started over
+    had higher ones before. That of a large message counts when the
     message was complete or overtaken.
     """
     def __init__(

@@ -153,8 +153,9 @@ class LedgerServiceServicer:
         FAILED_PRECONDITION with reason PRODUCER_BUSY when the name is in use;
         ABORTED with reason PRODUCER_TAKEN_OVER when another stream took the name,
         or FENCED when another writer took the topic; RESOURCE_EXHAUSTED with
-        reason WINDOW_EXCEEDED, or TOO_MANY_STREAMS; UNAVAILABLE with reason
-        DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its
+        reason WINDOW_EXCEEDED, TOO_MANY_STREAMS, or RECEIPTS_UNREAD when receipts
+        are left unread, 10,000 more than the window has messages; UNAVAILABLE with
+        reason DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its
         entries), INVALID_ENTRY, INVALID_SEQUENCE_ID, ENTRY_TOO_LARGE,
         CHECKSUM_MISMATCH, FENCED (REFUSED); STORE_FULL, STORE_UNAVAILABLE,
         DEDUP_UNAVAILABLE, RECOVERING, TOO_MANY_PRODUCERS (FAILED).
@@ -167,8 +168,9 @@ class LedgerServiceServicer:
         """Read returns a topic's entries in order, from a position on.
 
         Retry: open a new stream after the last position received.
-        Errors: INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with
-        reason DRAINING.
+        Errors: INVALID_ARGUMENT with reason INVALID_RANGE; RESOURCE_EXHAUSTED with
+        reason TOO_MANY_STREAMS; UNAVAILABLE with reason DRAINING, or SLOW_READER
+        when the stream is not read and others wait for the memory that it takes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -179,7 +181,7 @@ class LedgerServiceServicer:
         log does not have, or has no more, are left out.
 
         Retry: ask for what lies after the last entry received. Errors:
-        INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with reason DRAINING.
+        INVALID_ARGUMENT with reason INVALID_RANGE; as for Read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -191,8 +193,7 @@ class LedgerServiceServicer:
         an entry. In the order of the log.
 
         Retry: open a new stream after the last entry received.
-        Errors: INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with reason
-        DRAINING.
+        Errors: INVALID_ARGUMENT with reason INVALID_RANGE; as for Read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -237,6 +238,8 @@ class LedgerServiceServicer:
     def ListTopics(self, request, context):
         """ListTopics pages through the topics in the order of their names. One that is
         moved to another instance meanwhile may be missing.
+        Where callers must show who they are, one that the caller may not read by
+        itself is left out.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
         """

@@ -68,8 +68,9 @@ class LedgerServiceStub:
     FAILED_PRECONDITION with reason PRODUCER_BUSY when the name is in use;
     ABORTED with reason PRODUCER_TAKEN_OVER when another stream took the name,
     or FENCED when another writer took the topic; RESOURCE_EXHAUSTED with
-    reason WINDOW_EXCEEDED, or TOO_MANY_STREAMS; UNAVAILABLE with reason
-    DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its
+    reason WINDOW_EXCEEDED, TOO_MANY_STREAMS, or RECEIPTS_UNREAD when receipts
+    are left unread, 10,000 more than the window has messages; UNAVAILABLE with
+    reason DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its
     entries), INVALID_ENTRY, INVALID_SEQUENCE_ID, ENTRY_TOO_LARGE,
     CHECKSUM_MISMATCH, FENCED (REFUSED); STORE_FULL, STORE_UNAVAILABLE,
     DEDUP_UNAVAILABLE, RECOVERING, TOO_MANY_PRODUCERS (FAILED).
@@ -78,15 +79,16 @@ class LedgerServiceStub:
     """Read returns a topic's entries in order, from a position on.
 
     Retry: open a new stream after the last position received.
-    Errors: INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with
-    reason DRAINING.
+    Errors: INVALID_ARGUMENT with reason INVALID_RANGE; RESOURCE_EXHAUSTED with
+    reason TOO_MANY_STREAMS; UNAVAILABLE with reason DRAINING, or SLOW_READER
+    when the stream is not read and others wait for the memory that it takes.
     """
     ReadEntries: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ReadEntriesRequest, _ledger_pb2.ReadEntriesResponse]
     """ReadEntries returns the entries at given positions, in order. Those that the
     log does not have, or has no more, are left out.
 
     Retry: ask for what lies after the last entry received. Errors:
-    INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with reason DRAINING.
+    INVALID_ARGUMENT with reason INVALID_RANGE; as for Read.
     """
     ReadColumns: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ReadColumnsRequest, _ledger_pb2.ReadColumnsResponse]
     """ReadColumns returns what the log knows of entries without their payloads, as
@@ -94,8 +96,7 @@ class LedgerServiceStub:
     an entry. In the order of the log.
 
     Retry: open a new stream after the last entry received.
-    Errors: INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with reason
-    DRAINING.
+    Errors: INVALID_ARGUMENT with reason INVALID_RANGE; as for Read.
     """
     ListLedgers: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListLedgersRequest, _ledger_pb2.ListLedgersResponse]
     """ListLedgers returns a topic's ledgers that hold entries, in order. Within
@@ -119,6 +120,8 @@ class LedgerServiceStub:
     ListTopics: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListTopicsRequest, _ledger_pb2.ListTopicsResponse]
     """ListTopics pages through the topics in the order of their names. One that is
     moved to another instance meanwhile may be missing.
+    Where callers must show who they are, one that the caller may not read by
+    itself is left out.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
     """
@@ -199,8 +202,9 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     FAILED_PRECONDITION with reason PRODUCER_BUSY when the name is in use;
     ABORTED with reason PRODUCER_TAKEN_OVER when another stream took the name,
     or FENCED when another writer took the topic; RESOURCE_EXHAUSTED with
-    reason WINDOW_EXCEEDED, or TOO_MANY_STREAMS; UNAVAILABLE with reason
-    DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its
+    reason WINDOW_EXCEEDED, TOO_MANY_STREAMS, or RECEIPTS_UNREAD when receipts
+    are left unread, 10,000 more than the window has messages; UNAVAILABLE with
+    reason DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its
     entries), INVALID_ENTRY, INVALID_SEQUENCE_ID, ENTRY_TOO_LARGE,
     CHECKSUM_MISMATCH, FENCED (REFUSED); STORE_FULL, STORE_UNAVAILABLE,
     DEDUP_UNAVAILABLE, RECOVERING, TOO_MANY_PRODUCERS (FAILED).
@@ -209,15 +213,16 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """Read returns a topic's entries in order, from a position on.
 
     Retry: open a new stream after the last position received.
-    Errors: INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with
-    reason DRAINING.
+    Errors: INVALID_ARGUMENT with reason INVALID_RANGE; RESOURCE_EXHAUSTED with
+    reason TOO_MANY_STREAMS; UNAVAILABLE with reason DRAINING, or SLOW_READER
+    when the stream is not read and others wait for the memory that it takes.
     """
     ReadEntries: _aio.UnaryStreamMultiCallable[_ledger_pb2.ReadEntriesRequest, _ledger_pb2.ReadEntriesResponse]  # type: ignore[assignment]
     """ReadEntries returns the entries at given positions, in order. Those that the
     log does not have, or has no more, are left out.
 
     Retry: ask for what lies after the last entry received. Errors:
-    INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with reason DRAINING.
+    INVALID_ARGUMENT with reason INVALID_RANGE; as for Read.
     """
     ReadColumns: _aio.UnaryStreamMultiCallable[_ledger_pb2.ReadColumnsRequest, _ledger_pb2.ReadColumnsResponse]  # type: ignore[assignment]
     """ReadColumns returns what the log knows of entries without their payloads, as
@@ -225,8 +230,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     an entry. In the order of the log.
 
     Retry: open a new stream after the last entry received.
-    Errors: INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with reason
-    DRAINING.
+    Errors: INVALID_ARGUMENT with reason INVALID_RANGE; as for Read.
     """
     ListLedgers: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListLedgersRequest, _ledger_pb2.ListLedgersResponse]  # type: ignore[assignment]
     """ListLedgers returns a topic's ledgers that hold entries, in order. Within
@@ -250,6 +254,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     ListTopics: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListTopicsRequest, _ledger_pb2.ListTopicsResponse]  # type: ignore[assignment]
     """ListTopics pages through the topics in the order of their names. One that is
     moved to another instance meanwhile may be missing.
+    Where callers must show who they are, one that the caller may not read by
+    itself is left out.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
     """
@@ -333,8 +339,9 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         FAILED_PRECONDITION with reason PRODUCER_BUSY when the name is in use;
         ABORTED with reason PRODUCER_TAKEN_OVER when another stream took the name,
         or FENCED when another writer took the topic; RESOURCE_EXHAUSTED with
-        reason WINDOW_EXCEEDED, or TOO_MANY_STREAMS; UNAVAILABLE with reason
-        DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its
+        reason WINDOW_EXCEEDED, TOO_MANY_STREAMS, or RECEIPTS_UNREAD when receipts
+        are left unread, 10,000 more than the window has messages; UNAVAILABLE with
+        reason DRAINING. In the receipt of a publication: INVALID_PUBLICATION (its
         entries), INVALID_ENTRY, INVALID_SEQUENCE_ID, ENTRY_TOO_LARGE,
         CHECKSUM_MISMATCH, FENCED (REFUSED); STORE_FULL, STORE_UNAVAILABLE,
         DEDUP_UNAVAILABLE, RECOVERING, TOO_MANY_PRODUCERS (FAILED).
@@ -349,8 +356,9 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Read returns a topic's entries in order, from a position on.
 
         Retry: open a new stream after the last position received.
-        Errors: INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with
-        reason DRAINING.
+        Errors: INVALID_ARGUMENT with reason INVALID_RANGE; RESOURCE_EXHAUSTED with
+        reason TOO_MANY_STREAMS; UNAVAILABLE with reason DRAINING, or SLOW_READER
+        when the stream is not read and others wait for the memory that it takes.
         """
 
     @_abc_1.abstractmethod
@@ -363,7 +371,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         log does not have, or has no more, are left out.
 
         Retry: ask for what lies after the last entry received. Errors:
-        INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with reason DRAINING.
+        INVALID_ARGUMENT with reason INVALID_RANGE; as for Read.
         """
 
     @_abc_1.abstractmethod
@@ -377,8 +385,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         an entry. In the order of the log.
 
         Retry: open a new stream after the last entry received.
-        Errors: INVALID_ARGUMENT with reason INVALID_RANGE; UNAVAILABLE with reason
-        DRAINING.
+        Errors: INVALID_ARGUMENT with reason INVALID_RANGE; as for Read.
         """
 
     @_abc_1.abstractmethod
@@ -432,6 +439,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_ledger_pb2.ListTopicsResponse, _abc.Awaitable[_ledger_pb2.ListTopicsResponse]]:
         """ListTopics pages through the topics in the order of their names. One that is
         moved to another instance meanwhile may be missing.
+        Where callers must show who they are, one that the caller may not read by
+        itself is left out.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE.
         """

@@ -112,6 +112,8 @@ class PlacementServiceServicer:
     def ListPlacements(self, request, context):
         """ListPlacements pages through the records in the order of the topics' names.
         A topic that was deleted keeps its place, as its name does its numbers.
+        Where callers must show who they are, one that the caller may not read by
+        itself is left out.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE; UNAVAILABLE
         with reason PLACEMENT_UNAVAILABLE.

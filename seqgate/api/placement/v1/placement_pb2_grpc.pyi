@@ -59,6 +59,8 @@ class PlacementServiceStub:
     ListPlacements: _grpc.UnaryUnaryMultiCallable[_placement_pb2.ListPlacementsRequest, _placement_pb2.ListPlacementsResponse]
     """ListPlacements pages through the records in the order of the topics' names.
     A topic that was deleted keeps its place, as its name does its numbers.
+    Where callers must show who they are, one that the caller may not read by
+    itself is left out.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE; UNAVAILABLE
     with reason PLACEMENT_UNAVAILABLE.
@@ -125,6 +127,8 @@ class PlacementServiceAsyncStub(PlacementServiceStub):
     ListPlacements: _aio.UnaryUnaryMultiCallable[_placement_pb2.ListPlacementsRequest, _placement_pb2.ListPlacementsResponse]  # type: ignore[assignment]
     """ListPlacements pages through the records in the order of the topics' names.
     A topic that was deleted keeps its place, as its name does its numbers.
+    Where callers must show who they are, one that the caller may not read by
+    itself is left out.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE; UNAVAILABLE
     with reason PLACEMENT_UNAVAILABLE.
@@ -200,6 +204,8 @@ class PlacementServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_placement_pb2.ListPlacementsResponse, _abc.Awaitable[_placement_pb2.ListPlacementsResponse]]:
         """ListPlacements pages through the records in the order of the topics' names.
         A topic that was deleted keeps its place, as its name does its numbers.
+        Where callers must show who they are, one that the caller may not read by
+        itself is left out.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PAGE; UNAVAILABLE
         with reason PLACEMENT_UNAVAILABLE.
