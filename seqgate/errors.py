@@ -6,7 +6,7 @@ its details stay readable on the exception.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 
 
 class SeqgateError(Exception):
@@ -16,6 +16,8 @@ class SeqgateError(Exception):
         reason: stable, UPPER_SNAKE, never renamed; "" when no service gave one.
         details: what a program needs to react.
         retry_after_s: when a retry helps, how long the service asks to wait before it.
+        sequence_id: of an error of a send, the message's id; None: the message had none yet, or
+            the error is about no message. In `details` as well.
     """
 
     default_reason: ClassVar[str] = ""
@@ -27,11 +29,26 @@ class SeqgateError(Exception):
         reason: str = "",
         details: Mapping[str, str] | None = None,
         retry_after_s: float | None = None,
+        sequence_id: int | None = None,
     ) -> None:
         super().__init__(message)
         self.reason = reason or self.default_reason
         self.details = dict(details or {})
         self.retry_after_s = retry_after_s
+        self.sequence_id = sequence_id
+
+    def of_message(self, sequence_id: int) -> Self:
+        """The same error, as one of the message with this id: each message has its own, however
+        many fail of one cause."""
+        told = type(self)(
+            f"{self} (sequence id {sequence_id})",
+            reason=self.reason,
+            details=self.details | {"sequence_id": str(sequence_id)},
+            retry_after_s=self.retry_after_s,
+            sequence_id=sequence_id,
+        )
+        told.__cause__ = self.__cause__
+        return told
 
 
 class InvalidRequestError(SeqgateError, ValueError):
@@ -82,16 +99,17 @@ class StaleSequenceIdError(SeqgateError):
     default_reason = "STALE"
 
 
-class SequenceIdTrimmedError(StaleSequenceIdError):
-    """The sequence id is at or below the last one stored, and the part of the log that would tell
-    whether the message was stored has been trimmed."""
+class SequenceIdTrimmedError(SeqgateError):
+    """Whether the message is in the log is unknown, and stays so: its sequence id is at or below
+    the last one stored, and the part of the log that would tell was trimmed. It is not stored now.
+    Sending it again does not help: under a new id it may be stored twice."""
 
     default_reason = "TRIMMED"
 
 
 class ProducerClosedError(SeqgateError):
-    """The producer was closed before the message was stored. It may be in the log: sending it again
-    with the same sequence id is safe."""
+    """The producer was closed before the message was acknowledged. It may be in the log. Where the
+    application gives the ids, sending it again with the same one stores it at most once."""
 
     default_reason = "PRODUCER_CLOSED"
 
@@ -103,9 +121,9 @@ class ProducerQueueFullError(SeqgateError):
 
 
 class SendTimeoutError(SeqgateError):
-    """The message was not acknowledged in time. It may be in the log: sending it again with the
-    same sequence id is safe. `details` has the reason of the last failure, as `last_reason`, when
-    one is known."""
+    """The message was not acknowledged in time. It may be in the log. Where the application gives
+    the ids, sending it again with the same one, `sequence_id`, stores it at most once. `details`
+    has the reason of the last failure, as `last_reason`, when one is known."""
 
     default_reason = "SEND_TIMEOUT"
 
@@ -127,6 +145,13 @@ class CorruptMessageError(DataLossError):
     """A message that was read does not match its checksum, or cannot be decoded."""
 
     default_reason = "CHECKSUM_MISMATCH"
+
+
+class MessagesTrimmedError(DataLossError):
+    """Messages that a reader was to give out are gone: the topic was trimmed before they were read.
+    `details` says from where (`first`) through where (`last`), as LEDGER:ENTRY."""
+
+    default_reason = "MESSAGES_TRIMMED"
 
 
 class ConsumerClosedError(SeqgateError):
@@ -198,15 +223,19 @@ BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
     "PRODUCER_TAKEN_OVER": FencedError,
     "FENCED": FencedError,
     "VERSION_CONFLICT": FencedError,
+    "CURSORS_REFUSED": FencedError,
     "TOO_MANY_PRODUCERS": LimitExceededError,
     "TOO_MANY_STREAMS": LimitExceededError,
+    "LEDGER_BUSY": LimitExceededError,
     "WINDOW_EXCEEDED": LimitExceededError,
+    "RECEIPTS_UNREAD": LimitExceededError,
     "CURSOR_TOO_LARGE": LimitExceededError,
     "SNAPSHOT_TOO_LARGE": LimitExceededError,
     "NO_SLOTS_LEFT": LimitExceededError,
     "TOO_MANY_CONSUMERS": LimitExceededError,
     "TOO_MANY_UNANSWERED": LimitExceededError,
     "TOO_MANY_FILTERS": LimitExceededError,
+    "SERVICE_BUSY": LimitExceededError,
     "STORE_FULL": LimitExceededError,
     "STORE_UNAVAILABLE": UnavailableError,
     "DEDUP_UNAVAILABLE": UnavailableError,
@@ -216,11 +245,16 @@ BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
     "FILTERS_UNAVAILABLE": UnavailableError,
     "DEAD_LETTER_REFUSED": UnavailableError,
     "SLOW_CONSUMER": UnavailableError,
+    "SLOW_READER": UnavailableError,
     "RECOVERING": UnavailableError,
+    "TOPIC_FAILED": UnavailableError,
+    "SUBSCRIPTION_FAILED": UnavailableError,
     "MOVING": UnavailableError,
     "MOVE_FAILED": UnavailableError,
     "PLACEMENT_UNAVAILABLE": UnavailableError,
     "DRAINING": UnavailableError,
+    "GIVEN_UP": UnavailableError,
+    "SILENT_STREAM": UnavailableError,
     "MISSING_CREDENTIALS": AuthenticationError,
     "INVALID_TOKEN": AuthenticationError,
     "TOKEN_EXPIRED": AuthenticationError,

@@ -178,11 +178,18 @@ def is_loopback(target: str) -> bool:
     """Whether what is sent to a target (host:port, or a URI of gRPC's) stays on this machine."""
     if target.startswith(("unix:", "unix-abstract:")):
         return True
-    for scheme in ("dns:///", "dns:", "ipv4:", "ipv6:"):
+    for scheme in ("ipv4:", "ipv6:"):
+        if target.startswith(scheme):  # a list of addresses
+            return all(map(_is_loopback, target.removeprefix(scheme).split(",")))
+    for scheme in ("dns:///", "dns:"):
         if target.startswith(scheme):
             target = target.removeprefix(scheme)
             break
-    host = target.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    return _is_loopback(target)
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

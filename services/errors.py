@@ -104,6 +104,14 @@ class Draining(DomainError):
     reason = "DRAINING"
 
 
+class ServiceBusy(DomainError):
+    """The service does as much at once as it may, by count or by bytes: `limit` names the setting
+    or the constant. Nothing was done."""
+
+    kind = Kind.EXHAUSTED
+    reason = "SERVICE_BUSY"
+
+
 class Fenced(DomainError):
     """A newer writer has taken the topic."""
 

@@ -176,7 +176,7 @@ CALL_OUTCOME: Final = _closed(
     "outcome", "judged", "applied", "behind", "changed", "disabled", "full", "failed"
 )
 FORGOTTEN: Final = _closed("cause", "inactive", "evicted")
-SNAPSHOT_OUTCOME: Final = _closed("outcome", "taken", "nothing", "failed")
+SNAPSHOT_OUTCOME: Final = _closed("outcome", "taken", "nothing", "too_large", "failed")
 RESTORE_OUTCOME: Final = _closed("outcome", "loaded", "nothing", "unavailable")
 LOAD_OUTCOME: Final = _closed("outcome", "loaded", "kept")
 
@@ -404,6 +404,15 @@ RECOVERY_DURATION: Final = Metric(
     (CAUSE,),
     WAITS_S,
 )
+TOPIC_FAILURES: Final = Metric(
+    "seqgate.ledger.topic.failures",
+    Kind.COUNTER,
+    "{failure}",
+    "How often something unforeseen happened to a topic: its streams ended with TOPIC_FAILED, and "
+    "it was opened anew",
+    _LEDGER,
+    (TOPIC,),
+)
 LACKING: Final = Metric(
     "seqgate.ledger.replay.distance",
     Kind.UP_DOWN,
@@ -533,7 +542,8 @@ SNAPSHOTS: Final = Metric(
     "seqgate.dedup.snapshots",
     Kind.COUNTER,
     "{snapshot}",
-    "Snapshots that were tried; nothing: there is none to be taken",
+    "Snapshots that were tried; nothing: there is none to be taken; too_large: the state does not "
+    "fit",
     _DEDUP,
     (SNAPSHOT_OUTCOME,),
 )
@@ -751,6 +761,23 @@ SCANNED: Final = Metric(
     Kind.COUNTER,
     "{entry}",
     "Entries that were read again because there was no room for them",
+    _DISPATCHER,
+    (TOPIC,),
+)
+PASSED: Final = Metric(
+    "seqgate.dispatcher.passed.entries",
+    Kind.COUNTER,
+    "{entry}",
+    "Entries that were acknowledged though nobody received them, because nobody could",
+    _DISPATCHER,
+    (TOPIC,),
+)
+SUBSCRIPTION_FAILURES: Final = Metric(
+    "seqgate.dispatcher.subscription.failures",
+    Kind.COUNTER,
+    "{failure}",
+    "How often something unforeseen happened to a subscription: its streams ended with "
+    "SUBSCRIPTION_FAILED, and it was taken anew",
     _DISPATCHER,
     (TOPIC,),
 )

@@ -11,7 +11,8 @@
 
 In patterns * stands for any characters and ? for one; in topics not across a slash. A topic whose
 name begins with __, or a cursor whose name begins with "seqgate.", belongs to the system: a pattern
-means it only if it begins so itself, as files that begin with a dot in a shell.
+means it only if it begins so itself, as files that begin with a dot in a shell. Producers whose
+names begin with "seqgate." are for services: no rule gives them.
 
     publish      write to a topic
     consume      take part in a subscription: create it, receive, settle, seek, ask about it
@@ -40,6 +41,7 @@ RULES_MAX: Final = 10_000
 
 SYSTEM_TOPIC: Final = "__"
 SYSTEM_CURSOR: Final = "seqgate."
+SYSTEM_PRODUCER: Final = "seqgate."
 """How the names begin that belong to the system."""
 
 

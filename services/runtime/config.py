@@ -17,6 +17,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from services.runtime.load import BYTES_MAX, CALLS_MAX, STREAMS_MAX
 from services.runtime.logs import LogFormat
 
 PORT_MAX: Final = 65_535
@@ -75,6 +76,22 @@ class ServiceConfig(BaseSettings):
     metadata_bytes_max: Annotated[int, Field(ge=1024, le=1024 * 1024)] = 16 * 1024
     """The largest gRPC request metadata (headers), in bytes."""
 
+    calls_max: Annotated[int, Field(ge=1, le=1_000_000)] = CALLS_MAX
+    """How many unary calls are served at once; a call beyond that is refused with SERVICE_BUSY."""
+
+    calls_bytes_max: Annotated[int, Field(ge=64 * 1024, le=64 * 1024 * 1024 * 1024)] = BYTES_MAX
+    """How large the requests of all calls are together that are being served, with the answers of
+    unary calls that are under way, in bytes, serialized; a request beyond that is refused with
+    SERVICE_BUSY. The largest one finds room alone."""
+
+    streams_max: Annotated[int, Field(ge=1, le=1_000_000)] = STREAMS_MAX
+    """How many streams are open at once, all methods together; one beyond that is refused with
+    SERVICE_BUSY."""
+
+    first_message_timeout_s: Seconds = 30
+    """How long a stream may be open, in seconds, before its first message comes; one that is silent
+    for longer ends with SILENT_STREAM."""
+
     connection_age_max_s: Annotated[float, Field(ge=0, le=86_400)] = 0
     """After how long a client is asked to connect again, so that it sees new replicas; 0: never."""
 
@@ -129,6 +146,13 @@ class ServiceConfig(BaseSettings):
     log_format: LogFormat = "auto"
     """json: one object a line, for machines. text: for people. auto: text if standard error is a
     terminal, otherwise JSON."""
+
+    def check(self) -> None:
+        """What is looked at before a service starts: whether the settings go together.
+
+        Raises:
+            ValueError: they do not.
+        """
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:

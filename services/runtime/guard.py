@@ -15,7 +15,7 @@ from services.errors import DomainError, Kind
 from services.runtime.access import EVERY, Access, Need, Part, Topics
 from services.runtime.identity import Principal, of_certificate
 from services.runtime.refusals import Class, Refusals
-from services.runtime.rights import Right, Rights
+from services.runtime.rights import Right, Rights, Shown
 from services.runtime.tokens import InvalidToken, MissingCredentials, Tokens
 
 NEEDS_MAX: Final = 1_000
@@ -129,6 +129,11 @@ class Judged:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
+    @property
+    def principal(self) -> Principal:
+        """Who calls."""
+        return self._principal
+
     def judge(self, message: Any) -> None:
         """Raise PermissionDenied if the caller may not say that."""
         if self._guard.access is not self._access:
@@ -144,6 +149,21 @@ class Judged:
                 if len(self._given) >= NEEDS_MAX:
                     self._given.clear()
                 self._given[need] = None
+
+    def shown(self, reply: Any) -> Any:
+        """An answer without the items that the caller may not read."""
+        shown = self._right.shown
+        if shown is None or self._is_service:
+            return reply
+        items = getattr(reply, shown.field)
+        kept = [each for each in items if self._may_read(shown, each)]
+        if len(kept) < len(items):
+            del items[:]
+            items.extend(kept)
+        return reply
+
+    def _may_read(self, shown: Shown, item: Any) -> bool:
+        return all(self._access.allows(self._principal, need) for need in shown.needs(item))
 
     async def judging(self, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
         """The messages that the caller may send, for a handler that iterates over them."""
@@ -187,6 +207,12 @@ class Judged:
         principal = str(self._principal)
         note_denial(self._guard.denials, refusal, self._method, principal, self._peer)
         raise refusal
+
+
+def caller_of(context: Context) -> str:
+    """Who calls, for what is noted of a change: the principal, or, where nobody is asked who they
+    are, the address."""
+    return str(context.principal) if isinstance(context, Judged) else str(context.peer())
 
 
 def note_denial(

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
+from grpc import aio
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health_aio
 
@@ -18,6 +19,9 @@ Check = Callable[[], Awaitable[None]]
 """Returns when a dependency answers; raises when it does not."""
 
 LIVENESS: Final = "liveness"
+
+WHY_MAX: Final = 500
+"""How many characters of why a dependency does not answer are logged."""
 
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -41,12 +45,11 @@ class Readiness:
         await self._tell(_NOT_SERVING)
         await self.servicer.set(LIVENESS, _SERVING)
         while True:
-            failing = {
-                name for name, check in self._checks.items() if not await self._answers(check)
-            }
-            if failing != self._failing and not self._stopped:
-                self._failing = failing
-                log.info("ready" if not failing else "not ready", missing=sorted(failing))
+            whys = {name: await self._why_not(check) for name, check in self._checks.items()}
+            failing = {name: why for name, why in whys.items() if why}
+            if failing.keys() != self._failing and not self._stopped:
+                self._failing = set(failing)
+                self._log(failing)
                 await self._tell(_NOT_SERVING if failing else _SERVING)
             await asyncio.sleep(self._interval_s)
 
@@ -59,11 +62,22 @@ class Readiness:
         for name in self._names:
             await self.servicer.set(name, status)
 
-    async def _answers(self, check: Check) -> bool:
+    def _log(self, failing: Mapping[str, str]) -> None:
+        if failing:
+            log.info("not ready", missing=sorted(failing), why=dict(sorted(failing.items())))
+        else:
+            log.info("ready", missing=[])
+
+    async def _why_not(self, check: Check) -> str:
+        """Why a dependency does not answer; empty: it does."""
+        timeout_s = max(1.0, self._interval_s)
         try:
-            async with asyncio.timeout(max(1.0, self._interval_s)):
+            async with asyncio.timeout(timeout_s):
                 await check()
+        except TimeoutError:
+            return f"no answer within {timeout_s:g} s"
+        except aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details() or ''}"[:WHY_MAX]
         except Exception as error:  # whatever it is, the dependency is not there
-            log.debug("dependency does not answer", error=repr(error))
-            return False
-        return True
+            return f"{type(error).__name__}: {error}"[:WHY_MAX]
+        return ""

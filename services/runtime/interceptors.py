@@ -4,6 +4,7 @@
     translated  refusals become statuses, surprises become INTERNAL
     drained     new calls are refused while the service goes away; streams are counted
     deadlined   the caller's deadline is noted, to be passed on
+    loaded      what is too much at once is refused (load.py)
 
 and, where callers must show who they are, innermost:
 
@@ -20,8 +21,14 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
-from typing import Any, NoReturn
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+)
+from typing import Any, Final, NoReturn
 
 import grpc
 import structlog
@@ -31,11 +38,13 @@ from grpc_status import rpc_status
 from opentelemetry.trace import get_current_span
 
 from seqgate.telemetry import names
-from services.errors import DomainError, MalformedRequest
+from services.errors import DomainError, Kind, MalformedRequest
 from services.runtime import deadline
 from services.runtime.drain import Drain
 from services.runtime.guard import Guard
+from services.runtime.load import Load, size_of
 from services.runtime.refusals import Class, Refusals, during
+from services.runtime.silence import Spoken, spoken
 from services.runtime.status import INTERNAL, grpc_code, status_of
 
 log = structlog.get_logger()
@@ -97,6 +106,21 @@ _LEVELS = {
 }
 
 
+class GivenUp(DomainError):
+    """What the call waited for was cancelled, and the call was not. Whether it was done is not
+    known."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "GIVEN_UP"
+
+
+def _is_cancelled() -> bool:
+    """Whether gRPC has cancelled this call: its caller has gone, or its time is over. If not, a
+    CancelledError is a handler's own; grpc.aio would say nothing, and the caller wait for ever."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def translated(refusals: Refusals) -> Around:
     """Turn what the handler raises into a status."""
 
@@ -109,8 +133,15 @@ def translated(refusals: Refusals) -> Around:
             get_current_span().set_attribute(names.REASON, refusal.reason)
             status = status_of(refusal)
             await _abort(context, grpc_code(status), rpc_status.to_status(status))
-        except (aio.AbortError, asyncio.CancelledError):
+        except aio.AbortError:
             raise
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            class_ = Class(GivenUp.reason, method, "")
+            refusals.note("unexpected", class_, level=logging.ERROR, exc_info=error)
+            status = status_of(GivenUp("what the call waited for was cancelled"))
+            await _abort(context, grpc_code(status), rpc_status.to_status(status))
         except Exception as error:
             class_ = Class("INTERNAL", method, type(error).__name__)
             refusals.note("unexpected", class_, level=logging.ERROR, exc_info=error)
@@ -143,14 +174,27 @@ async def deadlined(method: str, context: Context) -> AsyncIterator[None]:
     yield
 
 
+FIRST_MESSAGE_TIMEOUT_S: Final = 30.0
+"""How long a stream may be silent before its first message, in seconds, unless told otherwise."""
+
+
 class Interceptor(aio.ServerInterceptor):
     """Applies `arounds` to every method of our services, the first one outermost. With a guard no
     handler but health's sees a call that was not judged."""
 
-    def __init__(self, arounds: Sequence[Around], drain: Drain, guard: Guard | None = None) -> None:
+    def __init__(
+        self,
+        arounds: Sequence[Around],
+        drain: Drain,
+        guard: Guard | None = None,
+        load: Load | None = None,
+        first_message_timeout_s: float = FIRST_MESSAGE_TIMEOUT_S,
+    ) -> None:
         self._arounds = arounds
         self._drain = drain
         self._guard = guard
+        self._load = load or Load()
+        self._first_message_timeout_s = first_message_timeout_s
 
     async def intercept_service(
         self,
@@ -178,16 +222,25 @@ class Interceptor(aio.ServerInterceptor):
         async def writing(request: Any, context: Context) -> None:
             # Not a generator: grpc.aio abandons those when a call is cancelled, and what they have
             # to clean up would wait for the garbage collector.
-            async with self._around(method, context, stream=True):
+            async with self._around(method, context, stream=True) as stack:
+                stack.enter_context(self._loaded(handler, request))
                 request, context = self._judged(method, handler, request, context)
                 async with aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
                         await context.write(response)
 
         async def returning(request: Any, context: Context) -> Any:
-            async with self._around(method, context, stream=bool(handler.response_streaming)):
-                request, context = self._judged(method, handler, request, context)
-                return await behaviour(request, context)
+            stream = bool(handler.response_streaming)
+            async with self._around(method, context, stream=stream) as stack:
+                stack.enter_context(self._loaded(handler, request))
+                request, judged = self._judged(method, handler, request, context)
+                reply: Any = await behaviour(request, judged)
+                if self._guard is not None:
+                    reply = judged.shown(reply)  # type: ignore[attr-defined]
+                if not handler.response_streaming:
+                    let_go: Any = self._load.answered(size_of(reply))
+                    context.add_done_callback(let_go)
+                return reply
 
         return make(
             writing if inspect.isasyncgenfunction(behaviour) else returning,
@@ -200,6 +253,10 @@ class Interceptor(aio.ServerInterceptor):
     ) -> tuple[Any, Context]:
         """What the handler sees: a request that its caller may make, and a context that lets only
         such requests through."""
+        if handler.request_streaming:
+            timeout_s = self._first_message_timeout_s
+            context = Spoken(context, timeout_s)  # type: ignore[assignment]
+            request = spoken(request, timeout_s)
         if self._guard is None:
             return request, context
         seen: Any = self._guard.begin(method, context)
@@ -209,13 +266,22 @@ class Interceptor(aio.ServerInterceptor):
         return request, seen
 
     @asynccontextmanager
-    async def _around(self, method: str, context: Context, *, stream: bool) -> AsyncIterator[None]:
+    async def _around(
+        self, method: str, context: Context, *, stream: bool
+    ) -> AsyncIterator[AsyncExitStack]:
         async with AsyncExitStack() as stack:
             for around in self._arounds:
                 await stack.enter_async_context(around(method, context))
             if stream:
                 stack.enter_context(self._drain.stream())
-            yield
+            yield stack
+
+    def _loaded(self, handler: Any, request: Any) -> AbstractContextManager[None]:
+        """A call counts as what it is, while it lasts."""
+        size_bytes = 0 if handler.request_streaming else size_of(request)
+        if handler.request_streaming or handler.response_streaming:
+            return self._load.stream(size_bytes)
+        return self._load.call(size_bytes)
 
 
 class _Malformed:

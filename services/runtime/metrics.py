@@ -422,6 +422,16 @@ def summed(
     return [((label,), value) for label, value in found.items()]
 
 
+SURVEY_REST_MAX_S: Final = 60.0
+"""How long the longest rest is, in seconds."""
+
+
+def survey_rest_s(took_s: float, interval_s: float) -> float:
+    """How long to rest after a look: longer after a long one, but what is told grows no older than
+    by SURVEY_REST_MAX_S, or an interval that is longer still."""
+    return max(interval_s, min(took_s * SURVEY_SHARE, SURVEY_REST_MAX_S))
+
+
 async def survey_forever(look: Callable[[], Awaitable[None]], interval_s: float) -> None:
     """Look something up for metrics, again and again. A look that fails is the next one's matter:
     nothing depends on it."""
@@ -429,7 +439,7 @@ async def survey_forever(look: Callable[[], Awaitable[None]], interval_s: float)
         began_s, rest_s = time.monotonic(), interval_s
         try:
             await look()
-            rest_s = max(interval_s, (time.monotonic() - began_s) * SURVEY_SHARE)
+            rest_s = survey_rest_s(time.monotonic() - began_s, interval_s)
         except DomainError as error:
             log.warning("not looked up for metrics", reason=error.reason, error=error.message)
         except Exception:

@@ -31,6 +31,7 @@ def run_service(config_type: type[C], run: Callable[[C], Awaitable[None]]) -> in
         return EXIT_USAGE
     try:
         config = config_type()
+        config.check()
         check_exposure(config)
         check_files(config)
         exporter_asked_for("TRACES")

@@ -15,12 +15,22 @@ NeedsOf = Callable[[Any], Sequence[Need]]
 """What a message needs; nothing: it names nothing."""
 
 
+class Shown(NamedTuple):
+    """What a list answers with: in which field, and what reading one of its items needs. Whoever
+    may list sees what he may read: a right to all of a topic's cursors is none to the system's."""
+
+    field: str
+    needs: NeedsOf
+
+
 class Right(NamedTuple):
     """What a method needs."""
 
     needs: NeedsOf
     roles: frozenset[Role] = frozenset()
     """Who may call it for any topic."""
+    shown: Shown | None = None
+    """Of a list: what is left out of the answer."""
 
 
 Rights = Mapping[str, Right]

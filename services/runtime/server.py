@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Final
 
 import structlog
 from grpc import aio
@@ -18,6 +19,7 @@ from services.runtime.config import ServiceConfig
 from services.runtime.drain import Drain
 from services.runtime.health import Check, Readiness
 from services.runtime.interceptors import Interceptor, deadlined, drained, logged, translated
+from services.runtime.load import Load
 from services.runtime.metrics import OFF, Metrics
 from services.runtime.refusals import Refusals
 from services.runtime.rights import Rights
@@ -25,6 +27,10 @@ from services.runtime.security import exposure, guard_of, server_credentials
 from services.runtime.tasks import end
 
 log = structlog.get_logger()
+
+SPARE_CALLS: Final = 1_000
+"""How many calls a server takes beyond those that it serves: health checks, and calls whose request
+is on its way or refused. gRPC itself refuses what exceeds that, before it reads the request."""
 
 
 @asynccontextmanager
@@ -59,9 +65,14 @@ async def grpc_server(
     if metrics.is_on:
         arounds.insert(0, server_calls(metrics))
         tell_calls(metrics, drain, None if guard is None else guard.denials)
-    interceptor = Interceptor(arounds, drain, guard)
+    load = Load(config.calls_max, config.streams_max, config.calls_bytes_max)
+    interceptor = Interceptor(arounds, drain, guard, load, config.first_message_timeout_s)
     traced = [TracingServerInterceptor()] if exporter_asked_for("TRACES") != NONE else []
-    server = aio.server(interceptors=[*traced, interceptor], options=_options(config))
+    server = aio.server(
+        interceptors=[*traced, interceptor],
+        options=_options(config),
+        maximum_concurrent_rpcs=config.calls_max + config.streams_max + SPARE_CALLS,
+    )
     readiness = Readiness(checks, services, config.health_interval_s)
     register(server)
     health_pb2_grpc.add_HealthServicer_to_server(readiness.servicer, server)
@@ -110,7 +121,7 @@ def tell_calls(metrics: Metrics, drain: Drain, denials: Refusals | None) -> None
 
 def _health_server(config: ServiceConfig, readiness: Readiness) -> aio.Server:
     """A server for probes that know no TLS; without a port unless one is asked for."""
-    server = aio.server(options=_options(config))
+    server = aio.server(options=_options(config), maximum_concurrent_rpcs=SPARE_CALLS)
     health_pb2_grpc.add_HealthServicer_to_server(readiness.servicer, server)
     if config.health_listen:
         port = server.add_insecure_port(config.health_listen)

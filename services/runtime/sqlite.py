@@ -4,6 +4,14 @@ What waits to be written when the writer's thread is free goes into one transact
 over all topics, and one fsync. A piece of work is a function of the connection that refuses before
 it changes anything, so a refusal spares the rest of its group; an error of SQLite fails the whole
 group, which is rolled back.
+
+The write-ahead log begins anew when everything in it is in the database and nobody reads from it.
+While reads overlap there is always somebody, so that it would grow for as long as that lasts. From
+a size on, the writer waits for those who read: each reads one page, and who comes later reads from
+the database. A limit to what the store takes is one to both files together.
+
+What waits is bounded, by count and by the bytes of the requests that it waits for: a piece of work
+that has begun to wait outlives a caller who gives up.
 """
 
 import asyncio
@@ -13,12 +21,14 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import apsw
 
 from seqgate.telemetry import names, spans
 from services.errors import DomainError, StoreFull, StoreUnavailable
+from services.runtime.budget import Budget
+from services.runtime.load import ASKED_BYTES, busy
 
 T = TypeVar("T")
 Work = Callable[[apsw.Connection], T]
@@ -26,11 +36,75 @@ Work = Callable[[apsw.Connection], T]
 GROUP_MAX: Final = 256
 """How many pieces of work one transaction holds at most."""
 
+WAITING_MAX: Final = 10_000
+"""How many pieces of work wait or are done at a time: so many writes, and so many reads."""
+
+WAITING_BYTES_MAX: Final = 256 * 1024 * 1024
+"""How large the requests are together that writes wait for, in bytes, and those of reads. The
+largest one finds room alone. (What the ledger appends has a budget of its own.)"""
+
+AUTOCHECKPOINT_PAGES: Final = 2_000
+"""After how many pages in the log SQLite copies what it can into the database."""
+
 BUSY_TIMEOUT_MS: Final = 5_000
 """How long another process may hold the database."""
 
 RETRY_AFTER_S: Final = 0.5
 """What a caller is told to wait when the store fails."""
+
+
+WAL_BYTES_MAX: Final = 64 * 1024 * 1024
+"""How large the write-ahead log may become before the writer waits for readers, in bytes; of a
+store with a limit, a sixteenth of that if it is less. One group of writes may lie above."""
+
+LOG_SHARE: Final = 16
+"""Which part of a store's limit its write-ahead log takes."""
+
+CHECKPOINT_WAIT_MS: Final = 250
+"""For how long the writer waits for readers at a time; from twice the size on, as long as for
+another process."""
+
+
+class Share(NamedTuple):
+    """How a store's limit is divided, in bytes; 0: the database has none."""
+
+    database: int
+    log: int
+
+    @classmethod
+    def of(cls, size_max_bytes: int) -> "Share":
+        """Of a limit to both together; 0: there is none."""
+        if not size_max_bytes:
+            return cls(0, WAL_BYTES_MAX)
+        log_bytes = min(WAL_BYTES_MAX, size_max_bytes // LOG_SHARE)
+        return cls(size_max_bytes - log_bytes, log_bytes)
+
+
+class Waiting:
+    """The pieces of work that wait or are done."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._budget = Budget(WAITING_BYTES_MAX)
+        self.count = 0
+
+    def begin(self, done: "asyncio.Future[Any]") -> None:
+        """Count a piece of work until it is done.
+
+        Raises:
+            ServiceBusy: there is no room for it; nothing was done.
+        """
+        size_bytes = ASKED_BYTES.get()
+        if self.count >= WAITING_MAX or not self._budget.fits(size_bytes):
+            raise busy(f"too many {self._what} wait for the store", limit="WAITING_MAX")
+        self._budget.take(size_bytes)
+        self.count += 1
+
+        def end(_: object) -> None:
+            self._budget.give(size_bytes)
+            self.count -= 1
+
+        done.add_done_callback(end)
 
 
 class _Task(NamedTuple, Generic[T]):
@@ -41,12 +115,18 @@ class _Task(NamedTuple, Generic[T]):
 class Connections:
     """See the module. Made by `connections`."""
 
-    def __init__(self, path: Path, *, readers: int, prepare: Work[None]) -> None:
+    def __init__(
+        self, path: Path, *, readers: int, prepare: Work[None], size_max_bytes: int = 0
+    ) -> None:
         self._path = path
+        self._wal = path.with_name(f"{path.name}-wal")
+        self._share = Share.of(size_max_bytes)
+        self._is_limited = size_max_bytes > 0
         self._prepare = prepare
         self._loop = asyncio.get_running_loop()
         self._queue: queue.SimpleQueue[_Task[object] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write_forever, name="sqlite-writer")
+        self._writes, self._reads = Waiting("writes"), Waiting("reads")
         self._local = threading.local()
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="sqlite-reader")
 
@@ -55,10 +135,12 @@ class Connections:
 
         Raises:
             DomainError: what the work refused with; nothing changed.
+            ServiceBusy: too much waits; nothing changed.
             StoreFull: nothing changed.
             StoreUnavailable: it may have been done.
         """
         done: asyncio.Future[T] = self._loop.create_future()
+        self._writes.begin(done)
         self._queue.put(_Task(work, done))  # type: ignore[arg-type]
         return await _recorded(names.COMMIT, asyncio.shield(done))
 
@@ -66,10 +148,28 @@ class Connections:
         """Do this on a reader's connection, in one transaction.
 
         Raises:
+            ServiceBusy: too much waits.
             StoreUnavailable: SQLite failed.
         """
-        done = self._loop.run_in_executor(self._readers, self._read, work)
-        return await _recorded(names.SELECT, done)
+        done: asyncio.Future[T] = self._loop.create_future()
+        self._reads.begin(done)
+        given_up = threading.Event()
+        self._readers.submit(self._answer, _Task(work, done), given_up)
+        try:
+            return await _recorded(names.SELECT, asyncio.shield(done))
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
+
+    def _answer(self, task: _Task[T], given_up: threading.Event) -> None:
+        """Do what was asked for, unless nobody waits for it any more."""
+        result: object = None
+        if not given_up.is_set():
+            try:
+                result = self._read(task.work)
+            except Exception as error:  # whoever waits is told
+                result = error
+        self._loop.call_soon_threadsafe(_resolve, [task], [result])  # type: ignore[arg-type]
 
     def _read(self, work: Work[T]) -> T:
         try:
@@ -102,16 +202,59 @@ class Connections:
                 group.append(task)
             results: list[object]
             try:
-                connection = connection or _connect(self._path, _WRITE)
+                if connection is None:
+                    connection = _connect(self._path, _WRITE)
+                    _limit(connection, self._share)
+                self._check_room(connection)
                 results = _commit(connection, group)
+            except DomainError as refusal:
+                results = [refusal] * len(group)
             except apsw.Error as error:
                 results = [_translated(error)] * len(group)
             except Exception as error:  # a mistake of ours: whoever waits is told, and stops
                 results = [error] * len(group)
             self._loop.call_soon_threadsafe(_resolve, group, results)
+            if connection is not None:
+                self._bound_log(connection)
             first = None if stop else self._queue.get()
         if connection is not None:
             connection.close()
+
+    @property
+    def log_bytes(self) -> int:
+        """How large the write-ahead log is."""
+        try:
+            return self._wal.stat().st_size
+        except OSError:
+            return 0
+
+    def _check_room(self, connection: apsw.Connection) -> None:
+        """Nothing is written while readers keep the log at twice its share of a limit.
+
+        Raises:
+            StoreFull: they do.
+        """
+        if not self._is_limited or self.log_bytes < 2 * self._share.log:
+            return
+        self._bound_log(connection)
+        if self.log_bytes >= 2 * self._share.log:
+            raise StoreFull(
+                "the store is full until its readers are through", retry_after_s=RETRY_AFTER_S
+            )
+
+    def _bound_log(self, connection: apsw.Connection) -> None:
+        """Begin the write-ahead log anew where it has become too large."""
+        size_bytes = self.log_bytes
+        if size_bytes <= self._share.log:
+            return
+        is_far_above = size_bytes > 2 * self._share.log
+        connection.set_busy_timeout(BUSY_TIMEOUT_MS if is_far_above else CHECKPOINT_WAIT_MS)
+        try:
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except apsw.Error:
+            return  # somebody reads on; after the next group it is tried again
+        finally:
+            connection.set_busy_timeout(BUSY_TIMEOUT_MS)
 
     async def open(self) -> None:
         """Start the writer and prepare the database."""
@@ -127,10 +270,11 @@ class Connections:
 
 @asynccontextmanager
 async def connections(
-    path: Path, *, readers: int, prepare: Work[None]
+    path: Path, *, readers: int, prepare: Work[None], size_max_bytes: int = 0
 ) -> AsyncIterator[Connections]:
-    """Open a database; `prepare` runs first, in a transaction."""
-    opened = Connections(path, readers=readers, prepare=prepare)
+    """Open a database; `prepare` runs first, in a transaction. With `size_max_bytes`, it refuses to
+    grow beyond that, its write-ahead log included."""
+    opened = Connections(path, readers=readers, prepare=prepare, size_max_bytes=size_max_bytes)
     try:
         await opened.open()
         yield opened
@@ -162,9 +306,18 @@ def _connect(path: Path, flags: int) -> apsw.Connection:
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA wal_autocheckpoint = 2000")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {AUTOCHECKPOINT_PAGES}")
         connection.execute("PRAGMA journal_size_limit = 67108864")
     return connection
+
+
+def _limit(connection: apsw.Connection, share: Share) -> None:
+    """Divide what the store may take between the database and its log."""
+    if share.database:
+        page_bytes = int(connection.pragma("page_size"))
+        connection.pragma("max_page_count", share.database // page_bytes)
+        pages = max(1, min(AUTOCHECKPOINT_PAGES, share.log // 2 // page_bytes))
+        connection.pragma("wal_autocheckpoint", pages)
 
 
 def _commit(connection: apsw.Connection, group: list[_Task[object]]) -> list[object]:
@@ -195,6 +348,7 @@ def _resolve(group: list[_Task[object]], results: list[object]) -> None:
             continue
         if isinstance(result, Exception):
             task.done.set_exception(result)
+            task.done.exception()  # whoever waits is told; who was cancelled just now is not
         else:
             task.done.set_result(result)
 

@@ -108,6 +108,8 @@ def test_each_service_has_settings_of_its_own(monkeypatch: pytest.MonkeyPatch) -
         ("window_messages", 1, 1_000_000),
         ("window_bytes", 1024, 1024 * 1024 * 1024),
         ("publish_streams_max", 1, 100_000),
+        ("read_streams_max", 1, 100_000),
+        ("read_bytes_max", 64 * 1024, 64 * 1024**3),
         ("group_entries_max", 1, 4_000),
         ("group_bytes_max", 1024, 256 * 1024 * 1024),
         ("failures_max", 1, 1_000),
@@ -134,6 +136,7 @@ def test_a_number_has_bounds(
         "follow_poll_s",
         "keep_interval_s",
         "idle_timeout_s",
+        "slow_reader_s",
     ],
 )
 def test_a_time_is_more_than_nothing_and_at_most_a_day(

@@ -1,6 +1,7 @@
 """What each method of each service needs."""
 
 import pytest
+from google.protobuf.message_factory import GetMessageClass
 
 from seqgate.api.cursor.v1 import cursor_pb2, managed_pb2
 from seqgate.api.dedup.v1 import dedup_pb2
@@ -12,6 +13,7 @@ from services.dispatcher.rights import RIGHTS as DISPATCHER
 from services.errors import InvalidTopicName
 from services.ledger.rights import RIGHTS as LEDGER
 from services.runtime.access import Access, Role
+from services.runtime.guard import Guard
 from services.runtime.identity import Principal
 from services.runtime.rights import Right
 from tests.support.rpcs import ALLOWED, ROLES, TABLES, VERBS, Rpc, rpcs
@@ -116,6 +118,108 @@ def test_system_topics_and_cursors_are_for_those_who_name_them() -> None:
     assert allows(explicit, CURSOR[path("cursor", "MarkDelete")], moved)
 
 
+LISTS = {
+    # of a list: its field, the method that reads one, and what names the item in both
+    "cursor.ListCursors": ("cursors", "cursor.GetCursor", "topic", "name"),
+    "dispatcher.ListSubscriptions": (
+        "subscriptions", "dispatcher.GetSubscription", "topic", "name"
+    ),
+    "ledger.ListTopics": ("topics", "ledger.GetTopic", "name", None),
+    "placement.ListPlacements": ("placements", "placement.Locate", "topic", None),
+}  # fmt: skip
+
+WITHIN = {
+    "cursor.ListAttempts", "dedup.ListProducers", "ledger.ListLedgers",
+    "ledger.ListTrimmedProducers",
+}  # fmt: skip
+"""Lists of what one topic, or one cursor, has, which the request names."""
+
+PLACES = [
+    ("acme/shop/orders", "billing"),
+    ("acme/shop/orders", "seqgate.dedup"),
+    ("acme/shop/__dedup_policies", "billing"),
+    ("acme/shop/__dedup_policies", "seqgate.dedup"),
+    ("acme/shops/orders", "billing"),
+]
+
+GIVEN = [
+    ("*/*/*", None),
+    ("acme/shop/*", None),
+    ("acme/shop/__*", None),
+    ("*/*/*", "*"),
+    ("*/*/*", "seqgate.*"),
+    ("acme/shop/orders", "billing"),
+]
+
+
+class Called:
+    """The context of a call of Alice's."""
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", "Bearer alice"),)
+
+    def peer(self) -> str:
+        return "test"
+
+
+class Tokens:
+    def principal(self, token: str) -> Principal:
+        assert token == "alice"
+        return ALICE
+
+
+class Fixed:
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def get(self) -> Access:
+        return self._access
+
+
+def test_no_list_is_forgotten() -> None:
+    lists = {rpc.name for rpc in rpcs() if rpc.descriptor.name.startswith("List")}
+    assert lists == LISTS.keys() | WITHIN
+    assert {rpc.name for rpc in rpcs() if rpc.right.shown is not None} == LISTS.keys()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(("topics", "subscriptions"), GIVEN)
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_shows_what_its_caller_may_read_one_by_one(
+    name: str, topics: str, subscriptions: str | None, verb: str
+) -> None:
+    if subscriptions is not None and verb not in ("consume", "administer", "keep"):
+        return  # there is no such rule
+    by_name = {rpc.name: rpc for rpc in rpcs()}
+    listing, (field, single, topic_field, name_field) = by_name[name], LISTS[name]
+    access = rules(verb, topics, subscriptions)
+    guard = Guard(Fixed(access), Tokens(), {"m": listing.right}, certificates=False)  # type: ignore[arg-type]
+    reply = GetMessageClass(listing.descriptor.output_type)()
+    items = [
+        {topic_field: topic} | ({} if name_field is None else {name_field: cursor})
+        for topic, cursor in PLACES
+    ]
+    for item in items:
+        getattr(reply, field).add(**item)
+    shown = guard.begin("m", Called()).shown(reply)
+    expected = [
+        item
+        for item, (topic, cursor) in zip(items, PLACES, strict=True)
+        if allows(access, by_name[single].right, by_name[single].request(topic, cursor))
+    ]
+    found = [{each: getattr(item, each) for each in items[0]} for item in getattr(shown, field)]
+    assert found == expected
+
+
+def test_services_are_shown_everything() -> None:
+    right = CURSOR[path("cursor", "ListCursors")]
+    access = Access.parse({"services": {"ledger": ["sub:alice"]}})
+    guard = Guard(Fixed(access), Tokens(), {"m": right}, certificates=False)  # type: ignore[arg-type]
+    reply = cursor_pb2.ListCursorsResponse()
+    reply.cursors.add(topic="acme/shop/orders", name="seqgate.dedup")
+    assert len(guard.begin("m", Called()).shown(reply).cursors) == 1
+
+
 @pytest.mark.parametrize("name", ["seqgate.dead.letter.1:2", "#seqgate.internal.x"])
 def test_what_services_act_on_is_written_by_services_alone(name: str) -> None:
     info = managed_pb2.ManagedCursorInfo(
@@ -150,6 +254,19 @@ def test_who_names_a_dead_letter_topic_needs_the_right_to_publish_there() -> Non
     assert not allows(
         Access.parse({"rules": [{**both, "topics": ["acme/shop/orders"]}]}), consume, request
     )
+
+
+def test_producers_names_of_services_are_for_services() -> None:
+    publish = LEDGER[path("ledger", "Publish")]
+    opening = ledger_pb2.Open(topic="acme/shop/orders-billing-DLQ")
+    for name in ("seqgate.dead/acme/shop/orders/billing", "seqgate.", "seqgate.x"):
+        opening.producer_name = name
+        request = ledger_pb2.PublishRequest(open=opening)
+        assert not any(allows(rules(verb), publish, request) for verb in VERBS)
+    assert Role.DISPATCHER in publish.roles
+    for name in ("", "seqgate", "my-seqgate.dead"):
+        opening.producer_name = name
+        assert allows(rules("publish"), publish, ledger_pb2.PublishRequest(open=opening))
 
 
 @pytest.mark.parametrize(

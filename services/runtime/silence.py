@@ -1,0 +1,70 @@
+"""A stream that says nothing costs a place that somebody else could use: it is given a time for its
+first message. After that, how long it may be silent is a matter of what it is for."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from services.errors import DomainError, Kind
+
+
+class SilentStream(DomainError):
+    """A stream did not send its first message in time. Nothing was begun: open another one when
+    there is something to say."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "SILENT_STREAM"
+
+
+class Spoken:
+    """A call's context, whose first message must come in time; everything else is the context's
+    own."""
+
+    def __init__(self, context: Any, timeout_s: float) -> None:
+        self._context = context
+        self._timeout_s = timeout_s
+        self._has_spoken = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def read(self) -> Any:
+        """The next message.
+
+        Raises:
+            SilentStream: the first did not come in time.
+        """
+        if self._has_spoken:
+            return await self._context.read()
+        async with _in_time(self._timeout_s):
+            message = await self._context.read()
+        self._has_spoken = True
+        return message
+
+
+async def spoken(messages: AsyncIterator[Any], timeout_s: float) -> AsyncIterator[Any]:
+    """The messages of a stream, for a handler that iterates over them.
+
+    Raises:
+        SilentStream: the first did not come in time.
+    """
+    try:
+        async with _in_time(timeout_s):
+            first = await anext(messages)
+    except StopAsyncIteration:
+        return
+    yield first
+    async for message in messages:
+        yield message
+
+
+@asynccontextmanager
+async def _in_time(timeout_s: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError as error:
+        raise SilentStream(
+            f"a stream's first message comes within {timeout_s:g} s", retry_after_s=0.1
+        ) from error

@@ -1,0 +1,52 @@
+"""A process that is not ready says what it lacks, and why."""
+
+import asyncio
+from typing import Any
+
+from grpc import StatusCode, aio
+from structlog.testing import capture_logs
+
+from services.runtime.health import WHY_MAX, Readiness
+from tests.support.waiting import eventually
+
+
+async def test_what_is_not_ready_says_why() -> None:
+    failing: dict[str, Exception | None] = {
+        "ledger": ValueError("a token is not sent to ipv4:10.0.0.1:1 without TLS"),
+        "dedup": aio.AioRpcError(
+            StatusCode.UNAVAILABLE, aio.Metadata(), aio.Metadata(), details="connection refused"
+        ),
+        "cursor": TimeoutError(),
+        "filter": RuntimeError("x" * 10_000),
+        "store": None,
+    }
+
+    def check(name: str) -> Any:
+        async def ask() -> None:
+            if (error := failing[name]) is not None:
+                raise error
+
+        return ask
+
+    readiness = Readiness({name: check(name) for name in failing}, [], interval_s=0.001)
+    with capture_logs() as logs:
+        watching = asyncio.create_task(readiness.watch())
+        await eventually(lambda: bool(logs), "it says what it lacks")
+        for name in failing:
+            failing[name] = None
+        await eventually(lambda: len(logs) > 1, "it is ready")
+        watching.cancel()
+        await asyncio.wait([watching])
+
+    told, ready = logs
+    assert (told["event"], told["missing"]) == (
+        "not ready",
+        ["cursor", "dedup", "filter", "ledger"],
+    )
+    assert told["why"] == {
+        "cursor": "no answer within 1 s",
+        "dedup": "UNAVAILABLE: connection refused",
+        "filter": ("RuntimeError: " + "x" * 10_000)[:WHY_MAX],
+        "ledger": "ValueError: a token is not sent to ipv4:10.0.0.1:1 without TLS",
+    }
+    assert (ready["event"], ready["missing"]) == ("ready", [])
