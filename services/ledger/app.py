@@ -105,6 +105,7 @@ async def serve(
 
         watching = [
             tasks.create_task(ledger.keep_forever()),
+            tasks.create_task(ledger.sweep_forever()),
             tasks.create_task(ledger.trim_forever()),
             tasks.create_task(_drain(ledger, drain)),
         ]

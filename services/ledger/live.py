@@ -10,7 +10,8 @@ import contextvars
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 import structlog
@@ -19,7 +20,7 @@ from opentelemetry.trace import Span
 from seqgate.telemetry import names
 from seqgate.types import Position
 from services.errors import DomainError, Fenced, Kind, StoreUnavailable
-from services.ledger.core.entry import StoredEntry, Unit
+from services.ledger.core.entry import Entry, StoredEntry, Unit
 from services.ledger.core.receipt import Receipt, Status, Unsettled, old_ids, settled
 from services.ledger.core.writer import (
     BACKOFF_MAX_S,
@@ -46,19 +47,31 @@ from services.ledger.ports import (
     Behind,
     Changed,
     Deduplicator,
+    DedupUnavailable,
     Disabled,
     EntryCorrupt,
     Judged,
     LedgerStore,
     LogState,
-    Trimmed,
+    ReplayPage,
     WriterName,
+    following,
 )
+from services.runtime.budget import Budget
+from services.runtime.cutting import Cut
 
 log = structlog.get_logger()
 
 OPEN_RETRY_AFTER_S: Final = 0.5
 """What a producer is told to wait when its topic is not ready."""
+
+
+UNREAD_RECEIPTS_MAX: Final = 10_000
+"""How many receipts a producer may leave unread, beyond the messages that its window lets it have
+unanswered: some 400 bytes each. Who keeps to its window and reads has fewer."""
+
+LOOK_UP_IDS_MAX: Final = 1_000
+"""About how many ids of a producer are looked up in the log at a time."""
 
 
 class Recovering(DomainError):
@@ -89,6 +102,27 @@ class WindowExceeded(DomainError):
     reason = "WINDOW_EXCEEDED"
 
 
+class LedgerBusy(DomainError):
+    """All producers together have as much unanswered as the service takes."""
+
+    kind = Kind.EXHAUSTED
+    reason = "LEDGER_BUSY"
+
+
+class TopicFailed(DomainError):
+    """Something unforeseen happened to the topic here; it is opened anew."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "TOPIC_FAILED"
+
+
+class ReceiptsUnread(DomainError):
+    """A producer sends, and does not read its receipts."""
+
+    kind = Kind.EXHAUSTED
+    reason = "RECEIPTS_UNREAD"
+
+
 class Window(NamedTuple):
     """How much may be unanswered at a time."""
 
@@ -113,6 +147,24 @@ class Pulse:
         return self._next
 
 
+class LastStored(NamedTuple):
+    """What was last stored under a producer's name: the id, and whether another instance than the
+    one that asks stored it; None: it was stored before instances were kept. `whole` is the last id
+    whose message is whole, where one is known."""
+
+    sequence_id: int
+    by_another: bool | None
+    whole: int | None
+
+
+class Standing(NamedTuple):
+    """Where a producer that has connected stands. `last_sequence_id` is None where the topic does
+    not deduplicate."""
+
+    last_sequence_id: int | None = None
+    last_stored: LastStored | None = None
+
+
 class News(NamedTuple):
     """What a stream has to tell its producer."""
 
@@ -124,7 +176,10 @@ class News(NamedTuple):
 class Session:
     """One Publish stream of one producer."""
 
-    def __init__(self, number: int, producer: str, instance: bytes, window: Window) -> None:
+    def __init__(
+        self, number: int, producer: str, instance: bytes, window: Window, budget: Budget
+    ) -> None:
+        self._budget = budget
         self.number = number
         self.producer = producer
         self.instance = instance
@@ -136,6 +191,9 @@ class Session:
         self._closing = False
         self._error: Exception | None = None
         self._changed = asyncio.Event()
+        self._is_cut = False
+        self.cut: Cut = lambda _: None
+        """Ends the stream even while it waits for its producer to read."""
 
     def admit(self, units: Sequence[Unit]) -> None:
         """Note what has arrived.
@@ -157,12 +215,33 @@ class Session:
             self._unanswered[unit.request_id] = share
             self._messages += share.messages
             self._size_bytes += share.size_bytes
+            self._budget.take(share.size_bytes)
 
     def answer(self, request_id: int, receipt: Receipt) -> None:
         """A publication has its receipt."""
         self.forget(request_id)
+        if self._is_cut:
+            return
         self._receipts.append((request_id, receipt))
         self._changed.set()
+        if self._is_unread():
+            self._cut_off()
+
+    def _cut_off(self) -> None:
+        """The producer does not read: what waits for it is let go, and the stream ends."""
+        error = ReceiptsUnread(
+            "the producer does not read its receipts",
+            retry_after_s=OPEN_RETRY_AFTER_S,
+            receipts_max=self._window.messages + UNREAD_RECEIPTS_MAX,
+        )
+        self._is_cut = True
+        self._receipts = []
+        self.fail(error)
+        self.cut(error)
+
+    def _is_unread(self) -> bool:
+        """Whether more receipts wait for the producer than it may leave unread."""
+        return len(self._receipts) > self._window.messages + UNREAD_RECEIPTS_MAX
 
     def forget(self, request_id: int) -> None:
         """A publication will not be answered."""
@@ -170,7 +249,14 @@ class Session:
         if share is not None:
             self._messages -= share.messages
             self._size_bytes -= share.size_bytes
+            self._budget.give(share.size_bytes)
         self._changed.set()
+
+    def forget_all(self) -> None:
+        """Nothing more will be answered."""
+        self._unanswered.clear()
+        self._budget.give(self._size_bytes)
+        self._messages = self._size_bytes = 0
 
     def is_unanswered(self, request_id: int) -> bool:
         """Whether a publication with this id is still to be answered."""
@@ -199,7 +285,7 @@ class Session:
 
     def fail(self, error: Exception) -> None:
         """End the stream now."""
-        self._unanswered.clear()
+        self.forget_all()
         self.finish(error)
 
     @property
@@ -245,9 +331,14 @@ class LiveTopic:
         limits: Limits,
         replay_entries_max: int,
         metrics: LedgerMetrics,
+        last_append_ms: int,
+        budget: Budget,
     ) -> None:
         """
         Args:
+            budget: what all producers of the process may have unanswered together.
+            last_append_ms: when the last entry was appended, as LedgerStore.last_append_ms says it
+                after the topic was taken: no later one's time lies before.
             replay_entries_max: how many entries that deduplication lacks are replayed from here; if
                 it lacks more, the topic waits until somebody else has loaded them. 0: any number.
         """
@@ -255,6 +346,8 @@ class LiveTopic:
         self.grown = Pulse()
         self.progress = Pulse()
         self.stopped = False
+        self.keep_within_s: float | None = None
+        """Within what time connected producers are to be reported as alive again; None: any."""
         self._store = store
         self._dedup = dedup
         self._tasks = tasks
@@ -263,14 +356,17 @@ class LiveTopic:
         self._writer = TopicWriter(state.incarnation, state.ledger_id, state.tail, limits)
         self._sessions: dict[int, Session] = {}
         self._names: dict[str, Session] = {}
-        self._last_append_ms = 0
+        self._unnoted: dict[str, bytes] = {}
+        """Whose instance is to be stored with the next entries of a producer."""
+        self._last_append_ms = last_append_ms
+        self._budget = budget
         self._replay_entries_max = replay_entries_max
-        self._replayed: Position | None = None
+        self._replay: _Replay | None = None
+        """What a replay from here has come to; None: none is under way."""
         self._postponed: _Postponed | None = None
         self._lacking_entries = 0
         self._lacks_since_s: float | None = None
-        self._trimming = asyncio.Lock()
-        self._trims = self._trims_replayed = 0
+        self._asking_since_s: float | None = None
         self._metrics = metrics
         self._counts = metrics.of(state.topic)
         self._following = Following(state.topic)
@@ -318,8 +414,8 @@ class LiveTopic:
 
     async def open(
         self, producer: str, instance: bytes, *, takeover: bool, window: Window, timeout_s: float
-    ) -> tuple[Session, int | None]:
-        """Connect a producer; the last durable id of the producer, if there is one.
+    ) -> tuple[Session, Standing]:
+        """Connect a producer; where it stands in the log.
 
         Raises:
             ProducerBusy: the name is in use, and is not to be taken over.
@@ -335,6 +431,8 @@ class LiveTopic:
             await self._settled(producer, number, timeout_s)
             # The log itself is asked: what deduplication remembers may be lost or forgotten, and an
             # id that was used once must not be given to a new message.
+            await self._mark_alive(producer)
+            newest = await self._store.newest(self.topic, producer)
             last = await self._store.highest(self.topic, self.ledger_id, producer)
         except Fenced as error:
             self.close(session)
@@ -346,32 +444,79 @@ class LiveTopic:
         if session.error is not None:
             self.close(session)
             raise session.error
-        return session, last if self._writer.deduplicating else None
+        self._note_instance(producer, instance, newest.instance)
+        if last is None:
+            return session, Standing()
+        stored = LastStored(last, _is_another(newest.instance, instance), newest.whole)
+        return session, Standing(last if self._writer.deduplicating else None, stored)
 
     def submit(self, session: Session, units: Sequence[Unit]) -> None:
         """Take what a producer sent, unless its stream is at its end."""
-        if not session.closing:
-            session.admit(units)
-            self._following.arrived(units)
-            self._perform(self._writer.submit(units))
+        if session.closing:
+            return
+        fits = self._budget.fits(sum(unit.size_bytes for unit in units))
+        session.admit(units)
+        self._following.arrived(units)
+        with self._contained():
+            if fits:
+                self._perform(self._writer.submit(units))
+            else:
+                self._perform(self._writer.refuse(units, self._busy()))
+
+    def _busy(self) -> DomainError:
+        return LedgerBusy(
+            "all producers together have as much unanswered as the service takes",
+            retry_after_s=OPEN_RETRY_AFTER_S,
+            unanswered_bytes_max=self._budget.bytes_max,
+        )
+
+    @contextmanager
+    def _contained(self) -> Iterator[None]:
+        """What was not foreseen is the matter of this topic alone. Nobody knows what state its
+        machine is in: it is dropped, its streams end, and the topic is taken anew by who opens it
+        next, which aligns it with its log."""
+        try:
+            yield
+        except Exception:
+            self._counts.failures += 1
+            log.exception("topic failed", topic=str(self.topic))
+            self.stop(
+                TopicFailed(
+                    "something unforeseen happened to the topic", retry_after_s=OPEN_RETRY_AFTER_S
+                )
+            )
+
+    def resume(self, session: Session) -> None:
+        """End the hold of a producer's stream."""
+        self._writer.resume(session.number)
 
     def close(self, session: Session) -> None:
         """Disconnect a producer. What was let through goes on."""
         self._forget(session)
+        session.forget_all()
         self._sessions.pop(session.number, None)
         if self._names.get(session.producer) is session:
             del self._names[session.producer]
+            self._drop_unnoted(session.producer)
+
+    async def _mark_alive(self, producer: str) -> None:
+        """From the moment on at which it is told that it is connected, a producer is not forgotten
+        for lack of activity."""
+        await self.keep([producer], only_due=True)
+
+    async def keep(self, producers: Sequence[str], *, only_due: bool = False) -> None:
+        """Have producers remembered that are connected.
+
+        Raises:
+            DedupUnavailable: perhaps they are not.
+        """
+        if producers and self._writer.deduplicating:
+            self.keep_within_s = await self._dedup.keep(self.topic, producers, only_due=only_due)
 
     async def quiet(self) -> None:
         """Return when nothing is under way, and deduplication knows everything."""
         while not (self.stopped or self._writer.idle):
             await self.progress.next.wait()
-
-    async def trim(self, before: Position) -> Trimmed:
-        """Remove the entries before a position; a replay that is under way notices."""
-        async with self._trimming:
-            self._trims += 1
-            return await self._store.trim(self.topic, before)
 
     def drain(self) -> None:
         """Ask all producers to move away."""
@@ -396,7 +541,7 @@ class LiveTopic:
                 raise ProducerBusy("the producer's name is in use", producer_name=producer)
             self._forget(before)
             before.take_over()
-        session = Session(next(_numbers), producer, instance, window)
+        session = Session(next(_numbers), producer, instance, window, self._budget)
         self._sessions[session.number] = self._names[producer] = session
         self._writer.open_session(session.number)
         return session
@@ -406,6 +551,19 @@ class LiveTopic:
         for unit in self._writer.close_session(session.number):
             session.forget(unit.request_id)
             self._following.dropped(unit, _CLOSED)
+
+    def _note_instance(self, producer: str, instance: bytes, noted: bytes | None) -> None:
+        """From now on this instance stores under the producer's name. What another one had let
+        through is answered by now, so that no entry is taken for another instance's."""
+        if noted != instance:
+            self._unnoted[producer] = instance
+        else:
+            self._unnoted.pop(producer, None)
+
+    def _drop_unnoted(self, producer: str) -> None:
+        """Forget the instance of a producer that is gone and has nothing under way."""
+        if producer not in self._names and not self._writer.busy(producer):
+            self._unnoted.pop(producer, None)
 
     async def _settled(self, producer: str, number: int, timeout_s: float) -> None:
         """Wait until the topic is live, nothing of this producer is under way, and the question
@@ -429,10 +587,23 @@ class LiveTopic:
                         return
                     await progress.wait()
         except TimeoutError:
-            raise self._writer.last_error or Recovering(
-                "the topic's deduplication state is being rebuilt",
+            raise self._writer.last_error or self._waits_for(timeout_s) from None
+
+    def _waits_for(self, waited_s: float) -> DomainError:
+        """Why a topic is not ready after this time, although nothing has failed."""
+        asked_s = self._asking_since_s
+        if asked_s is not None and time.monotonic() - asked_s >= waited_s / 2:
+            return DedupUnavailable(
+                "deduplication has not answered yet", retry_after_s=OPEN_RETRY_AFTER_S
+            )
+        if self._writer.phase is Phase.LIVE:
+            return StoreUnavailable(
+                "what the producer sent before is still being stored",
                 retry_after_s=OPEN_RETRY_AFTER_S,
-            ) from None
+            )
+        return Recovering(
+            "the topic's deduplication state is being rebuilt", retry_after_s=OPEN_RETRY_AFTER_S
+        )
 
     # ---- effects
 
@@ -466,9 +637,10 @@ class LiveTopic:
             session.answer(unit.request_id, receipt)
 
     async def _do(self, effect: Effect) -> None:
-        with self._following.recovering():
-            effects = await self._done(effect)
-        self._perform(effects)
+        with self._contained():
+            with self._following.recovering():
+                effects = await self._done(effect)
+            self._perform(effects)
 
     async def _done(self, effect: Effect) -> list[Effect]:
         """What follows from an effect, once it is carried out."""
@@ -479,7 +651,8 @@ class LiveTopic:
                 return await self._append(effect)
             case LookUp(units):
                 with self._following.looking_up([each.unit for each in units]):
-                    return await self._look_up(units)
+                    await self._look_up(units)
+                return []
             case ReadLog():
                 with self._following.replaying() as span:
                     return await self._read_log(effect, span)
@@ -497,6 +670,7 @@ class LiveTopic:
         operation = type(call).__name__.lower()
         units = call.claims if isinstance(call, Admit) else ()
         confirms = call.confirmation is not None
+        self._asking_since_s = began_s
         try:
             with self._following.asking(operation, units, confirms=confirms) as span:
                 outcome = await self._outcome(call)
@@ -510,6 +684,7 @@ class LiveTopic:
             self._happened = "dedup_failed"
             return writer.dedup_failed(error)
         finally:
+            self._asking_since_s = None
             self._metrics.judge_duration(time.monotonic() - began_s, operation, answered)
         if self.stopped:
             return []
@@ -520,8 +695,8 @@ class LiveTopic:
             case Applied() if isinstance(call, Confirm):
                 return writer.confirmed()
             case Applied(revision):
-                self._has_all()
-                return writer.aligned(revision)
+                await self._keep_connected()
+                return self._aligned(revision)
             case Behind(confirmed):
                 if self._postponed is None or confirmed != self._postponed.after:
                     log.warning(
@@ -552,6 +727,21 @@ class LiveTopic:
             case Rollback():
                 return await self._dedup.rollback(self.topic, name, call.confirmation)
 
+    def _aligned(self, revision: int) -> list[Effect]:
+        if self.stopped:
+            return []
+        self._has_all()
+        return self._writer.aligned(revision)
+
+    async def _keep_connected(self) -> None:
+        """After a recovery: what was lost was activity, too. Who is connected is alive."""
+        if self._lacks_since_s is None:
+            return
+        try:
+            await self.keep(self.producers)
+        except DedupUnavailable as error:
+            log.warning("producers not kept", topic=str(self.topic), reason=error.reason)
+
     def _has_all(self) -> None:
         self._lacking_entries = 0
         if self._lacks_since_s is not None:
@@ -561,8 +751,9 @@ class LiveTopic:
 
     async def _append(self, append: Append) -> list[Effect]:
         writer = self._writer
-        began_s, now_ms = time.monotonic(), time.time_ns() // 1_000_000
-        self._last_append_ms = max(self._last_append_ms, now_ms)
+        began_s = time.monotonic()
+        self._last_append_ms = self._next_append_ms()
+        instances = self._instances_of(append.entries)
         try:
             with self._following.appending(append.entries):
                 await self._store.append(
@@ -571,6 +762,7 @@ class LiveTopic:
                     append.expected_tail,
                     append.entries,
                     self._last_append_ms,
+                    instances=instances,
                 )
         except DomainError as error:
             if self.stopped:
@@ -579,40 +771,64 @@ class LiveTopic:
             self._happened = "append_failed"
             self._metrics.append_duration(time.monotonic() - began_s, FAILED)
             known = not isinstance(error, StoreUnavailable)
-            return writer.append_failed(error, outcome_known=known)
+            effects = writer.append_failed(error, outcome_known=known)
+            for producer in instances:
+                self._drop_unnoted(producer)
+            return effects
         self._metrics.appended(self._counts, append.entries, time.monotonic() - began_s)
         self.grown.beat()
-        return [] if self.stopped else writer.appended(self._last_append_ms)
+        if self.stopped:
+            return []
+        effects = writer.appended(self._last_append_ms)
+        for producer, instance in instances.items():
+            if self._unnoted.get(producer) == instance:
+                del self._unnoted[producer]
+        return effects
 
-    async def _look_up(self, units: Sequence[Unsettled]) -> list[Effect]:
-        """Units of one producer are looked up together: a resent stream has many."""
-        effects: list[Effect] = []
-        by_producer: dict[str, list[tuple[Unsettled, list[int]]]] = {}
+    def _next_append_ms(self) -> int:
+        """Now, in milliseconds since 1970; where the clock went back, as it was before."""
+        return max(self._last_append_ms, time.time_ns() // 1_000_000)
+
+    def _instances_of(self, entries: Sequence[Entry]) -> dict[str, bytes]:
+        """The instances that are to be stored with entries, by producer."""
+        if not self._unnoted:
+            return {}
+        producers = {entry.producer for entry in entries if not entry.marker}
+        return {each: self._unnoted[each] for each in producers if each in self._unnoted}
+
+    async def _look_up(self, units: Sequence[Unsettled]) -> None:
+        """Units of one producer are looked up together: a resent stream has many. Nobody's wait for
+        another producer's."""
+        by_producer: dict[str, list[Unsettled]] = {}
         for unsettled in units:
-            asked = by_producer.setdefault(unsettled.unit.producer, [])
-            asked.append((unsettled, old_ids(unsettled)))
-        for producer, asked in by_producer.items():
-            ids = [each for _, wanted in asked for each in wanted]
+            by_producer.setdefault(unsettled.unit.producer, []).append(unsettled)
+        await asyncio.gather(
+            *(self._look_up_of(producer, asked) for producer, asked in by_producer.items())
+        )
+
+    async def _look_up_of(self, producer: str, units: Sequence[Unsettled]) -> None:
+        """So many ids at a time that others' look-ups have their turn between."""
+        for some in _some_ids(units):
+            ids = [each for _, wanted in some for each in wanted]
             try:
                 fates = iter(await self._store.find(self.topic, producer, ids))
             except DomainError as error:
-                for unsettled, _ in asked:
-                    effects += self._writer.look_up_failed(unsettled.unit, error)
+                for unsettled, _ in some:
+                    if not self.stopped:
+                        self._perform(self._writer.look_up_failed(unsettled.unit, error))
                 continue
-            for unsettled, wanted in asked:
+            receipts: list[Effect] = []
+            for unsettled, wanted in some:
                 receipt = settled(unsettled, list(itertools.islice(fates, len(wanted))))
-                effects.append(Answer(unsettled.unit, receipt))
-        return effects
+                receipts.append(Answer(unsettled.unit, receipt))
+            self._perform(receipts)
 
     async def _read_log(self, read: ReadLog, span: Span) -> list[Effect]:
         try:
-            async with self._trimming:
-                page = await self._page(read)
-                if page is None:
-                    log.warning("the log was trimmed: from the beginning", topic=str(self.topic))
-                    await self._dedup.forget_topic(
-                        self.topic, self._writer.incarnation, deleted=False
-                    )
+            page = await self._page(read)
+            if page is None:
+                log.warning("the log was trimmed: from the beginning", topic=str(self.topic))
+                await self._dedup.forget_topic(self.topic, self._writer.incarnation, deleted=False)
         except Recovering as error:
             return [] if self.stopped else self._writer.log_failed(error)
         except DomainError as error:
@@ -634,44 +850,48 @@ class LiveTopic:
 
         What was trimmed counts as well, or its producers could store it again. A replay that starts
         from nothing begins with the last ids of those producers, as if they were entries of a
-        ledger 0.
+        ledger 0. A trim may come at any moment, by another process too; the store says of each page
+        where the log began when it was read.
 
         Raises:
             Recovering: it is more than is replayed from here. That is counted at the beginning.
         """
-        after = read.after
-        if after is None:
-            self._trims_replayed = self._trims
-        if after is not None and await self._is_trimmed_after(after):
-            return None
-        if after is None or after != self._replayed:
+        after, replay = read.after, self._replay
+        goes_on = replay is not None and after is not None and after == replay.reached
+        if not goes_on:
+            self._replay = replay = None
+            if after is not None and after.ledger_id == BEFORE_THE_LOG:
+                return None  # of a replay that nobody knows the beginning of
             await self._count(after)
-        if after is None or after.ledger_id == BEFORE_THE_LOG:
-            skip = 0 if after is None else after.entry_id + 1
-            trimmed = await self._store.trimmed_producers(self.topic, skip=skip, limit=read.limit)
-            if trimmed:
-                now_ms = time.time_ns() // 1_000_000
-                logged = [
-                    Logged(Position(BEFORE_THE_LOG, skip + i), producer, highest, now_ms)
-                    for i, (producer, highest) in enumerate(trimmed)
-                ]
-                self._replayed = logged[-1].position
-                more = len(trimmed) == read.limit
-                return logged, self._lacking_entries + more
-        entries = await self._store.read(
+        page = await self._store.replay(
             self.topic,
-            after,
-            entries_max=read.limit,
+            None if after is None or after.ledger_id == BEFORE_THE_LOG else after,
+            producers_after="" if after is None else replay and replay.producer,
+            limit=read.limit,
             bytes_max=_REPLAY_PAGE_BYTES,
-            payloads=False,
         )
-        return [_logged(each) for each in entries], self._remaining(entries)
+        if not _follows(page, after, replay):
+            self._replay = None
+            return None
+        if page.producers:
+            skip = 0 if after is None else after.entry_id + 1
+            now_ms = time.time_ns() // 1_000_000
+            logged = [
+                Logged(Position(BEFORE_THE_LOG, skip + i), producer, highest, now_ms)
+                for i, (producer, highest) in enumerate(page.producers)
+            ]
+            self._replay = _Replay(logged[-1].position, page.start, page.producers[-1][0])
+            more = len(page.producers) == read.limit
+            return logged, self._lacking_entries + more
+        logged = [_logged(each) for each in page.entries]
+        return [self._alive(each) for each in logged], self._remaining(page)
 
-    async def _is_trimmed_after(self, position: Position) -> bool:
-        if position.ledger_id == BEFORE_THE_LOG:
-            return self._trims_replayed != self._trims
-        state = await self._store.get(self.topic)
-        return position < (state.first or state.tail or position)
+    def _alive(self, logged: Logged) -> Logged:
+        """What deduplication is told of an entry: who is connected is active now, however long ago
+        the entry was appended."""
+        if logged.producer not in self._names:
+            return logged
+        return logged._replace(append_ms=time.time_ns() // 1_000_000)
 
     async def _count(self, after: Position | None) -> None:
         """Count what a replay that begins after this position has to read.
@@ -679,7 +899,8 @@ class LiveTopic:
         Raises:
             Recovering: it is too much. While the topic waits, it is not counted again.
         """
-        place = _Postponed(after, self._writer.tail, self._trims)
+        start = (await self._store.get(self.topic)).start
+        place = _Postponed(after, self._writer.tail, start)
         if place != self._postponed:
             self._lacking_entries = await self._store.count_after(self.topic, after)
             if not 0 < self._replay_entries_max < self._lacking_entries:
@@ -699,12 +920,13 @@ class LiveTopic:
             entries_to_replay=self._lacking_entries,
         )
 
-    def _remaining(self, entries: Sequence[StoredEntry]) -> int:
+    def _remaining(self, page: ReplayPage) -> int:
         """About how many entries a replay has still to read after these; 0 at the end."""
+        entries = page.entries
         if not entries or entries[-1].position == self._writer.tail:
-            self._replayed = None
+            self._replay = None
             return 0
-        self._replayed = entries[-1].position
+        self._replay = _Replay(entries[-1].position, page.start, None)
         self._lacking_entries = max(1, self._lacking_entries - len(entries))
         return self._lacking_entries
 
@@ -721,6 +943,26 @@ class LiveTopic:
         return [] if self.stopped else self._writer.reopened(state.ledger_id, state.tail)
 
 
+def _is_another(noted: bytes | None, instance: bytes) -> bool | None:
+    """Whether what was last stored came from another instance; None: nobody knows."""
+    return None if noted is None else not instance or noted != instance
+
+
+def _some_ids(units: Iterable[Unsettled]) -> Iterator[list[tuple[Unsettled, list[int]]]]:
+    """Units with the ids that are to be looked up for each, in groups of about LOOK_UP_IDS_MAX."""
+    group: list[tuple[Unsettled, list[int]]] = []
+    count = 0
+    for unsettled in units:
+        wanted = old_ids(unsettled)
+        if group and count + len(wanted) > LOOK_UP_IDS_MAX:
+            yield group
+            group, count = [], 0
+        group.append((unsettled, wanted))
+        count += len(wanted)
+    if group:
+        yield group
+
+
 def _described(outcome: Judged | Applied | Behind | Changed | Disabled) -> dict[str, str | int]:
     """What deduplication answered, as a span says it."""
     if isinstance(outcome, Judged):
@@ -731,11 +973,29 @@ def _described(outcome: Judged | Applied | Behind | Changed | Disabled) -> dict[
 
 class _Postponed(NamedTuple):
     """A replay that is too long: where it would begin, where the log ended when it was counted, and
-    how often that was trimmed before."""
+    where it began."""
 
     after: Position | None
     tail: Position | None
-    trims: int
+    start: Position
+
+
+class _Replay(NamedTuple):
+    """How far a replay has come, and where the log began then; of one that is still at what was
+    trimmed, the last producer."""
+
+    reached: Position
+    start: Position
+    producer: str | None
+
+
+def _follows(page: ReplayPage, after: Position | None, replay: _Replay | None) -> bool:
+    """Whether nothing that was trimmed is missing between what was replayed so far and this."""
+    if after is None:
+        return True
+    if replay is not None and replay.producer is not None:
+        return page.start == replay.start
+    return page.start <= following(after)
 
 
 BEFORE_THE_LOG: Final = 0

@@ -23,12 +23,14 @@ class Counts:
         receipts: what became of the others.
         appended_entries, appended_messages, appended_bytes: what was stored.
         read_entries: what readers were sent.
+        failures: how often something unforeseen happened.
     """
 
     __slots__ = (
         "appended_bytes",
         "appended_entries",
         "appended_messages",
+        "failures",
         "read_entries",
         "receipts",
         "stored",
@@ -41,6 +43,7 @@ class Counts:
         self.appended_messages = 0
         self.appended_bytes = 0
         self.read_entries = 0
+        self.failures = 0
 
 
 class LedgerMetrics:
@@ -87,6 +90,7 @@ class LedgerMetrics:
         metrics.tell(told.APPENDED_MESSAGES, lambda: self._each("appended_messages"))
         metrics.tell(told.APPENDED_SIZE, lambda: self._each("appended_bytes"))
         metrics.tell(told.READ_ENTRIES, lambda: self._each("read_entries"))
+        metrics.tell(told.TOPIC_FAILURES, lambda: self._each("failures"))
         metrics.tell(told.TRIMMED_ENTRIES, lambda: [((), self.trimmed_entries)])
         metrics.tell(told.REPLAYED, lambda: [((), self.replayed_entries)])
         metrics.tell(

@@ -5,15 +5,19 @@ too (an append on an expected tail under an epoch, range reads, a tail), so that
 SQLite's place.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol
 
-from seqgate.types import Position, TopicName
+from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
 from services.errors import DomainError, Kind
 from services.ledger.core.columns import Columns
 from services.ledger.core.entry import Entry, StoredEntry, Unit
 from services.ledger.core.receipt import Fate
 from services.ledger.core.writer import Confirmation, Verdict
+
+NOBODY: Final[Mapping[str, bytes]] = MappingProxyType({})
+"""No producer's instance."""
 
 
 class TopicNotFound(DomainError):
@@ -64,12 +68,44 @@ class LogState(NamedTuple):
     messages: int
     size_bytes: int
 
+    @property
+    def start(self) -> Position:
+        """Where the log begins: everything before it is trimmed, and it never goes back. As long as
+        it stays, nothing is trimmed."""
+        if self.first is not None:
+            return self.first
+        return Position(0, 0) if self.tail is None else following(self.tail)
+
+
+def following(position: Position) -> Position:
+    """The place right after a position."""
+    if position.entry_id == SEQUENCE_ID_MAX:
+        return Position(position.ledger_id + 1, 0)
+    return Position(position.ledger_id, position.entry_id + 1)
+
+
+class ReplayPage(NamedTuple):
+    """A part of what deduplication is told of a log: producers of which entries were trimmed, or
+    entries. `start` is where the log began when both were read."""
+
+    start: Position
+    producers: list[tuple[str, int]]
+    entries: list[StoredEntry]
+
 
 class Trimmed(NamedTuple):
     """What a trim removed, and the first entry that is left."""
 
     removed_entries: int
     first: Position | None
+
+
+class Newest(NamedTuple):
+    """The instance that was last appended for a producer; None: none ever was. And the id of its
+    last message that is in the log as a whole, or was trimmed; None: none is known."""
+
+    instance: bytes | None = None
+    whole: int | None = None
 
 
 class LedgerRange(NamedTuple):
@@ -113,9 +149,12 @@ class LedgerStore(Protocol):
         expected_tail: Position | None,
         entries: Sequence[Entry],
         append_ms: int,
+        *,
+        instances: Mapping[str, bytes] = NOBODY,
     ) -> None:
         """Append all of the entries, durably, or none: the first as entry 0 of the ledger, or after
-        the tail if that is in the ledger.
+        the tail if that is in the ledger. With them, in the same transaction, goes who stores under
+        a producer's name from now on: the instance, by the producer's name.
 
         Raises:
             Fenced: the topic's ledger_id or tail is another one.
@@ -180,20 +219,52 @@ class LedgerStore(Protocol):
         ...
 
     async def highest(self, topic: TopicName, ledger_id: int, producer: str) -> int | None:
-        """The highest id that this producer ever stored, trimmed or not; None: it stored none. Of a
-        large message that is in the log in part, the id before it.
+        """How far this producer has come, by its entries, trimmed or not: the highest id of the
+        last one, which is lower than one before where it started over; None: it stored none. Of a
+        large message that is in the log in part, the id before it. See core/marks.py.
 
         Raises:
             Fenced: the topic's ledger_id is another one: its writer may be storing more.
         """
         ...
 
+    async def last_append_ms(self, topic: TopicName) -> int:
+        """When the last entry was appended, trimmed or not, in milliseconds since 1970; 0: nothing
+        was."""
+        ...
+
+    async def trimmed_through(self, topic: TopicName) -> Position | None:
+        """The last entry that was trimmed; None: none was."""
+        ...
+
+    async def newest(self, topic: TopicName, producer: str) -> Newest:
+        """What is known of a producer's newest entries, whatever was trimmed since."""
+        ...
+
     async def trimmed_producers(
         self, topic: TopicName, *, skip: int = 0, after: str = "", limit: int
     ) -> list[tuple[str, int]]:
-        """The highest id of each producer among the entries that were trimmed, in the order of the
+        """How far each producer had come in the entries that were trimmed, in the order of the
         producers' names: those after a name, from the one after `skip` others on. The id of a large
         message counts if, when it was trimmed, the message was complete or overtaken."""
+        ...
+
+    async def replay(
+        self,
+        topic: TopicName,
+        after: Position | None,
+        *,
+        producers_after: str | None,
+        limit: int,
+        bytes_max: int,
+    ) -> ReplayPage:
+        """What deduplication is told of a log, by page, each read at one moment: first, unless
+        `producers_after` is None, `trimmed_producers` after that name; if there is none, entries
+        after a position, as from read, without payloads.
+
+        A page follows another one only if both have the same `start`, or if no entry between the
+        two was trimmed: what was trimmed meanwhile is in neither.
+        """
         ...
 
     async def get(self, topic: TopicName) -> LogState:
@@ -204,8 +275,13 @@ class LedgerStore(Protocol):
         """Topics in the order of their names, after a name."""
         ...
 
-    async def trim(self, topic: TopicName, before: Position) -> Trimmed:
-        """Remove the entries before a position."""
+    async def trim(
+        self, topic: TopicName, before: Position, *, renewing: bool = False, steps_max: int = 0
+    ) -> Trimmed:
+        """Remove the entries before a position, a part at a time, each with what is remembered of
+        its producers; no more than so many parts (0: all), so that what is left may begin before
+        the position. With `renewing`, the topic is renewed at the moment in which a large message
+        that may still be completed loses chunks."""
         ...
 
     async def retained_from(
@@ -225,8 +301,18 @@ class LedgerStore(Protocol):
         """Whether a large message that may still be completed has chunks before a position."""
         ...
 
-    async def delete(self, topic: TopicName) -> None:
-        """Remove the topic. Its name keeps its ledger_id, should it come back."""
+    async def delete(self, topic: TopicName, *, leaves_cursors: bool = False) -> None:
+        """Remove the topic. Its name keeps its ledger_id, should it come back. With
+        `leaves_cursors`, it is one of those that `leaving` names from the same moment on."""
+        ...
+
+    async def leaving(self, *, after: str, limit: int) -> list[TopicName]:
+        """Deleted topics whose cursors are yet to be removed, in the order of their names, after a
+        name. One that is made again is none of them."""
+        ...
+
+    async def left(self, topic: TopicName) -> None:
+        """Nothing is to be removed any more of what a deleted topic has left."""
         ...
 
     async def check(self) -> None:
@@ -300,8 +386,11 @@ class Deduplicator(Protocol):
         """Withdraw every open claim."""
         ...
 
-    async def keep(self, topic: TopicName, producers: Sequence[str]) -> None:
-        """Have producers remembered."""
+    async def keep(
+        self, topic: TopicName, producers: Sequence[str], *, only_due: bool = False
+    ) -> float | None:
+        """Have producers remembered; within how many seconds to ask for it again. None: at any
+        time. With `only_due`, nothing changes of those that were active lately."""
         ...
 
     async def forget_topic(self, topic: TopicName, incarnation: int, *, deleted: bool) -> None:
@@ -310,7 +399,8 @@ class Deduplicator(Protocol):
 
     async def snapshot(self, topic: TopicName) -> Position | None:
         """Have the topic's state attached to deduplication's cursor; how far what is attached then
-        covers the log. None: there is nothing to keep, and nothing is attached."""
+        covers the log. None: there is nothing to keep, or it does not fit, and nothing is
+        attached."""
         ...
 
     async def check(self) -> None:

@@ -5,11 +5,12 @@ from typing import Any, Final
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from services.placement.rights import rights_among
-from services.runtime.access import Need, Role, Verb
+from services.runtime.access import SYSTEM_PRODUCER, Need, Role, Verb
 from services.runtime.rights import (
     ANY_VERB,
     Right,
     Rights,
+    Shown,
     of_topic,
     of_topic_somehow,
     roles,
@@ -26,11 +27,24 @@ SERVICE: Final = pb.DESCRIPTOR.services_by_name["LedgerService"]
 def _publish(request: Any) -> Sequence[Need]:
     if request.WhichOneof("request") != "open":
         return ()
-    return [Need(frozenset({PUBLISH}), the_topic(request.open.topic))]
+    topic = the_topic(request.open.topic)
+    if is_of_services(request.open.producer_name):
+        return [Need(frozenset(), topic)]  # no verb gives it
+    return [Need(frozenset({PUBLISH}), topic)]
+
+
+def is_of_services(producer: str) -> bool:
+    """Whether a producer's name is for services: whoever had the name of a subscription's dead
+    letters could make all later ones stale."""
+    return producer.startswith(SYSTEM_PRODUCER)
 
 
 def _list_topics(request: Any) -> Sequence[Need]:
     return [Need(frozenset({READ, ADMINISTER}), topics_from(request.prefix))]
+
+
+def _of_listed(topic: Any) -> Sequence[Need]:
+    return [Need(ANY_VERB, the_topic(topic.name), None)]
 
 
 _READERS: Final = roles(Role.DISPATCHER, Role.JOBS)
@@ -51,7 +65,9 @@ _OWN: Final = table(
         "FindPosition": Right(of_topic(READ), roles(Role.DISPATCHER)),
         # Whoever has to do with a topic may know that it is there.
         "GetTopic": Right(of_topic_somehow(*ANY_VERB), _READERS),
-        "ListTopics": Right(_list_topics, roles(Role.JOBS, Role.LEDGER)),
+        "ListTopics": Right(
+            _list_topics, roles(Role.JOBS, Role.LEDGER), Shown("topics", _of_listed)
+        ),
         "CreateTopic": Right(of_topic(ADMINISTER)),
         "TrimTopic": Right(of_topic(ADMINISTER)),
         "DeleteTopic": Right(of_topic(ADMINISTER)),

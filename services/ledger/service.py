@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from seqgate.types import DEDUP_CURSOR, SEQUENCE_ID_MAX, Position, TopicName
+from seqgate.types import DEDUP_CURSOR, Position, TopicName
 from services.errors import DomainError, Draining, Kind
 from services.ledger.config import LedgerConfig
 from services.ledger.core.columns import Columns, parts
@@ -21,11 +21,10 @@ from services.ledger.core.entry import StoredEntry
 from services.ledger.core.receipt import Fate, Status, refused
 from services.ledger.core.writer import Limits
 from services.ledger.following import Reading
-from services.ledger.live import LiveTopic, Pulse, Session, Window
+from services.ledger.live import LastStored, LiveTopic, Pulse, Session, Window
 from services.ledger.metrics import LedgerMetrics, tell_topics
 from services.ledger.ports import (
     Cursors,
-    CursorsUnavailable,
     Deduplicator,
     DedupUnavailable,
     LedgerRange,
@@ -33,10 +32,27 @@ from services.ledger.ports import (
     LogState,
     TopicNotFound,
     Trimmed,
+    following,
 )
+from services.ledger.readers import (
+    ENTRY_BYTES,
+    PAGE_ENTRIES_MAX,
+    Pages,
+    Readers,
+    TooManyStreams,
+)
+from services.runtime.budget import Budget
+from services.runtime.clock import CautiousClock
+from services.runtime.locks import Locks
 from services.runtime.metrics import OFF, Metrics
 
 log = structlog.get_logger()
+
+SWEEP_REST_S: Final = 10.0
+"""How long removing them rests before it is tried again."""
+
+SWEEP_TIMEOUT_S: Final = 30.0
+"""How long removing those of one topic may take."""
 
 READ_ENTRIES_MAX: Final = 1_000
 READ_BYTES_MAX: Final = 1024 * 1024
@@ -45,19 +61,11 @@ READ_BYTES_MAX: Final = 1024 * 1024
 TOPICS_PAGE: Final = 100
 """How many topics are looked through at a time for what retention keeps no longer."""
 
+KEEPS_AT_A_TIME: Final = 16
+"""Of how many topics connected producers are reported as alive at a time."""
+
 READ_RUNS_MAX: Final = 1_000
 """How many runs one ReadColumnsResponse holds at most."""
-
-PAGE_ENTRIES_MAX: Final = 4_000
-PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
-"""How much is read from the store at a time: it reads whole groups, however little is asked for."""
-
-
-class TooManyStreams(DomainError):
-    """As many producers are connected as may be."""
-
-    kind = Kind.EXHAUSTED
-    reason = "TOO_MANY_STREAMS"
 
 
 class TopicInUse(DomainError):
@@ -91,6 +99,7 @@ class Opened(NamedTuple):
     session: Session
     last_sequence_id: int | None
     window: Window
+    last_stored: LastStored | None = None
 
 
 class Range(NamedTuple):
@@ -104,11 +113,23 @@ class Range(NamedTuple):
     payloads: bool
 
 
+class Missed(NamedTuple):
+    """Entries that a reader asked for and does not get, since they were trimmed: from a place
+    through an entry."""
+
+    first: Position
+    last: Position
+
+
 class Trim(NamedTuple):
     """What a trim did, and the cursors without which it would have removed more, by name."""
 
     trimmed: Trimmed
     held_back_by: list[str]
+
+
+class TopicLocks(Locks[TopicName]):
+    """A lock for each topic that somebody holds one of, or waits for."""
 
 
 class Ledger:
@@ -129,7 +150,12 @@ class Ledger:
         self._cursors = cursors
         self._tasks = tasks
         self._live: dict[TopicName, LiveTopic] = {}
-        self._taking = asyncio.Lock()
+        self._now_ms = CautiousClock()
+        self._changing = TopicLocks()
+        self.unanswered = Budget(config.unanswered_bytes_max)
+        """What all producers together have unanswered."""
+        self.readers = Readers(config)
+        """All streams that are read."""
         self._streams = 0
         self._nothing_grows = Pulse()
         self._check_writable: Callable[[str], None] = lambda _: None
@@ -156,7 +182,7 @@ class Ledger:
         try:
             live = await self._take(opening.topic)
             window = Window(config.window_messages, config.window_bytes)
-            session, last = await live.open(
+            session, standing = await live.open(
                 opening.producer or f"seqgate-{uuid.uuid4().hex}",
                 opening.instance,
                 takeover=opening.takeover,
@@ -166,7 +192,11 @@ class Ledger:
         except BaseException:
             self._streams -= 1
             raise
-        return Opened(live, session, opening.initial_sequence_id if last is None else last, window)
+        last = standing.last_sequence_id
+        initial = opening.initial_sequence_id
+        return Opened(
+            live, session, initial if last is None else last, window, standing.last_stored
+        )
 
     def close(self, opened: Opened) -> None:
         """Disconnect a producer."""
@@ -185,8 +215,9 @@ class Ledger:
     async def let_go(self, topic: str, error: DomainError) -> None:
         """Write a topic no more, for those who are connected end with this error. After it, nothing
         is written here unless the topic is taken again."""
-        async with self._taking:
-            live = self._live.pop(TopicName.parse(topic), None)
+        name = TopicName.parse(topic)
+        async with self._changing.of(name):
+            live = self._live.pop(name, None)
             if live is not None:
                 live.stop(error)
 
@@ -194,7 +225,7 @@ class Ledger:
         return [live for live in self._live.values() if not live.stopped]
 
     async def _take(self, topic: TopicName) -> LiveTopic:
-        async with self._taking:
+        async with self._changing.of(topic):
             live = self._live.get(topic)
             if live is None or live.stopped:
                 self._check_writable(str(topic))
@@ -205,6 +236,7 @@ class Ledger:
                     self._config.group_bytes_max,
                     self._config.failures_max,
                 )
+                last_append_ms = await self._store.last_append_ms(topic)
                 live = LiveTopic(
                     state,
                     self._store,
@@ -213,6 +245,8 @@ class Ledger:
                     limits=limits,
                     replay_entries_max=self._config.inline_replay_entries_max,
                     metrics=self._metrics,
+                    last_append_ms=last_append_ms,
+                    budget=self.unanswered,
                 )
                 self._live[topic] = live
             return live
@@ -229,9 +263,11 @@ class Ledger:
         return await self._store.get(topic)
 
     async def read(
-        self, topic: TopicName, what: Range, draining: asyncio.Event
-    ) -> AsyncIterator[list[StoredEntry]]:
-        """Entries, as they come; ends with the range, or when `draining` is set."""
+        self, topic: TopicName, what: Range, pages: Pages, draining: asyncio.Event
+    ) -> AsyncIterator[list[StoredEntry] | Missed]:
+        """Entries, as they come, and what was trimmed of those that were asked for, in its place;
+        ends with the range, or when `draining` is set. What is given out is taken when the next is
+        asked for; so is that of `read_at` and `columns`."""
         counts, following = self._metrics.of(topic), Reading(topic)
         after, left = what.after, what.entries_max
         through = what.through
@@ -245,16 +281,25 @@ class Ledger:
             grown = self._growth(topic)
             if through is not None and after is not None and after >= through:
                 return
+            bytes_max = await pages.begin()
             began_ns = time.time_ns()
             entries = await self._store.read(
                 topic,
                 after,
                 entries_max=min(PAGE_ENTRIES_MAX, left or PAGE_ENTRIES_MAX),
-                bytes_max=PAGE_BYTES_MAX,
+                bytes_max=bytes_max,
                 payloads=what.payloads,
             )
             if through is not None:
                 entries = [each for each in entries if each.position <= through]
+            pages.hold(_held_bytes(entries, payloads=what.payloads))
+            if after is not None:
+                missed = await self._missed(topic, after, entries, through)
+                if missed is not None and entries and missed.last >= entries[0].position:
+                    continue  # it was trimmed behind this page: what is left is read again
+                if missed is not None:
+                    yield missed
+                    after = missed.last
             if entries:
                 following.read(entries, began_ns)
                 for some in _responses(entries, payloads=what.payloads):
@@ -270,10 +315,33 @@ class Ledger:
             else:
                 return
 
+    async def _missed(
+        self,
+        topic: TopicName,
+        after: Position,
+        entries: Sequence[StoredEntry],
+        through: Position | None,
+    ) -> Missed | None:
+        """What was trimmed after a position, and before these entries or, if there are none, of all
+        that follows. Usually they say by themselves that nothing was: within a ledger ids are
+        consecutive."""
+        first = following(after)
+        if entries and entries[0].position == first:
+            return None
+        if entries and entries[0].position.entry_id > 0:
+            return Missed(
+                first, entries[0].position._replace(entry_id=entries[0].position.entry_id - 1)
+            )
+        last = await self._store.trimmed_through(topic)
+        if last is not None and through is not None:
+            last = min(last, through)
+        return Missed(first, last) if last is not None and last > after else None
+
     async def read_at(
         self,
         topic: TopicName,
         positions: Sequence[Position],
+        pages: Pages,
         draining: asyncio.Event,
         *,
         payloads: bool,
@@ -281,11 +349,15 @@ class Ledger:
         """The entries at positions, which are in order, by response; those that are not there are
         left out. Ends with them, or when `draining` is set."""
         while positions and not draining.is_set():
+            bytes_max = await pages.begin()
+            asked = positions[:PAGE_ENTRIES_MAX]
             entries = await self._store.read_at(
-                topic, positions, bytes_max=PAGE_BYTES_MAX, payloads=payloads
+                topic, asked, bytes_max=bytes_max, payloads=payloads
             )
             if not entries:
-                return
+                positions = positions[len(asked) :]
+                continue
+            pages.hold(_held_bytes(entries, payloads=payloads))
             self._metrics.of(topic).read_entries += len(entries)
             for some in _responses(entries, payloads=payloads):
                 yield some
@@ -296,6 +368,7 @@ class Ledger:
         log: LogState,
         after: Position | None,
         through: Position | None,
+        pages: Pages,
         draining: asyncio.Event,
         *,
         metadata: bool,
@@ -306,16 +379,18 @@ class Ledger:
             return
         end = log.tail if through is None else min(log.tail, through)
         while not draining.is_set() and (after is None or after < end):
+            bytes_max = await pages.begin()
             runs = await self._store.columns(
                 log.topic,
                 after,
                 through=end,
                 metadata=metadata,
                 runs_max=READ_RUNS_MAX,
-                bytes_max=READ_BYTES_MAX,
+                bytes_max=min(READ_BYTES_MAX, bytes_max),
             )
             if not runs:
                 return
+            pages.hold(sum(run.size_bytes + ENTRY_BYTES for run in runs))
             if len(runs) > 1:
                 yield runs
             else:  # the only one that may be too large
@@ -356,8 +431,10 @@ class Ledger:
     # ---- topics
 
     async def create(self, topic: TopicName) -> tuple[LogState, bool]:
-        """Make a topic unless it exists; whether this call made it."""
-        return await self._store.create(topic)
+        """Make a topic unless it exists; whether this call made it. While one of this name is being
+        deleted it waits: what it has left must not be taken for the new one's."""
+        async with self._changing.of(topic):
+            return await self._store.create(topic)
 
     async def get(self, topic: TopicName) -> LogState:
         """A topic's log."""
@@ -397,14 +474,14 @@ class Ledger:
         """
         state = await self._store.get(topic)
         if state.tail is not None:  # what is appended from now on stays
-            before = min(before, _following(state.tail))
+            before = min(before, following(state.tail))
         mark_deletes: Mapping[str, Position | None] = await self._cursors.mark_deletes(topic)
         if DEDUP_CURSOR in _holding(mark_deletes, before):
             mark_deletes = await self._snapshot(topic, mark_deletes)
         holding = _holding(mark_deletes, before)
         if holding:
             lowest = mark_deletes[holding[0]]
-            limit = NOWHERE if lowest is None else _following(lowest)
+            limit = NOWHERE if lowest is None else following(lowest)
         else:
             limit = before
         trimmed = Trimmed(0, state.first)
@@ -438,38 +515,46 @@ class Ledger:
         A large message that loses its first chunks while it is incomplete must not be completed:
         deduplication is made to forget them, and its producer starts it again.
         """
-        async with self._taking:
-            self._check_writable(str(topic))
-            if await self._store.cuts_unfinished(topic, before):
-                live = self._live.pop(topic, None)
-                if live is not None:
-                    live.stop(Draining("the topic was let go", retry_after_s=0.1))
-                await self._store.renew(topic)
-                return await self._store.trim(topic, before)
-            live = self._live.get(topic)
-            return await (self._store.trim(topic, before) if live is None else live.trim(before))
+        removed_entries = 0
+        may_cut = True  # what is complete, or overtaken, stays so
+        while True:
+            # Step by step: who opens the topic, or has it moved, has a turn between.
+            async with self._changing.of(topic):
+                self._check_writable(str(topic))
+                may_cut = may_cut and await self._store.cuts_unfinished(topic, before)
+                if may_cut:
+                    live = self._live.pop(topic, None)
+                    if live is not None:
+                        live.stop(Draining("the topic was let go", retry_after_s=0.1))
+                trimmed = await self._store.trim(topic, before, renewing=True, steps_max=1)
+            removed_entries += trimmed.removed_entries
+            if trimmed.first is None or trimmed.first >= before:
+                return trimmed._replace(removed_entries=removed_entries)
 
     async def delete(self, topic: TopicName, *, force: bool) -> None:
         """Remove a topic, its deduplication state and its cursors.
 
         The log goes first, and for good. What of the others cannot be reached then stays: a state
-        counts for no later topic of this name, but a cursor holds its trims back, until somebody
-        removes it.
+        counts for no later topic of this name, but a cursor holds its trims back. Removing cursors
+        is tried again, after a restart too, until it is done or the topic is made again.
 
         Raises:
             TopicInUse: producers are connected, and it is not forced.
         """
-        async with self._taking:
+        async with self._changing.of(topic):
+            state = await self._store.get(topic)
             if self.connected(topic) and not force:
                 raise TopicInUse("producers are connected", topic=topic)
             live = self._live.pop(topic, None)
-            state = await self._store.get(topic)
             if live is not None:
                 live.stop(TopicDeleted("the topic was deleted", topic=topic))
-            await self._store.delete(topic)
-        log.info("topic deleted", topic=str(topic))
-        # At once: each has the time that the caller gave.
-        await asyncio.gather(self._forget(topic, state.incarnation), self._delete_cursors(topic))
+            # What a system keeps in cursors of its own topics is no reader's of this log.
+            await self._store.delete(topic, leaves_cursors=not topic.is_system)
+            log.info("topic deleted", topic=str(topic))
+            # At once: each has the time that the caller gave.
+            await asyncio.gather(
+                self._forget(topic, state.incarnation), self._delete_cursors(topic)
+            )
 
     async def _forget(self, topic: TopicName, incarnation: int) -> None:
         try:
@@ -480,12 +565,59 @@ class Ledger:
             log.warning("deduplication state not dropped", topic=str(topic), reason=error.reason)
 
     async def _delete_cursors(self, topic: TopicName) -> None:
-        if topic.is_system:  # what a system keeps there is no reader's of this log
+        if topic.is_system:
             return
         try:
+            await self._remove_left(topic)
+        except (DomainError, TimeoutError) as error:
+            log.warning("cursors not deleted", topic=str(topic), error=repr(error))
+
+    async def _remove_left(self, topic: TopicName) -> None:
+        """Remove the cursors of a topic that is deleted. `_changing` is held: cursors of one that
+        is made again are not taken for them."""
+        async with asyncio.timeout(SWEEP_TIMEOUT_S):
             await self._cursors.delete_all(topic)
-        except CursorsUnavailable as error:
-            log.warning("cursors not deleted", topic=str(topic), reason=error.reason)
+        await self._store.left(topic)
+
+    async def sweep_forever(self, rest_s: float = SWEEP_REST_S) -> None:
+        """Remove the cursors that topics have left which were deleted while the cursor service did
+        not answer, by this process or one before."""
+        after = ""
+        while True:
+            after = await self._sweep_from(after)
+            await asyncio.sleep(rest_s)
+
+    async def _sweep_from(self, after: str) -> str:
+        """Sweep the topics after a name. The one at which that failed, for the next round to go on
+        after: the others would have waited as long. Empty: none, it begins anew."""
+        try:
+            while page := await self._store.leaving(after=after, limit=TOPICS_PAGE):
+                for topic in page:
+                    after = str(topic)
+                    await self._sweep(topic)
+        except (DomainError, TimeoutError) as error:
+            log.warning("cursors not deleted", topic=after, error=repr(error))
+            return after
+        except Exception:  # of one topic: the others' cursors are removed
+            log.exception("cursors not deleted", topic=after)
+            return after
+        return ""
+
+    async def _sweep(self, topic: TopicName) -> None:
+        async with self._changing.of(topic):
+            try:
+                self._check_writable(str(topic))
+            except DomainError as error:
+                if error.kind is Kind.UNAVAILABLE:
+                    raise
+                await self._store.left(topic)  # another instance has it, and knows by itself
+                return
+            try:
+                await self._store.get(topic)
+            except TopicNotFound:
+                await self._remove_left(topic)
+                log.info("cursors of a deleted topic removed", topic=str(topic))
+            # Else it was made again meanwhile, and its cursors may be new.
 
     # ---- for as long as the process lives
 
@@ -494,23 +626,39 @@ class Ledger:
         idle_since: dict[TopicName, float] = {}
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self._config.keep_interval_s)
-            for topic, live in list(self._live.items()):
-                if live.producers:
-                    await self._keep(topic, live.producers)
+            await asyncio.sleep(self._keep_within_s())
+            topics = list(self._live.items())
+            await self._keep_all([(topic, live) for topic, live in topics if live.producers])
+            for topic, live in topics:
                 if not live.idle:
                     idle_since.pop(topic, None)
                 elif loop.time() - idle_since.setdefault(topic, loop.time()) >= (
                     self._config.idle_timeout_s
                 ):
-                    del self._live[topic], idle_since[topic]
+                    idle_since.pop(topic)
+                    if self._live.get(topic) is live:
+                        del self._live[topic]
                     live.stop(Draining("the topic was let go"))
 
-    async def _keep(self, topic: TopicName, producers: Sequence[str]) -> None:
-        try:
-            await self._dedup.keep(topic, producers)
-        except DedupUnavailable as error:
-            log.warning("producers not kept", topic=str(topic), reason=error.reason)
+    def _keep_within_s(self) -> float:
+        """How soon connected producers are to be reported as alive again."""
+        asked = (live.keep_within_s for live in self._live.values() if live.producers)
+        return min([self._config.keep_interval_s, *(each for each in asked if each is not None)])
+
+    async def _keep_all(self, topics: Sequence[tuple[TopicName, LiveTopic]]) -> None:
+        """Report connected producers, of some topics at a time: one that waits delays no other."""
+        some = asyncio.Semaphore(KEEPS_AT_A_TIME)
+
+        async def keep(topic: TopicName, live: LiveTopic) -> None:
+            async with some:
+                try:
+                    await live.keep(live.producers)
+                except DedupUnavailable as error:
+                    log.warning("producers not kept", topic=str(topic), reason=error.reason)
+                except Exception:  # of one topic: the others' producers are kept
+                    log.exception("producers not kept", topic=str(topic))
+
+        await asyncio.gather(*(keep(topic, live) for topic, live in topics))
 
     async def trim_forever(self) -> None:
         """Remove what retention no longer keeps, time and again. Nothing to do if it keeps all."""
@@ -533,11 +681,15 @@ class Ledger:
             return []
 
     async def _retain(self, state: LogState) -> None:
-        """Remove what retention keeps no longer of a topic. A failure is this topic's alone."""
+        """Remove what retention keeps no longer of a topic. A failure is this topic's alone. One
+        whose log is being replayed, or waits for a rebuild, is left alone: either would have to
+        begin anew."""
         topic, first = state.topic, state.first
+        if self.entries_to_replay(topic):
+            return
         minutes, size_bytes = self._config.retention_minutes, self._config.retention_bytes
-        now_ms = time.time_ns() // 1_000_000
-        since_ms = None if minutes < 0 else now_ms - minutes * 60_000
+        # What retention removes is gone: a clock that is set forward must not age it.
+        since_ms = None if minutes < 0 else self._now_ms() - minutes * 60_000
         bytes_max = None if size_bytes < 0 else size_bytes
         try:
             while first is not None:
@@ -555,12 +707,14 @@ class Ledger:
         except DomainError as error:
             about = {**error.details, "topic": str(topic), "reason": error.reason}
             log.warning("not trimmed by retention", **about)
+        except Exception:  # of one topic: the others are trimmed
+            log.exception("not trimmed by retention", topic=str(topic))
 
     async def finish(self, timeout_s: float) -> None:
         """Let what is under way end, confirmations included, and do nothing more."""
         try:
             async with asyncio.timeout(timeout_s):
-                for live in self._live.values():
+                for live in list(self._live.values()):
                     await live.quiet()
         except TimeoutError:
             log.warning("topics left with something to confirm", seconds=timeout_s)
@@ -582,19 +736,18 @@ NOWHERE: Final = Position(0, 0)
 """A place before the first entry of any log."""
 
 
-def _following(position: Position) -> Position:
-    """The place right after a position."""
-    if position.entry_id == SEQUENCE_ID_MAX:
-        return Position(position.ledger_id + 1, 0)
-    return Position(position.ledger_id, position.entry_id + 1)
-
-
 def _holding(mark_deletes: Mapping[str, Position | None], before: Position) -> list[str]:
     """The cursors that have acknowledged the least, unless that is everything before a position."""
     lowest = min((each or NOWHERE for each in mark_deletes.values()), default=before)
-    if before <= _following(lowest):
+    if before <= following(lowest):
         return []
     return sorted(name for name, each in mark_deletes.items() if (each or NOWHERE) == lowest)
+
+
+def _held_bytes(entries: Sequence[StoredEntry], *, payloads: bool) -> int:
+    """About what entries take in memory that were read."""
+    sizes = (each.size_bytes if payloads else len(each.entry.metadata) for each in entries)
+    return sum(sizes) + ENTRY_BYTES * len(entries)
 
 
 def _responses(entries: list[StoredEntry], *, payloads: bool) -> Iterator[list[StoredEntry]]:

@@ -3,7 +3,9 @@
 import asyncio
 import base64
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -34,7 +36,7 @@ from services.errors import (
     Kind,
 )
 from services.ledger.core.columns import Columns
-from services.ledger.core.entry import Entry, StoredEntry, Unit, unit_of
+from services.ledger.core.entry import METADATA_BYTES_MAX, Entry, StoredEntry, Unit, unit_of
 from services.ledger.core.receipt import (
     Fate,
     Found,
@@ -45,12 +47,11 @@ from services.ledger.core.receipt import (
 )
 from services.ledger.live import News, Session
 from services.ledger.ports import LogState
-from services.ledger.service import Ledger, Opened, Opening, Range
+from services.ledger.readers import Pages
+from services.ledger.service import Ledger, Missed, Opened, Opening, Range
+from services.runtime.cutting import until_cut
 from services.runtime.drain import Drain
 from services.runtime.refusals import in_stream
-
-METADATA_BYTES_MAX: Final = 128 * 1024
-"""The largest metadata of an entry, in bytes."""
 
 PROPERTIES_MAX: Final = 128
 """How many properties an entry may have."""
@@ -145,17 +146,45 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         opened = await self._ledger.open(_opening(await context.read()))
         receiving = asyncio.create_task(self._receive(opened, context))
         try:
-            await context.write(pb.PublishResponse(opened=self._to_opened(opened)))
-            while (news := await opened.session.news()) is not None:
-                for response in _to_responses(news):
-                    await context.write(response)
+            async with until_cut() as opened.session.cut:
+                await context.write(pb.PublishResponse(opened=self._to_opened(opened)))
+                while (news := await opened.session.news()) is not None:
+                    for response in _to_responses(news):
+                        await context.write(response)
         finally:
             receiving.cancel()
             self._ledger.close(opened)
 
-    async def Read(
-        self, request: pb.ReadRequest, context: Context
-    ) -> AsyncIterator[pb.ReadResponse]:
+    # These three write by themselves, for their stream may be ended while its reader takes nothing.
+    async def Read(self, request: pb.ReadRequest, context: Context) -> None:  # type: ignore[override]
+        await self._send(context, partial(self._read, request))
+
+    async def ReadEntries(  # type: ignore[override]
+        self, request: pb.ReadEntriesRequest, context: Context
+    ) -> None:
+        await self._send(context, partial(self._read_entries, request))
+
+    async def ReadColumns(  # type: ignore[override]
+        self, request: pb.ReadColumnsRequest, context: Context
+    ) -> None:
+        await self._send(context, partial(self._read_columns, request))
+
+    async def _send(
+        self, context: Context, responses: Callable[[Pages], AsyncGenerator[Any, None]]
+    ) -> None:
+        """Send what a reader asked for as it takes it."""
+        readers = self._ledger.readers
+        readers.enter()
+        # Not sooner: the status of a stream whose reader takes nothing waits behind its responses.
+        context.add_done_callback(lambda _: readers.leave())  # type: ignore[arg-type]
+        async with readers.pages() as pages, aclosing(responses(pages)) as some:
+            async for response in some:
+                with pages.sending():
+                    await context.write(response)
+
+    async def _read(
+        self, request: pb.ReadRequest, pages: Pages
+    ) -> AsyncGenerator[pb.ReadResponse, None]:
         topic = _topic(request.topic)
         log = await self._ledger.get(topic)
         what = _range(request, log)
@@ -163,26 +192,31 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             started=pb.Started(first=_to_position(log.first), last=_to_position(log.tail))
         )
         draining = self._drain.event
-        async for entries in self._ledger.read(topic, what, draining):
+        async for entries in self._ledger.read(topic, what, pages, draining):
+            if isinstance(entries, Missed):
+                first, last = _to_position(entries.first), _to_position(entries.last)
+                yield pb.ReadResponse(trimmed=pb.EntriesTrimmed(first=first, last=last))
+                continue
             stored = [_to_stored(each, payloads=what.payloads) for each in entries]
             yield pb.ReadResponse(entries=pb.StoredEntries(entries=stored))
         if draining.is_set():
             yield pb.ReadResponse(draining=pb.Draining())
 
-    async def ReadEntries(
-        self, request: pb.ReadEntriesRequest, context: Context
-    ) -> AsyncIterator[pb.ReadEntriesResponse]:
+    async def _read_entries(
+        self, request: pb.ReadEntriesRequest, pages: Pages
+    ) -> AsyncGenerator[pb.ReadEntriesResponse, None]:
         topic, positions = _topic(request.topic), _positions(request.positions)
         payloads, draining = not request.metadata_only, self._drain.event
-        async for entries in self._ledger.read_at(topic, positions, draining, payloads=payloads):
+        read = self._ledger.read_at(topic, positions, pages, draining, payloads=payloads)
+        async for entries in read:
             stored = [_to_stored(each, payloads=payloads) for each in entries]
             yield pb.ReadEntriesResponse(entries=pb.StoredEntries(entries=stored))
         if draining.is_set():
             yield pb.ReadEntriesResponse(draining=pb.Draining())
 
-    async def ReadColumns(
-        self, request: pb.ReadColumnsRequest, context: Context
-    ) -> AsyncIterator[pb.ReadColumnsResponse]:
+    async def _read_columns(
+        self, request: pb.ReadColumnsRequest, pages: Pages
+    ) -> AsyncGenerator[pb.ReadColumnsResponse, None]:
         topic = _topic(request.topic)
         after = _position("after", request.after) if request.HasField("after") else None
         through = _position("through", request.through) if request.HasField("through") else None
@@ -192,7 +226,8 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         )
         draining = self._drain.event
         metadata = request.metadata
-        async for runs in self._ledger.columns(log, after, through, draining, metadata=metadata):
+        read = self._ledger.columns(log, after, through, pages, draining, metadata=metadata)
+        async for runs in read:
             blocks = pb.EntryBlocks(blocks=map(_to_columns, runs))
             yield pb.ReadColumnsResponse(blocks=blocks)
         if draining.is_set():
@@ -296,25 +331,36 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         """Take what the producer sends, until it closes its side or breaks a rule."""
         session = opened.session
         try:
-            while (request := await context.read()) is not aio.EOF:
+            while True:
+                await self._ledger.unanswered.room()
+                request = await context.read()
+                if request is aio.EOF:
+                    break
                 if not request.HasField("publications"):
                     raise NotOpened("only the first request opens the stream", field="open")
-                opened.topic.submit(session, self._units(opened, request.publications))
+                units, resumes = self._units(opened, request.publications)
+                opened.topic.submit(session, units)
+                if resumes and not session.closing:
+                    opened.topic.resume(session)
             session.finish()
         except asyncio.CancelledError:
             raise
         except Exception as error:
             session.fail(error)
 
-    def _units(self, opened: Opened, publications: pb.Publications) -> list[Unit]:
-        """What is right among the publications; what is wrong gets its receipt at once."""
+    def _units(self, opened: Opened, publications: pb.Publications) -> tuple[list[Unit], bool]:
+        """What is right among the publications; what is wrong gets its receipt at once. If that
+        ends a hold, the next one does; or, when there is none, the second value says so."""
         session = opened.session
         if not publications.publications:
             raise InvalidPublication("there is nothing to publish", field="publications")
         foreign = publications.ledger_id not in (0, opened.topic.ledger_id)
         units: list[Unit] = []
+        resumes = False
         seen: set[int] = set()
         for publication in publications.publications:
+            if session.closing:  # perhaps since receipts of those before are not read
+                break
             request_id = publication.request_id
             if request_id in seen or session.is_unanswered(request_id):
                 raise InvalidPublication(
@@ -328,10 +374,13 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
                     raise Fenced(
                         "the publication is for another epoch", epoch=opened.topic.ledger_id
                     )
-                units.append(self._unit(session, publication))
+                unit = self._unit(session, publication)
+                units.append(unit._replace(resume=unit.resume or resumes))
+                resumes = False
             except DomainError as error:
+                resumes = resumes or _ends_hold(publication, error)
                 self._ledger.refuse(opened, request_id, error)
-        return units
+        return units, resumes
 
     def _unit(self, session: Session, publication: pb.Publication) -> Unit:
         count = len(publication.entries)
@@ -394,6 +443,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         )
 
     def _to_opened(self, opened: Opened) -> pb.Opened:
+        last = opened.last_stored
         return pb.Opened(
             producer_name=opened.session.producer,
             last_sequence_id=opened.last_sequence_id,
@@ -403,6 +453,13 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             max_message_bytes=self._limits.message_bytes,
             max_large_message_bytes=self._limits.large_message_bytes,
             max_chunks=self._limits.chunks,
+            last_stored=None
+            if last is None
+            else pb.LastStored(
+                sequence_id=last.sequence_id,
+                by_another=last.by_another,
+                whole_sequence_id=last.whole,
+            ),
         )
 
     def _to_topic(self, log: LogState) -> pb.Topic:
@@ -594,6 +651,12 @@ def _chunk(metadata: entry_pb2.EntryMetadata, payload_bytes: int, limits: Limits
         return check_chunk(Chunk(metadata.uuid, chunk_id, num_chunks, total_bytes))
     except InvalidChunkError as error:
         raise InvalidEntry(str(error), field="entries.metadata.chunk_id") from error
+
+
+def _ends_hold(publication: pb.Publication, error: DomainError) -> bool:
+    """Whether a publication that is refused ends a hold all the same: not if it was for another
+    epoch, and so for another stream."""
+    return publication.resume and not isinstance(error, Fenced)
 
 
 def _check_fields(metadata: entry_pb2.EntryMetadata) -> None:

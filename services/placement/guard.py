@@ -6,7 +6,6 @@ where another instance holds the topic. What lists topics is asked of all instan
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.descriptor import ServiceDescriptor
@@ -120,13 +119,13 @@ class Guard:
         return writing
 
     def _streaming(self, behaviour: Method) -> Method:
-        async def streaming(request: Any, context: Context) -> AsyncIterator[Any]:
+        """One that writes to its context by itself."""
+
+        async def streaming(request: Any, context: Context) -> None:
             topic = await self._checked(request)
             stay = None if topic is None else self._places.stay(topic)
             try:
-                async with aclosing(behaviour(request, context)) as responses:
-                    async for response in responses:
-                        yield response
+                await behaviour(request, context)
             except DomainError:
                 if topic is not None:
                     await self._places.check_stayed(topic, stay)

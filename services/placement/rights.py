@@ -9,6 +9,7 @@ from services.runtime.rights import (
     NOBODY,
     Right,
     Rights,
+    Shown,
     always,
     of_topic,
     of_topic_somehow,
@@ -31,7 +32,7 @@ def rights_among(role: Role) -> Rights:
         SERVICE.full_name,
         {
             "Locate": Right(of_topic_somehow(*ANY_VERB), own),
-            "ListPlacements": Right(_list, own),
+            "ListPlacements": Right(_list, own, Shown("placements", of_topic_somehow(*ANY_VERB))),
             "MoveTopic": Right(of_topic(Verb.ADMINISTER)),
             "Record": Right(always(NOBODY), own),
             "ReceiveTopic": Right(always(NOBODY), own),

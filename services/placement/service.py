@@ -36,6 +36,7 @@ from services.placement.ports import (
     TopicLost,
     TopicNotPlaced,
 )
+from services.runtime.locks import Locks
 from services.runtime.tasks import end
 
 log = structlog.get_logger()
@@ -93,7 +94,7 @@ class Places:
         self._holdings: dict[str, Holding] = {}
         self._staged: dict[str, Placement] = {}
         self._unsettled: dict[str, Holding] = {}
-        self._settling: dict[str, asyncio.Lock] = {}
+        self._settling: Locks[str] = Locks()
         self._remembered: OrderedDict[str, tuple[str, float]] = OrderedDict()
         self._writers: Counter[str] = Counter()
         self._written = asyncio.Event()
@@ -378,7 +379,7 @@ class Places:
         Raises:
             PlacementUnavailable: the keeper, or the other instance, does not answer.
         """
-        async with self._settling.setdefault(sealed.topic, asyncio.Lock()):
+        async with self._settling.of(sealed.topic):
             if self._unsettled.get(sealed.topic) is not sealed:  # somebody did meanwhile
                 return Outcome.STAYED if self._is_here(sealed.topic) else Outcome.MOVED
             became = await self._settled(sealed)

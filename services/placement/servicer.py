@@ -22,6 +22,7 @@ from services.placement.ports import (
     Staging,
 )
 from services.placement.service import Places
+from services.runtime.load import busy
 
 SERVICE: Final = "seqgate.api.placement.v1.PlacementService"
 
@@ -31,6 +32,10 @@ PAGE_MAX: Final = 10_000
 
 ROW_BYTES_MAX: Final = 512 * 1024 * 1024
 """The largest row that is taken in, in bytes: a block holds at most as much."""
+
+RECEIVING_MAX: Final = 4
+"""How many topics this instance takes in at a time; a move beyond that fails with SERVICE_BUSY, and
+its topic stays where it was."""
 
 MOVE_BYTES_MAX: Final = 64
 """The longest name of a move, in bytes."""
@@ -43,6 +48,7 @@ class PlacementServicer(pb_grpc.PlacementServiceServicer):
 
     def __init__(self, places: Places) -> None:
         self._places = places
+        self._receiving = 0
 
     async def Locate(self, request: pb.LocateRequest, context: Context) -> pb.LocateResponse:
         record = await self._places.locate(_topic(request.topic))
@@ -84,6 +90,17 @@ class PlacementServicer(pb_grpc.PlacementServiceServicer):
 
     async def ReceiveTopic(
         self, request_iterator: AsyncIterator[pb.ReceiveTopicRequest], context: Context
+    ) -> pb.ReceiveTopicResponse:
+        if self._receiving >= RECEIVING_MAX:
+            raise busy("as many topics move here as may at a time", limit="RECEIVING_MAX")
+        self._receiving += 1
+        try:
+            return await self._received(request_iterator)
+        finally:
+            self._receiving -= 1
+
+    async def _received(
+        self, request_iterator: AsyncIterator[pb.ReceiveTopicRequest]
     ) -> pb.ReceiveTopicResponse:
         begin = (await anext(request_iterator, pb.ReceiveTopicRequest())).begin
         topic, move, version = _topic(begin.topic), begin.move, begin.version

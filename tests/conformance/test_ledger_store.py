@@ -1,7 +1,7 @@
 """What every ledger store does. A new adapter starts by appearing in the fixture."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -12,10 +12,12 @@ import pytest_asyncio
 from seqgate.types import Position, TopicName
 from services.errors import DomainError, Fenced
 from services.ledger.adapters.memory import MemoryLedgerStore
+from services.ledger.adapters.rows import LedgerRows
 from services.ledger.adapters.sqlite import open_sqlite_store
 from services.ledger.core.entry import Entry, StoredEntry
 from services.ledger.core.receipt import Fate, Found, Missing, Unfinished
 from services.ledger.ports import (
+    NOBODY,
     EntryCorrupt,
     LedgerRange,
     LedgerStore,
@@ -54,10 +56,11 @@ class Writer:
     async def of(cls, store: LedgerStore, topic: TopicName = TOPIC) -> "Writer":
         return cls(store, await store.take(topic, create=True))
 
-    async def append(self, *entries: Entry, append_ms: int = 5) -> None:
-        await self.store.append(
-            self.state.topic, self.state.ledger_id, self.tail, entries, append_ms
-        )
+    async def append(
+        self, *entries: Entry, append_ms: int = 5, instances: Mapping[str, bytes] = NOBODY
+    ) -> None:
+        place = (self.state.topic, self.state.ledger_id, self.tail)
+        await self.store.append(*place, entries, append_ms, instances=instances)
         self.tail = (await self.store.get(self.state.topic)).tail
 
 
@@ -133,7 +136,20 @@ async def test_a_topic_is_made_once(store: LedgerStore) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        *("read", "count_after", "find", "highest", "trimmed", "get", "trim", "retained", "cuts"),
+        *(
+            "read",
+            "count_after",
+            "find",
+            "highest",
+            "trimmed",
+            "newest",
+            "replay",
+            "last_append",
+            "get",
+            "trim",
+            "retained",
+            "cuts",
+        ),
         *("renew", "delete", "columns", "ledgers", "read_at", "find_time"),
     ],
 )
@@ -145,6 +161,10 @@ async def test_what_does_not_exist_is_not_found(store: LedgerStore, call: str) -
         "find": lambda: store.find(TOPIC, "p", [0]),
         "highest": lambda: store.highest(TOPIC, 1, "p"),
         "trimmed": lambda: store.trimmed_producers(TOPIC, skip=0, limit=1),
+        "through": lambda: store.trimmed_through(TOPIC),
+        "newest": lambda: store.newest(TOPIC, "p"),
+        "replay": lambda: store.replay(TOPIC, None, producers_after="", limit=1, bytes_max=1),
+        "last_append": lambda: store.last_append_ms(TOPIC),
         "get": lambda: store.get(TOPIC),
         "find_time": lambda: store.find_time(TOPIC, 0),
         "trim": lambda: store.trim(TOPIC, Position(1, 0)),
@@ -152,11 +172,12 @@ async def test_what_does_not_exist_is_not_found(store: LedgerStore, call: str) -
         "cuts": lambda: store.cuts_unfinished(TOPIC, Position(1, 0)),
         "columns": lambda: columns(store, None, Position(1, 0)),
         "ledgers": lambda: store.ledgers(TOPIC, after=0, limit=1),
-        "delete": lambda: store.delete(TOPIC),
+        "delete": lambda: store.delete(TOPIC, leaves_cursors=True),
         "renew": lambda: store.renew(TOPIC),
     }
     with pytest.raises(TopicNotFound):
         await calls[call]()
+    assert await store.leaving(after="", limit=1) == []
 
 
 async def test_reading_starts_after_a_position_wherever_it_lies(store: LedgerStore) -> None:
@@ -312,6 +333,118 @@ async def test_what_was_trimmed_is_remembered_by_producer(store: LedgerStore) ->
     assert await store.trimmed_producers(TOPIC, after="a", limit=1) == [("b", 2)]
     assert await store.trimmed_producers(TOPIC, after="bb", limit=9) == [("c", 6)]
     assert await store.trimmed_producers(TOPIC, after="c", limit=9) == []
+
+
+async def test_who_stored_last_under_a_name_outlasts_the_entries(store: LedgerStore) -> None:
+    writer = await Writer.of(store)
+    assert (await store.newest(TOPIC, "p")).instance is None
+    await writer.append(single(1), single(1, "q"), instances={"p": b"one", "q": b""})
+    await writer.append(single(2))
+    assert (await store.newest(TOPIC, "p")).instance == b"one"
+    assert (await store.newest(TOPIC, "q")).instance == b""
+    with pytest.raises(Fenced):
+        await store.append(TOPIC, 1, None, [single(3)], 5, instances={"p": b"fenced"})
+    await writer.append(single(3), instances={"p": b"two"})
+    await store.trim(TOPIC, Position(1, 99))
+    await store.take(TOPIC, create=False)
+    assert (await store.newest(TOPIC, "p")).instance == b"two"
+    await store.delete(TOPIC)
+    await Writer.of(store)
+    assert (await store.newest(TOPIC, "p")).instance is None
+
+
+async def test_what_deleted_topics_leave_is_named_until_it_is_removed(store: LedgerStore) -> None:
+    topics = [TOPIC, OTHER, TopicName.parse("test/store/topic3")]
+    for topic in topics:
+        await store.create(topic)
+        await store.delete(topic, leaves_cursors=True)
+    await store.create(TopicName.parse("test/store/nothing"))
+    await store.delete(TopicName.parse("test/store/nothing"))
+    assert await store.leaving(after="", limit=2) == topics[:2]
+    assert await store.leaving(after=str(topics[1]), limit=2) == topics[2:]
+    await store.left(topics[0])
+    await store.left(topics[0])
+    await store.create(topics[1])  # its cursors may be new
+    assert await store.leaving(after="", limit=9) == topics[2:]
+    await store.take(topics[2], create=True)
+    assert await store.leaving(after="", limit=9) == []
+
+
+async def test_what_deleted_topics_leave_outlasts_the_process(tmp_path: Path) -> None:
+    async with open_sqlite_store(tmp_path / "ledger.db") as store:
+        await store.create(TOPIC)
+        await store.delete(TOPIC, leaves_cursors=True)
+    async with open_sqlite_store(tmp_path / "ledger.db") as store:
+        assert await store.leaving(after="", limit=9) == [TOPIC]
+
+
+async def test_what_a_deleted_topic_leaves_moves_with_its_name(tmp_path: Path) -> None:
+    rows = LedgerRows()
+    async with (
+        open_sqlite_store(tmp_path / "from.db") as source,
+        open_sqlite_store(tmp_path / "to.db") as target,
+    ):
+        await source.create(TOPIC)
+        await source.delete(TOPIC, leaves_cursors=True)
+        sent, place = await source.connections.write(lambda db: rows.page(db, str(TOPIC), None))
+        assert place is None
+        for row in sent:
+            await target.connections.write(lambda db, row=row: rows.insert(db, "m", 0, row))
+        assert await target.leaving(after="", limit=9) == [], "it is not there yet"
+        await target.connections.write(lambda db: rows.show(db, str(TOPIC), "m"))
+        await source.connections.write(lambda db: rows.forget(db, str(TOPIC)))
+        assert await source.leaving(after="", limit=9) == []
+        assert await target.leaving(after="", limit=9) == [TOPIC]
+        for row in sent:
+            await target.connections.write(lambda db, row=row: rows.insert(db, "n", 0, row))
+        await target.connections.write(lambda db: rows.unstage(db, "n"))
+        assert await target.leaving(after="", limit=9) == [TOPIC]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(
+    ("entries", "whole"),
+    [
+        ([A0], None),
+        ([single(3), A0], 3),
+        ([single(3), A0, A1, B0], 3),
+        ([single(3), *A], 5),
+        ([single(7), single(3), marker(9), A0, single(8, "q")], 3),
+        ([batch([1, 2]), A0], 2),
+    ],
+)
+async def test_the_last_message_that_is_whole_is_known(
+    store: LedgerStore, entries: list[Entry], whole: int | None, apart: bool
+) -> None:
+    await fill(store, entries, apart=apart)
+    assert (await store.newest(TOPIC, "p")).whole == whole
+
+
+async def test_what_was_trimmed_was_whole(store: LedgerStore) -> None:
+    await fill(store, [single(3), A0, A1], apart=True)
+    await store.trim(TOPIC, Position(1, 1))
+    assert (await store.newest(TOPIC, "p")).whole == 3
+
+
+async def test_the_last_entry_that_was_trimmed_is_known(store: LedgerStore) -> None:
+    for ledger_id in (1, 2):
+        writer = await Writer.of(store)
+        await writer.append(single(ledger_id * 10), single(ledger_id * 10 + 1), single(7))
+        await writer.append(single(ledger_id * 10 + 2))
+    assert await store.trimmed_through(TOPIC) is None
+    for before, last in [
+        (Position(0, 5), None),
+        (Position(1, 2), Position(1, 1)),
+        (Position(1, 1), Position(1, 1)),
+        (Position(1, 99), Position(1, 3)),
+        (Position(2, 0), Position(1, 3)),
+        (Position(9, 9), Position(2, 3)),
+    ]:
+        await store.trim(TOPIC, before)
+        assert await store.trimmed_through(TOPIC) == last
+    await store.delete(TOPIC)
+    await Writer.of(store)
+    assert await store.trimmed_through(TOPIC) is None
 
 
 def at(*entry_ids: int) -> tuple[Position, ...]:
@@ -1014,3 +1147,17 @@ async def _outcome(store: LedgerStore, call: tuple[str, Sequence[object]]) -> ob
                 return (await store.get(topic))._replace(created_ms=0)
     except DomainError as error:
         return error.reason
+
+
+async def test_the_time_of_the_last_append_outlasts_its_entry(store: LedgerStore) -> None:
+    await store.create(TOPIC)
+    assert await store.last_append_ms(TOPIC) == 0
+    writer = await Writer.of(store)
+    await writer.append(single(0), single(1), append_ms=70)
+    await writer.append(single(2), append_ms=90)
+    assert await store.last_append_ms(TOPIC) == 90
+    await store.trim(TOPIC, END)
+    assert await store.last_append_ms(TOPIC) == 90
+    writer = await Writer.of(store)
+    await writer.append(single(3), append_ms=95)
+    assert await store.last_append_ms(TOPIC) == 95

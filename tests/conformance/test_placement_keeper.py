@@ -31,7 +31,7 @@ async def keeper(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         is_ledger = request.param == "ledger"
         open_store = open_ledger_store if is_ledger else open_cursor_store
         store = await stack.enter_async_context(open_store(tmp_path / "store.db"))
-        await make_tables(store.connections, LedgerRows() if is_ledger else CursorRows())
+        await make_tables(store.connections, LedgerRows() if is_ledger else CursorRows(lambda: 0))
         yield SqliteKeeper(store.connections, INSTANCES)
 
 

@@ -1,10 +1,13 @@
 """What an instance does with topics that are, were, or may be its own."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from services.errors import InvalidTopicName, ServiceBusy
+from services.placement import servicer as servicer_module
 from services.placement.adapters.memory import MemoryKeeper, MemoryShelf
 from services.placement.core.placing import Placement, State
 from services.placement.ports import (
@@ -209,3 +212,25 @@ async def test_what_was_read_of_a_topic_that_left_and_came_back_does_not_count()
     with pytest.raises(Moving):
         await world.places.check_stayed(TOPIC, stay)
     await world.places.check_stayed(TOPIC, world.places.stay(TOPIC))
+
+
+async def test_so_many_topics_are_taken_in_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servicer_module, "RECEIVING_MAX", 2)
+    servicer: Any = servicer_module.PlacementServicer(World().places)
+    on = asyncio.Event()
+
+    async def nothing() -> AsyncIterator[Any]:
+        await on.wait()
+        return
+        yield
+
+    asked = [asyncio.create_task(servicer.ReceiveTopic(nothing(), None)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(ServiceBusy):
+        await servicer.ReceiveTopic(nothing(), None)
+    on.set()
+    for each in asked:
+        with pytest.raises(InvalidTopicName):
+            await each
+    with pytest.raises(InvalidTopicName):
+        await servicer.ReceiveTopic(nothing(), None)

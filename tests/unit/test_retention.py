@@ -1,6 +1,6 @@
 """Who is forgotten, and who is not."""
 
-from services.dedup.core.retention import forgettable
+from services.dedup.core.retention import JUMPS_MAX, Jumps, forgettable
 from services.dedup.core.sequence import Marks
 from services.dedup.core.topic import Tracked
 
@@ -39,3 +39,34 @@ def test_names_decide_between_equals() -> None:
     producers = [("b", Tracked(IDLE, 1)), ("a", Tracked(IDLE, 1))]
     chosen = forgettable(producers, inactive_before_ms=0, keep_at_most=1)
     assert chosen.evict == [("a", 1)]
+
+
+HOUR_MS = 3_600_000
+
+
+def test_a_clock_that_was_set_forward_is_allowed_for_until_it_cannot_matter() -> None:
+    jumps = Jumps()
+    assert not jumps.look(1_000_000, 0)
+    assert jumps.look(1_010_000, 10_000)
+    assert jumps.allowance_ms(HOUR_MS, 10_000) == 0
+    assert jumps.look(1_020_000 + HOUR_MS, 20_000)
+    assert jumps.allowance_ms(60_000, 80_000) == HOUR_MS
+    assert jumps.allowance_ms(60_000, 80_001) == 0
+    assert jumps.allowance_ms(HOUR_MS, 80_001) == HOUR_MS
+    # Back is none, and forward again is one.
+    assert jumps.look(1_030_000, 30_000)
+    assert jumps.allowance_ms(HOUR_MS, 30_000) == HOUR_MS
+    assert jumps.look(1_040_000 + HOUR_MS, 40_000)
+    assert jumps.allowance_ms(HOUR_MS, 40_000) == 2 * HOUR_MS
+
+
+def test_small_jumps_add_up_and_many_are_few() -> None:
+    jumps = Jumps()
+    jumps.look(0, 0)
+    for each in range(1, 11):
+        jumps.look(each * 100 + each, each)
+    assert jumps.allowance_ms(HOUR_MS, 10) == 1_000
+    for each in range(1, 2 * JUMPS_MAX):
+        jumps.look(1_000 + 10 + each * 5_000, 10)
+    assert jumps.allowance_ms(HOUR_MS, 10) == 1_000 + (2 * JUMPS_MAX - 1) * 5_000
+    assert len(jumps._jumps) == JUMPS_MAX

@@ -4,14 +4,20 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from seqgate.types import DEDUP_CURSOR, SEQUENCE_ID_MAX, Position, TopicName
+from services.errors import StoreUnavailable
+from services.ledger.adapters import sqlite
 from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
 from services.ledger.config import LedgerConfig
-from services.ledger.ports import CursorsUnavailable, EntryCorrupt, LogState, TopicNotFound
-from services.ledger.service import Ledger, Trim
+from services.ledger.ports import CursorsUnavailable, EntryCorrupt, LogState, TopicNotFound, Trimmed
+from services.ledger.service import Ledger, Opening, Trim
+from services.placement.ports import NotOwner
+from tests.simulation.defects import find
 from tests.support.deduplicator import FakeDeduplicator
 from tests.support.entries import single
 from tests.support.waiting import eventually
@@ -185,6 +191,19 @@ async def test_what_is_too_old_is_removed_up_to_the_cursors(parts: Parts) -> Non
     assert await parts.first(OTHER) == (1, 0), "young enough"
 
 
+async def test_a_clock_that_is_set_forward_ages_no_entry(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await parts.fill(OTHER, append_ms=time.time_ns() // 1_000_000)
+    with parts.trimming(retention_minutes=60):
+        before = time.time_ns
+        monkeypatch.setattr(time, "time_ns", lambda: before() + 7_200_000_000_000)
+        await eventually(lambda: reaches(parts, None))  # what is old, in the same round
+        await parts.fill()
+        await eventually(lambda: reaches(parts, None))
+    assert await parts.first(OTHER) == (1, 0)
+
+
 async def test_what_is_too_much_is_removed_the_oldest_first(parts: Parts) -> None:
     (size_bytes,) = {each.size_bytes for each in parts.store.logs[TOPIC].entries}
     with parts.trimming(retention_bytes=2 * size_bytes):
@@ -253,6 +272,106 @@ async def test_a_topic_goes_with_its_state_and_its_cursors(parts: Parts) -> None
     assert parts.dedup.asked == [f"forget {TOPIC} 1 deleted"]
 
 
+async def test_cursors_that_could_not_be_removed_are_removed_later(parts: Parts) -> None:
+    parts.cursors.cursors = {TOPIC: {"c": None}, OTHER: {"c": None}}
+    await parts.fill(OTHER)
+    parts.cursors.available = False
+    for topic in (TOPIC, OTHER):
+        await parts.ledger.delete(topic, force=False)
+    await parts.fill(OTHER)  # made again: its cursors may be new
+    parts.cursors.available = True
+    await swept(parts)
+    assert parts.cursors.cursors == {OTHER: {"c": None}}
+
+
+async def swept(parts: Parts, ledger: Ledger | None = None) -> None:
+    """Until nothing is left of topics that were deleted."""
+    async with asyncio.TaskGroup() as tasks:
+        sweeping = tasks.create_task((ledger or parts.ledger).sweep_forever(0.001))
+
+        async def done() -> bool:
+            return not await parts.store.leaving(after="", limit=1)
+
+        await eventually(done)
+        sweeping.cancel()
+
+
+async def test_cursors_that_are_left_are_removed_after_a_restart(parts: Parts) -> None:
+    parts.cursors.cursors = {TOPIC: {"c": None}}
+    parts.cursors.available = False
+    await parts.ledger.delete(TOPIC, force=False)
+    parts.cursors.available = True
+    await swept(parts, parts.with_settings())
+    assert parts.cursors.cursors == {}
+
+
+async def test_cursors_that_cannot_be_removed_hold_no_others_back(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts.cursors.cursors = {TOPIC: {"c": None}, OTHER: {"c": None}}
+    await parts.fill(OTHER)
+    delete_all, stuck = parts.cursors.delete_all, [TOPIC]
+
+    async def failing(topic: TopicName) -> None:
+        if topic in stuck:
+            raise CursorsUnavailable("one of them is damaged")
+        await delete_all(topic)
+
+    parts.cursors.available = False
+    for topic in (TOPIC, OTHER):
+        await parts.ledger.delete(topic, force=False)
+    parts.cursors.available = True
+    monkeypatch.setattr(parts.cursors, "delete_all", failing)
+    async with asyncio.TaskGroup() as tasks:
+        sweeping = tasks.create_task(parts.ledger.sweep_forever(0.001))
+        await eventually(lambda: OTHER not in parts.cursors.cursors)
+        assert await parts.store.leaving(after="", limit=9) == [TOPIC]
+        stuck.clear()
+        await eventually(lambda: TOPIC not in parts.cursors.cursors)
+        sweeping.cancel()
+
+
+async def test_a_topic_that_is_made_again_while_it_is_deleted_keeps_its_new_cursors(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts.cursors.cursors = {TOPIC: {"old": None}}
+    delete_all, begun, go_on = parts.cursors.delete_all, asyncio.Event(), asyncio.Event()
+
+    async def slow(topic: TopicName) -> None:
+        begun.set()
+        await go_on.wait()
+        await delete_all(topic)
+
+    async def make_again() -> None:
+        _, is_new = await parts.ledger.create(TOPIC)
+        assert is_new
+        parts.cursors.cursors.setdefault(TOPIC, {})["new"] = None
+
+    monkeypatch.setattr(parts.cursors, "delete_all", slow)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(parts.ledger.delete(TOPIC, force=False))
+        await begun.wait()
+        tasks.create_task(make_again())
+        for _ in range(10):  # whatever it does without being let
+            await asyncio.sleep(0)
+        go_on.set()
+    assert parts.cursors.cursors == {TOPIC: {"new": None}}
+
+
+async def test_cursors_of_a_topic_that_is_another_instances_are_let_alone(parts: Parts) -> None:
+    parts.cursors.cursors = {TOPIC: {"c": None}}
+    parts.cursors.available = False
+    await parts.ledger.delete(TOPIC, force=False)
+    parts.cursors.available = True
+
+    def check_writable(topic: str) -> None:
+        raise NotOwner("another instance holds the topic", owner="b:1")
+
+    parts.ledger.keep_to(check_writable)
+    await swept(parts)
+    assert parts.cursors.cursors == {TOPIC: {"c": None}}
+
+
 @pytest.mark.parametrize("failing", ["dedup", "cursors"])
 async def test_a_topic_is_deleted_though_its_belongings_cannot_be(
     parts: Parts, failing: str
@@ -264,3 +383,94 @@ async def test_a_topic_is_deleted_though_its_belongings_cannot_be(
         await parts.ledger.get(TOPIC)
     assert parts.dedup.asked == [f"forget {TOPIC} 1 deleted"]
     assert (TOPIC in parts.cursors.cursors) == (failing == "cursors")
+
+
+async def test_a_topic_whose_deletion_fails_at_once_is_still_the_one_that_is_written(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening = Opening(TOPIC, "p", initial_sequence_id=None, takeover=False, instance=b"")
+    opened = await parts.ledger.open(opening)
+
+    async def failing(_: TopicName) -> LogState:
+        raise StoreUnavailable("the store failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.store, "get", failing)
+        with pytest.raises(StoreUnavailable):
+            await parts.ledger.delete(TOPIC, force=True)
+    assert parts.ledger.connected(TOPIC) == 1
+    await parts.ledger.let_go(str(TOPIC), TopicNotFound("moved"))
+    assert opened.topic.stopped, "who moves it away reaches who writes it"
+    parts.ledger.close(opened)
+
+
+# ---- one topic is not the others' wait
+
+
+async def open_other_meanwhile(parts: Parts, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    """While a trim or a deletion of one topic takes its time."""
+    await parts.fill(OTHER)
+    act, begun, go_on = getattr(parts.store, verb), asyncio.Event(), asyncio.Event()
+
+    async def slow(topic: TopicName, *args: Any, **kwargs: Any) -> object:
+        begun.set()
+        await go_on.wait()
+        return await act(topic, *args, **kwargs)
+
+    monkeypatch.setattr(parts.store, verb, slow)
+    acting: asyncio.Task[object] = asyncio.create_task(
+        parts.ledger.trim(TOPIC, FAR) if verb == "trim" else parts.ledger.delete(TOPIC, force=False)
+    )
+    await begun.wait()
+    try:
+        async with asyncio.timeout(0.5):
+            opening = Opening(OTHER, "p", initial_sequence_id=None, takeover=False, instance=b"")
+            opened = await parts.ledger.open(opening)
+        parts.ledger.close(opened)
+    finally:
+        go_on.set()
+        await acting
+
+
+@pytest.mark.parametrize("verb", ["trim", "delete"])
+async def test_who_opens_a_topic_does_not_wait_for_what_is_done_to_another(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    await open_other_meanwhile(parts, monkeypatch, verb)
+    assert not parts.ledger._changing._locks
+
+
+@pytest.mark.parametrize("verb", ["trim", "delete"])
+async def test_a_lock_for_all_topics_is_seen(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    find("B5").apply(monkeypatch)
+    with pytest.raises(TimeoutError):
+        await open_other_meanwhile(parts, monkeypatch, verb)
+
+
+async def test_a_long_trim_lets_others_at_its_topic_between_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "REMOVE_BLOCKS_MAX", 1)
+    async with (
+        sqlite.open_sqlite_store(tmp_path / "ledger.db") as store,
+        asyncio.TaskGroup() as tasks,
+    ):
+        ledger = Ledger(LedgerConfig(), store, FakeDeduplicator(), MemoryCursors(), tasks)
+        state = await store.take(TOPIC, create=True)
+        for each in range(5):
+            tail = (await store.get(TOPIC)).tail
+            await store.append(TOPIC, state.ledger_id, tail, [single(each)], 0)
+        trim, turns = store.trim, list[Position | None]()
+
+        async def then_wait_for_a_turn(*args: Any, **kwargs: Any) -> Trimmed:
+            trimmed = await trim(*args, **kwargs)
+            waits = tasks.create_task(ledger.let_go(str(TOPIC), TopicNotFound("moved")))
+            waits.add_done_callback(lambda _: turns.append(trimmed.first))
+            return trimmed
+
+        monkeypatch.setattr(store, "trim", then_wait_for_a_turn)
+        assert (await ledger.trim(TOPIC, FAR)).trimmed == Trimmed(5, None)
+        await eventually(lambda: len(turns) == 5)
+        assert turns == [*(Position(1, each) for each in range(1, 5)), None]

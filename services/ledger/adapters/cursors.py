@@ -26,7 +26,9 @@ PAGE_SIZE: Final = 1_000
 
 NOT_FOUND: Final = "CURSOR_NOT_FOUND"
 
-EXPECTED: Final = frozenset({"", "STORE_UNAVAILABLE", "STORE_FULL", "DRAINING"}) | CHANGING_HANDS
+EXPECTED: Final = (
+    frozenset({"", "STORE_UNAVAILABLE", "STORE_FULL", "SERVICE_BUSY", "DRAINING"}) | CHANGING_HANDS
+)
 """Why the cursor service does nothing now; for any other reason, somebody has to look."""
 
 

@@ -127,13 +127,17 @@ class GrpcDeduplicator:
         applied = reply.rolled_back
         return Applied(applied.revision) if applied.deduplicated else Disabled()
 
-    async def keep(self, topic: TopicName, producers: Sequence[str]) -> None:
+    async def keep(
+        self, topic: TopicName, producers: Sequence[str], *, only_due: bool = False
+    ) -> float | None:
+        keep_within_s = 0
         for i in range(0, len(producers), KEEP_MAX):
             names = producers[i : i + KEEP_MAX]
-            await self._unary(
-                "KeepProducers",
-                pb.KeepProducersRequest(topic=str(topic), producer_names=names),
+            request = pb.KeepProducersRequest(
+                topic=str(topic), producer_names=names, only_due=only_due
             )
+            keep_within_s = (await self._unary("KeepProducers", request)).keep_within_s
+        return keep_within_s or None
 
     async def forget_topic(self, topic: TopicName, incarnation: int, *, deleted: bool) -> None:
         request = pb.ForgetTopicRequest(topic=str(topic), incarnation=incarnation, deleted=deleted)
@@ -141,7 +145,8 @@ class GrpcDeduplicator:
         self._drop(topic)
 
     async def snapshot(self, topic: TopicName) -> Position | None:
-        reply = await self._unary("TakeSnapshot", pb.TakeSnapshotRequest(topic=str(topic)))
+        request = pb.TakeSnapshotRequest(topic=str(topic), let_go=True)
+        reply = await self._unary("TakeSnapshot", request)
         if not reply.HasField("position"):
             return None
         return Position(reply.position.ledger_id, reply.position.entry_id)
@@ -217,7 +222,7 @@ def _refuse(status: status_pb2.Status) -> NoReturn:
             refusal = Fenced(status.message, **details)
         case "TOO_MANY_PRODUCERS":
             refusal = TooManyProducers(status.message, retry_after_s=RETRY_AFTER_S, **details)
-        case "STATE_UNAVAILABLE" | "CURSORS_UNAVAILABLE":
+        case "STATE_UNAVAILABLE" | "CURSORS_UNAVAILABLE" | "SERVICE_BUSY":
             refusal = DedupUnavailable(status.message, retry_after_s=RETRY_AFTER_S)
         case _:
             log.error("deduplication refused", reason=reason, detail=status.message)

@@ -1,7 +1,7 @@
 """Logs, and cursors, that are gone when their process ends. For tests, and the yardstick for other
 adapters."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -10,8 +10,18 @@ from services.errors import Fenced
 from services.ledger.core.columns import Columns, columns_of
 from services.ledger.core.entry import Entry, StoredEntry
 from services.ledger.core.find import Finder
+from services.ledger.core.marks import NEVER, Mark, folded, is_cut, last_whole, remembered
 from services.ledger.core.receipt import Fate, Missing
-from services.ledger.ports import CursorsUnavailable, LedgerRange, LogState, TopicNotFound, Trimmed
+from services.ledger.ports import (
+    NOBODY,
+    CursorsUnavailable,
+    LedgerRange,
+    LogState,
+    Newest,
+    ReplayPage,
+    TopicNotFound,
+    Trimmed,
+)
 
 
 @dataclass
@@ -23,6 +33,9 @@ class _Log:
     appends: dict[Position, Position] = field(default_factory=dict)
     """Where what was appended together begins, by each of its entries."""
     trimmed: dict[str, int] = field(default_factory=dict)
+    last_append_ms: int = 0
+    instances: dict[str, bytes] = field(default_factory=dict)
+    trimmed_through: Position | None = None
 
     def state(self, topic: TopicName) -> LogState:
         return LogState(
@@ -37,16 +50,18 @@ class _Log:
             sum(each.size_bytes for each in self.entries),
         )
 
-    def decided(self, producer: str) -> int:
-        """The highest id of a producer that is complete, or that a higher one has overtaken."""
-        mine = [
-            each.entry
+    def of(self, producer: str) -> list[StoredEntry]:
+        """A producer's entries; markers are none."""
+        return [
+            each
             for each in self.entries
             if each.entry.producer == producer and not each.entry.marker
         ]
-        highest = max((entry.highest for entry in mine), default=-1)
-        last = next((entry for entry in reversed(mine) if entry.highest == highest), None)
-        return highest - 1 if last and last.unfinished else highest
+
+    def mark(self, producer: str) -> Mark:
+        """How far a producer has come."""
+        entries = (each.entry for each in self.of(producer))
+        return folded(Mark(self.trimmed.get(producer, NEVER)), entries)
 
 
 class MemoryLedgerStore:
@@ -55,11 +70,13 @@ class MemoryLedgerStore:
     def __init__(self) -> None:
         self.logs: dict[TopicName, _Log] = {}
         self._tombstones: dict[TopicName, int] = {}
+        self._leaving: set[TopicName] = set()
 
     async def create(self, topic: TopicName) -> tuple[LogState, bool]:
         created = topic not in self.logs
         if created:
             before = self._tombstones.pop(topic, 0)
+            self._leaving.discard(topic)
             self.logs[topic] = _Log(incarnation=before + 1, ledger_id=before)
         return self.logs[topic].state(topic), created
 
@@ -81,6 +98,8 @@ class MemoryLedgerStore:
         expected_tail: Position | None,
         entries: Sequence[Entry],
         append_ms: int,
+        *,
+        instances: Mapping[str, bytes] = NOBODY,
     ) -> None:
         log = self._log(topic)
         if log.ledger_id != ledger_id or log.tail != expected_tail:
@@ -93,6 +112,8 @@ class MemoryLedgerStore:
             log.appends[log.tail] = first
             log.entries.append(StoredEntry(log.tail, append_ms, entry, len(entry.payload)))
             entry_id += 1
+        log.instances.update(instances)
+        log.last_append_ms = append_ms
 
     async def read(
         self,
@@ -191,14 +212,45 @@ class MemoryLedgerStore:
         log = self._log(topic)
         if ledger_id != log.ledger_id:
             raise Fenced("another writer has the topic", epoch=log.ledger_id)
-        decided = max(log.decided(producer), log.trimmed.get(producer, -1))
+        decided = log.mark(producer).decided
         return None if decided < 0 else decided
+
+    async def last_append_ms(self, topic: TopicName) -> int:
+        return self._log(topic).last_append_ms
+
+    async def trimmed_through(self, topic: TopicName) -> Position | None:
+        return self._log(topic).trimmed_through
+
+    async def newest(self, topic: TopicName, producer: str) -> Newest:
+        log = self._log(topic)
+        trimmed = Mark(log.trimmed.get(producer, NEVER))
+        entries = [each.entry for each in log.entries if each.entry.producer == producer]
+        return Newest(log.instances.get(producer), last_whole(trimmed, reversed(entries)))
 
     async def trimmed_producers(
         self, topic: TopicName, *, skip: int = 0, after: str = "", limit: int
     ) -> list[tuple[str, int]]:
         trimmed = sorted(self._log(topic).trimmed.items())
         return [each for each in trimmed if each[0] > after][skip : skip + limit]
+
+    async def replay(
+        self,
+        topic: TopicName,
+        after: Position | None,
+        *,
+        producers_after: str | None,
+        limit: int,
+        bytes_max: int,
+    ) -> ReplayPage:
+        producers: list[tuple[str, int]] = []
+        entries: list[StoredEntry] = []
+        if producers_after is not None:
+            producers = await self.trimmed_producers(topic, after=producers_after, limit=limit)
+        if not producers:
+            entries = await self.read(
+                topic, after, entries_max=limit, bytes_max=bytes_max, payloads=False
+            )
+        return ReplayPage(self._log(topic).state(topic).start, producers, entries)
 
     async def get(self, topic: TopicName) -> LogState:
         return self._log(topic).state(topic)
@@ -208,16 +260,26 @@ class MemoryLedgerStore:
         chosen = [name for name in names if name.startswith(prefix) and name > after]
         return [await self.get(TopicName.parse(name)) for name in chosen[:limit]]
 
-    async def trim(self, topic: TopicName, before: Position) -> Trimmed:
+    async def trim(
+        self, topic: TopicName, before: Position, *, renewing: bool = False, steps_max: int = 0
+    ) -> Trimmed:
+        del steps_max  # one part is all
         log = self._log(topic)
         gone = [each for each in log.entries if each.position < before]
-        for stored in gone:
-            entry = stored.entry
-            decided = min(entry.highest, log.decided(entry.producer))
-            if not entry.marker and decided >= 0:
-                highest = max(log.trimmed.get(entry.producer, -1), decided)
-                log.trimmed[entry.producer] = highest
+        cut = False
+        for producer in {each.entry.producer for each in gone if not each.entry.marker}:
+            entries = [(each.position, each.entry) for each in log.of(producer)]
+            going = [entry for position, entry in entries if position < before]
+            mark = folded(Mark(log.trimmed.pop(producer, NEVER)), going)
+            decided, is_cut = remembered(mark, (each for at, each in entries if at >= before))
+            cut = cut or is_cut
+            if decided > NEVER:
+                log.trimmed[producer] = decided
         del log.entries[: len(gone)]
+        if gone:
+            log.trimmed_through = gone[-1].position
+        if cut and renewing:
+            await self.renew(topic)
         return Trimmed(len(gone), log.state(topic).first)
 
     async def retained_from(
@@ -243,15 +305,25 @@ class MemoryLedgerStore:
     async def cuts_unfinished(self, topic: TopicName, before: Position) -> bool:
         log = self._log(topic)
         return any(
-            each.position < before
-            and each.entry.chunk is not None
-            and each.entry.highest > log.decided(each.entry.producer)
-            for each in log.entries
+            is_cut(
+                log.mark(producer),
+                ((each.position, each.entry) for each in reversed(log.of(producer))),
+                before,
+            )
+            for producer in {each.entry.producer for each in log.entries}
         )
 
-    async def delete(self, topic: TopicName) -> None:
+    async def delete(self, topic: TopicName, *, leaves_cursors: bool = False) -> None:
         self._tombstones[topic] = self._log(topic).ledger_id
         del self.logs[topic]
+        if leaves_cursors:
+            self._leaving.add(topic)
+
+    async def leaving(self, *, after: str, limit: int) -> list[TopicName]:
+        return sorted((each for each in self._leaving if str(each) > after), key=str)[:limit]
+
+    async def left(self, topic: TopicName) -> None:
+        self._leaving.discard(topic)
 
     async def check(self) -> None:
         return None

@@ -7,7 +7,11 @@ damaged. Rows come in this order:
     block | a block, but for id and topic
     producer | of which producer's ids the block before holds which
     trimmed | the highest id of a producer in what was trimmed
+    instance | which instance stored what was last stored under a producer's name
+    clock | when the last entry was appended, of a topic of which none is left
+    through | the last entry that was trimmed
     tombstone | of a topic that was deleted: the ledger id that it had
+    leaving | of a topic that was deleted: its cursors are yet to be removed
 """
 
 from collections.abc import Sequence
@@ -19,8 +23,8 @@ from services.ledger.adapters.sqlite import LAYOUT
 from services.placement.adapters.sqlite import PAGE_BYTES, UNSEEN, Place
 from services.placement.ports import InvalidMove, Row
 
-TRIMMED_PAGE: Final = 4_000
-"""How many producers of what was trimmed are read at a time."""
+PRODUCERS_PAGE: Final = 4_000
+"""How many producers are read at a time."""
 
 _TOPIC: Final = """incarnation, ledger_id, created_ms, first_ledger, first_entry, tail_ledger,
     tail_entry, entries, messages, size_bytes"""
@@ -33,11 +37,25 @@ _PRODUCERS: Final = (
 )
 _TRIMMED: Final = """SELECT producer, highest FROM producer_trimmed
     WHERE topic = ? AND producer > ? ORDER BY producer LIMIT ?"""
+_INSTANCES: Final = """SELECT producer, instance FROM producer_instance
+    WHERE topic = ? AND producer > ? ORDER BY producer LIMIT ?"""
+_CLOCK: Final = "SELECT append_ms FROM topic_clock WHERE topic = ?"
+_THROUGH: Final = "SELECT ledger_id, entry_id FROM topic_trimmed WHERE topic = ?"
 _STRAYS: Final = """SELECT name FROM
     (SELECT name FROM topic WHERE name IS NOT NULL UNION SELECT name FROM tombstone)
     WHERE name NOT IN (SELECT topic FROM holding) AND substr(name, 1, 1) <> '/' LIMIT ?"""
 
-_COLUMNS: Final = {"topic": 10, "block": 12, "producer": 4, "trimmed": 2, "tombstone": 1}
+_COLUMNS: Final = {
+    "topic": 10,
+    "block": 12,
+    "producer": 4,
+    "trimmed": 2,
+    "instance": 2,
+    "clock": 1,
+    "through": 2,
+    "tombstone": 1,
+    "leaving": 0,
+}
 
 
 class LedgerRows:
@@ -55,19 +73,31 @@ class LedgerRows:
     def page(
         self, db: apsw.Connection, topic: str, place: Place | None
     ) -> tuple[list[Row], Place | None]:
-        found = _rows(db, "SELECT id FROM topic WHERE name = ?", topic)
-        if not found:
+        topics = _rows(db, "SELECT id FROM topic WHERE name = ?", topic)
+        if not topics:
             rows = _rows(db, "SELECT ledger_id FROM tombstone WHERE name = ?", topic)
-            return [("tombstone", *row) for row in rows], None
-        ((topic_id,),) = found
+            leaving = _rows(db, "SELECT 1 FROM leaving WHERE name = ?", topic)
+            left: list[Row] = [("tombstone", *row) for row in rows]
+            return left + [("leaving",) for _ in leaving], None
+        ((topic_id,),) = topics
         if place is None:
             rows = _rows(db, f"SELECT {_TOPIC} FROM topic WHERE id = ?", topic_id)
-            return [("topic", *row) for row in rows], Place("block", (-1, -1))
+            through = _rows(db, _THROUGH, topic_id)
+            about: list[Row] = [("topic", *row) for row in rows]
+            about += [("through", *row) for row in through]
+            return about, Place("block", (-1, -1))
         if place.kind == "block":
             return self._blocks(db, topic_id, place)
-        rows = _rows(db, _TRIMMED, topic_id, *place.after, TRIMMED_PAGE)
-        more = len(rows) == TRIMMED_PAGE
-        return [("trimmed", *row) for row in rows], Place("trimmed", rows[-1][:1]) if more else None
+        asked, then = (
+            (_TRIMMED, Place("instance", ("",))) if place.kind == "trimmed" else (_INSTANCES, None)
+        )
+        rows = _rows(db, asked, topic_id, *place.after, PRODUCERS_PAGE)
+        found: list[Row] = [(place.kind, *row) for row in rows]
+        if len(rows) == PRODUCERS_PAGE:
+            return found, Place(place.kind, rows[-1][:1])
+        if then is None:
+            found += [("clock", *row) for row in _rows(db, _CLOCK, topic_id)]
+        return found, then
 
     def _blocks(
         self, db: apsw.Connection, topic_id: int, place: Place
@@ -97,6 +127,9 @@ class LedgerRows:
         if kind == "tombstone":
             db.execute("INSERT INTO tombstone VALUES (?, ?)", (UNSEEN + move, *values))
             return parent
+        if kind == "leaving":
+            db.execute("INSERT INTO leaving VALUES (?)", (UNSEEN + move,))
+            return parent
         found = _rows(db, "SELECT id FROM staged WHERE move = ?", move)
         if not found or (kind == "producer" and not parent):
             raise InvalidMove("a row comes before what it belongs to", field="rows", row=kind)
@@ -109,6 +142,12 @@ class LedgerRows:
             producer, highest, lowest, unfinished = values
             row = (topic_id, producer, highest, parent, lowest, unfinished)
             db.execute("INSERT INTO producer_block VALUES (?, ?, ?, ?, ?, ?)", row)
+        elif kind == "through":
+            db.execute("INSERT INTO topic_trimmed VALUES (?, ?, ?)", (topic_id, *values))
+        elif kind == "instance":
+            db.execute("INSERT INTO producer_instance VALUES (?, ?, ?)", (topic_id, *values))
+        elif kind == "clock":
+            db.execute("INSERT INTO topic_clock VALUES (?, ?)", (topic_id, *values))
         else:
             db.execute("INSERT INTO producer_trimmed VALUES (?, ?, ?)", (topic_id, *values))
         return parent
@@ -118,13 +157,17 @@ class LedgerRows:
         db.execute("DELETE FROM tombstone WHERE name = ?", (topic,))
         db.execute(shown, (topic, move))
         db.execute("UPDATE tombstone SET name = ? WHERE name = ?", (topic, UNSEEN + move))
+        db.execute("DELETE FROM leaving WHERE name = ?", (topic,))
+        db.execute("UPDATE leaving SET name = ? WHERE name = ?", (topic, UNSEEN + move))
 
     def forget(self, db: apsw.Connection, topic: str) -> None:
         db.execute("UPDATE topic SET name = NULL WHERE name = ?", (topic,))
         db.execute("DELETE FROM tombstone WHERE name = ?", (topic,))
+        db.execute("DELETE FROM leaving WHERE name = ?", (topic,))
 
     def unstage(self, db: apsw.Connection, move: str) -> None:
         db.execute("DELETE FROM tombstone WHERE name = ?", (UNSEEN + move,))
+        db.execute("DELETE FROM leaving WHERE name = ?", (UNSEEN + move,))
 
 
 def _marks(values: Sequence[object]) -> str:

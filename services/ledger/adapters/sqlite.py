@@ -2,24 +2,37 @@
 
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import apsw
 
-from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
+from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position, TopicName
 from services.errors import Fenced, StoreUnavailable
 from services.ledger.adapters.block import Block, decode_block, encode_block, to_columns
 from services.ledger.core.columns import Columns, clip
 from services.ledger.core.entry import Entry, StoredEntry
-from services.ledger.core.find import Finder
+from services.ledger.core.find import Finder, clusters
+from services.ledger.core.marks import (
+    NEVER,
+    Mark,
+    folded,
+    is_cut,
+    last_mark,
+    last_whole,
+    remembered,
+)
 from services.ledger.core.receipt import Fate, Missing
 from services.ledger.ports import (
+    NOBODY,
     EntryCorrupt,
     LedgerRange,
     LogState,
+    Newest,
+    ReplayPage,
     TopicNotFound,
     Trimmed,
 )
@@ -33,7 +46,13 @@ APPLICATION_ID: Final = 0x5E96A7E
 """Marks the file as ours (PRAGMA application_id)."""
 
 REMOVE_BLOCKS_MAX: Final = 64
-"""How many blocks one transaction removes, so that publishing never waits for a long trim."""
+REMOVE_ENTRIES_MAX: Final = 4_000
+"""How many blocks one transaction removes, and of how many entries (one block always goes), so that
+publishing never waits for a long trim."""
+
+CLUSTERS_MAX: Final = 16
+"""With how many questions the index is asked at most for ids that lie apart. Each goes through what
+it has of the producer, from the id on; no block is opened that holds none of the ids."""
 
 RETAIN_BLOCKS_MAX: Final = 1_000
 """How many blocks one question about retention looks at."""
@@ -78,12 +97,12 @@ CREATE TABLE producer_block (
     highest  INTEGER NOT NULL,
     block    INTEGER NOT NULL,
     lowest   INTEGER NOT NULL,
-    unfinished INTEGER NOT NULL,  -- 1: the highest is a large message, incomplete with this block
+    unfinished INTEGER NOT NULL,  -- 1: after this block a large message may be incomplete
     PRIMARY KEY (topic, producer, highest, block)
 ) WITHOUT ROWID;
 CREATE INDEX producer_block_unfinished ON producer_block (topic) WHERE unfinished;
 CREATE INDEX producer_block_block ON producer_block (block);
--- The highest id of each producer in what was trimmed, unless its message was incomplete.
+-- What the entries of each producer that were trimmed come to (see core/marks.py).
 CREATE TABLE producer_trimmed (
     topic    INTEGER NOT NULL,
     producer TEXT NOT NULL,
@@ -92,8 +111,40 @@ CREATE TABLE producer_trimmed (
 ) WITHOUT ROWID;
 """
 
-REMEMBER: Final = """INSERT INTO producer_trimmed VALUES (?, ?, ?)
-    ON CONFLICT DO UPDATE SET highest = max(highest, excluded.highest)"""
+INSTANCES: Final = """
+-- Which instance stored what was last stored under a producer's name. Made where it is missing, so
+-- that a database from before it keeps its layout.
+CREATE TABLE IF NOT EXISTS producer_instance (
+    topic    INTEGER NOT NULL,
+    producer TEXT NOT NULL,
+    instance BLOB NOT NULL,
+    PRIMARY KEY (topic, producer)
+) WITHOUT ROWID;
+-- The last entry that was trimmed. Likewise.
+CREATE TABLE IF NOT EXISTS topic_trimmed (
+    topic     INTEGER PRIMARY KEY,
+    ledger_id INTEGER NOT NULL,
+    entry_id  INTEGER NOT NULL
+);
+"""
+
+INDEXES: Final = """
+-- Where a producer's last entries are: blocks of a topic are numbered in their order.
+CREATE INDEX IF NOT EXISTS producer_block_order ON producer_block (topic, producer, block);
+"""
+
+CLOCKS: Final = """
+-- When the last entry of a topic was appended of which nothing is left.
+CREATE TABLE IF NOT EXISTS topic_clock (topic INTEGER PRIMARY KEY, append_ms INTEGER NOT NULL);
+"""
+
+LEAVING: Final = """
+-- Topics that were deleted and whose cursors are yet to be removed; each has a tombstone. Likewise.
+CREATE TABLE IF NOT EXISTS leaving (name TEXT PRIMARY KEY) WITHOUT ROWID;
+"""
+
+REMEMBER: Final = "INSERT OR REPLACE INTO producer_trimmed VALUES (?, ?, ?)"
+FORGET: Final = "DELETE FROM producer_trimmed WHERE topic = ? AND producer = ?"
 
 TRIMMED_OF: Final = "SELECT highest FROM producer_trimmed WHERE topic = ? AND producer = ?"
 
@@ -119,6 +170,20 @@ _BLOCK_AT: Final = """SELECT {} FROM block WHERE id = (
     ) AND first_entry <= ?3"""
 _RUN_FROM: Final = """SELECT ledger_id, first_entry, last_entry, append_ms FROM block
     WHERE topic = ? AND (ledger_id, last_entry) >= (?, ?) ORDER BY ledger_id, last_entry LIMIT 1"""
+_UNFINISHED: Final = "SELECT DISTINCT producer FROM producer_block WHERE topic = ? AND unfinished"
+_BLOCKS_OF: Final = f"""SELECT lowest, highest, unfinished, {_ENTRIES_ALONE}
+    FROM producer_block JOIN block ON block.id = block
+    WHERE producer_block.topic = ? AND producer = ? AND """
+_NEWEST_OF: Final = _BLOCKS_OF + "block > 0 ORDER BY block DESC"
+_OLDEST_OF: Final = _BLOCKS_OF + "block >= ? ORDER BY block"
+_INDEXED: Final = "SELECT producer, lowest, highest, unfinished FROM producer_block WHERE block = ?"
+_OLDEST: Final = """SELECT id, messages, size_bytes, ledger_id, first_entry, last_entry FROM block
+    WHERE topic = ? ORDER BY ledger_id, last_entry LIMIT ?"""
+_LAST_APPEND: Final = """SELECT append_ms FROM block
+    WHERE topic = ? ORDER BY ledger_id DESC, last_entry DESC LIMIT 1"""
+_CLOCK: Final = "SELECT append_ms FROM topic_clock WHERE topic = ?"
+_HOLDING: Final = """SELECT block, lowest, highest FROM producer_block
+    WHERE topic = ? AND producer = ? AND highest >= ? AND lowest <= ?"""
 _NOBODYS: Final = """SELECT id FROM topic
     WHERE name IS NULL AND id NOT IN (SELECT id FROM staged) LIMIT 1"""
 _LOG: Final = """name, incarnation, ledger_id, created_ms, first_ledger, first_entry, tail_ledger,
@@ -129,7 +194,8 @@ _LOG: Final = """name, incarnation, ledger_id, created_ms, first_ledger, first_e
 async def open_sqlite_store(
     path: Path, *, readers: int = 2, size_max_bytes: int = 0
 ) -> AsyncIterator["SqliteLedgerStore"]:
-    """Open the database, or make it. With `size_max_bytes`, it refuses to grow beyond that."""
+    """Open the database, or make it. With `size_max_bytes`, it refuses to grow beyond that, its
+    write-ahead log included."""
 
     def prepare(connection: apsw.Connection) -> None:
         ((version,),) = _rows(connection, "PRAGMA user_version")
@@ -139,12 +205,15 @@ async def open_sqlite_store(
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         elif version != LAYOUT:
             raise StoreUnavailable("the database has another layout", found=version, known=LAYOUT)
+        connection.execute(INDEXES)
         connection.execute(STAGED)
-        if size_max_bytes:
-            ((page_bytes,),) = _rows(connection, "PRAGMA page_size")
-            connection.execute(f"PRAGMA max_page_count = {size_max_bytes // page_bytes}")
+        connection.execute(INSTANCES)
+        connection.execute(CLOCKS)
+        connection.execute(LEAVING)
 
-    async with connections(path, readers=readers, prepare=prepare) as opened:
+    async with connections(
+        path, readers=readers, prepare=prepare, size_max_bytes=size_max_bytes
+    ) as opened:
         store = SqliteLedgerStore(opened)
         await store.remove_deleted()
         yield store
@@ -191,6 +260,8 @@ class SqliteLedgerStore:
         expected_tail: Position | None,
         entries: Sequence[Entry],
         append_ms: int,
+        *,
+        instances: Mapping[str, bytes] = NOBODY,
     ) -> None:
         assert entries
         same = expected_tail is not None and expected_tail.ledger_id == ledger_id
@@ -213,9 +284,13 @@ class SqliteLedgerStore:
             db.executemany(
                 "INSERT INTO producer_block VALUES (?, ?, ?, ?, ?, ?)",
                 (
-                    (topic_id, producer, each.highest, block_id, each.lowest, each.unfinished)
+                    (topic_id, producer, each.highest, block_id, each.lowest, bool(each.unfinished))
                     for producer, each in ranges.items()
                 ),
+            )
+            db.executemany(
+                "INSERT OR REPLACE INTO producer_instance VALUES (?, ?, ?)",
+                ((topic_id, producer, instance) for producer, instance in instances.items()),
             )
             tail, first = (ledger_id, block.last_entry), (ledger_id, first_entry)
             db.execute(_GROW_TOPIC, (*tail, *first, len(entries), messages, size_bytes, topic_id))
@@ -232,21 +307,9 @@ class SqliteLedgerStore:
         payloads: bool,
     ) -> list[StoredEntry]:
         def work(db: apsw.Connection) -> list[StoredEntry]:
-            topic_id, state = _existing(db, topic)
-            if state.first is None:
-                return []
-            found: list[StoredEntry] = []
-            size_bytes = 0
-            try:
-                for stored in _entries(db, topic_id, after, state.first, payloads=payloads):
-                    size_bytes += stored.size_bytes if payloads else len(stored.entry.metadata)
-                    if found and (len(found) >= entries_max or size_bytes > bytes_max):
-                        break
-                    found.append(stored)
-            except EntryCorrupt:
-                if not found:  # what lies before the damage comes first
-                    raise
-            return found
+            return _page(
+                db, *_existing(db, topic), after, entries_max, bytes_max, payloads=payloads
+            )
 
         return await self._connections.read(work)
 
@@ -346,11 +409,10 @@ class SqliteLedgerStore:
             topic_id, state = _existing(db, topic)
             finder = Finder(producer, sequence_ids, uuid)
             _show(db, topic_id, producer, sequence_ids, state.first, finder)
-            trimmed = _rows(db, TRIMMED_OF, topic_id, producer)
-            trimmed_through = trimmed[0][0] if trimmed else -1
+            trimmed = _trimmed(db, topic_id, producer)
             return [
                 finder.place(each)
-                or (Missing.TRIMMED if each <= trimmed_through else Missing.STALE)
+                or (Missing.TRIMMED if each <= trimmed.highest else Missing.STALE)
                 for each in sequence_ids
             ]
 
@@ -370,9 +432,43 @@ class SqliteLedgerStore:
             topic_id, state = _existing(db, topic)
             if ledger_id != state.ledger_id:
                 raise Fenced("another writer has the topic", epoch=state.ledger_id)
-            trimmed = _rows(db, TRIMMED_OF, topic_id, producer)
-            decided = max(_decided(db, topic_id, producer), *(each for (each,) in trimmed), -1)
+            stored = _newest_first(db, topic_id, producer, state.first)
+            before = _trimmed(db, topic_id, producer)
+            decided = last_mark(before, (each.entry for each in stored)).decided
             return None if decided < 0 else decided
+
+        return await self._connections.read(work)
+
+    async def last_append_ms(self, topic: TopicName) -> int:
+        def work(db: apsw.Connection) -> int:
+            topic_id, _ = _existing(db, topic)
+            return _last_append_ms(db, topic_id)
+
+        return await self._connections.read(work)
+
+    async def trimmed_through(self, topic: TopicName) -> Position | None:
+        def work(db: apsw.Connection) -> Position | None:
+            topic_id, _ = _existing(db, topic)
+            rows = _rows(
+                db, "SELECT ledger_id, entry_id FROM topic_trimmed WHERE topic = ?", topic_id
+            )
+            return Position(*rows[0]) if rows else None
+
+        return await self._connections.read(work)
+
+    async def newest(self, topic: TopicName, producer: str) -> Newest:
+        def work(db: apsw.Connection) -> Newest:
+            topic_id, state = _existing(db, topic)
+            rows = _rows(
+                db,
+                "SELECT instance FROM producer_instance WHERE topic = ? AND producer = ?",
+                topic_id,
+                producer,
+            )
+            stored = _newest_first(db, topic_id, producer, state.first)
+            before = _trimmed(db, topic_id, producer)
+            whole = last_whole(before, (each.entry for each in stored))
+            return Newest(bytes(rows[0][0]) if rows else None, whole)
 
         return await self._connections.read(work)
 
@@ -381,16 +477,28 @@ class SqliteLedgerStore:
     ) -> list[tuple[str, int]]:
         def work(db: apsw.Connection) -> list[tuple[str, int]]:
             topic_id, _ = _existing(db, topic)
-            rows = _rows(
-                db,
-                """SELECT producer, highest FROM producer_trimmed WHERE topic = ? AND producer > ?
-                    ORDER BY producer LIMIT ? OFFSET ?""",
-                topic_id,
-                after,
-                limit,
-                skip,
-            )
-            return [(producer, highest) for producer, highest in rows]
+            return _trimmed_producers(db, topic_id, after, limit, skip)
+
+        return await self._connections.read(work)
+
+    async def replay(
+        self,
+        topic: TopicName,
+        after: Position | None,
+        *,
+        producers_after: str | None,
+        limit: int,
+        bytes_max: int,
+    ) -> ReplayPage:
+        def work(db: apsw.Connection) -> ReplayPage:
+            topic_id, state = _existing(db, topic)
+            producers: list[tuple[str, int]] = []
+            entries: list[StoredEntry] = []
+            if producers_after is not None:
+                producers = _trimmed_producers(db, topic_id, producers_after, limit)
+            if not producers:
+                entries = _page(db, topic_id, state, after, limit, bytes_max, payloads=False)
+            return ReplayPage(state.start, producers, entries)
 
         return await self._connections.read(work)
 
@@ -412,12 +520,17 @@ class SqliteLedgerStore:
 
         return await self._connections.read(work)
 
-    async def trim(self, topic: TopicName, before: Position) -> Trimmed:
-        removed_entries = 0
+    async def trim(
+        self, topic: TopicName, before: Position, *, renewing: bool = False, steps_max: int = 0
+    ) -> Trimmed:
+        def work(db: apsw.Connection) -> Trimmed:
+            return _trim_some(db, topic, before, renewing=renewing)
+
+        removed_entries = steps = 0
         while True:
-            step = await self._connections.write(lambda db: _trim_some(db, topic, before))
-            removed_entries += step.removed_entries
-            if step.first is None or step.first >= before:
+            step = await self._connections.write(work)
+            removed_entries, steps = removed_entries + step.removed_entries, steps + 1
+            if step.first is None or step.first >= before or steps == steps_max:
                 return Trimmed(removed_entries, step.first)
 
     async def retained_from(
@@ -446,39 +559,26 @@ class SqliteLedgerStore:
     async def renew(self, topic: TopicName) -> None:
         def work(db: apsw.Connection) -> None:
             topic_id, state = _existing(db, topic)
-            renewed = state.ledger_id + 1
-            db.execute(
-                "UPDATE topic SET ledger_id = ?, incarnation = ? WHERE id = ?",
-                (renewed, renewed, topic_id),
-            )
+            _renew(db, topic_id, state)
 
         await self._connections.write(work)
 
     async def cuts_unfinished(self, topic: TopicName, before: Position) -> bool:
         def work(db: apsw.Connection) -> bool:
             topic_id, state = _existing(db, topic)
-            rows = _rows(
-                db,
-                f"""SELECT producer, highest, {_ENTRIES_ALONE}
-                    FROM producer_block JOIN block ON block.id = block
-                    WHERE producer_block.topic = ? AND unfinished
-                    AND (ledger_id, first_entry) < (?, ?)""",
-                topic_id,
-                *before,
-            )
-            return any(
-                (entry.producer, entry.highest) == (producer, highest)
-                and (state.first or before) <= position < before
-                for producer, highest, *block in rows
-                if highest > _decided(db, topic_id, producer)
-                for position, _, entry, _ in decode_block(Block(*block))
-            )
+            first = state.first
+            if first is None or before <= first:
+                return False
+            producers = _rows(db, _UNFINISHED, topic_id)
+            return any(_is_cut(db, topic_id, each, first, before) for (each,) in producers)
 
         return await self._connections.read(work)
 
-    async def delete(self, topic: TopicName) -> None:
+    async def delete(self, topic: TopicName, *, leaves_cursors: bool = False) -> None:
         def work(db: apsw.Connection) -> None:
             topic_id, state = _existing(db, topic)
+            if leaves_cursors:
+                db.execute("INSERT OR REPLACE INTO leaving VALUES (?)", (str(topic),))
             db.execute(
                 "INSERT OR REPLACE INTO tombstone VALUES (?, ?)", (str(topic), state.ledger_id)
             )
@@ -486,6 +586,18 @@ class SqliteLedgerStore:
 
         await self._connections.write(work)
         await self.remove_deleted()
+
+    async def leaving(self, *, after: str, limit: int) -> list[TopicName]:
+        asked = """SELECT name FROM leaving WHERE name > ? AND substr(name, 1, 1) <> '/'
+            ORDER BY name LIMIT ?"""
+        rows = await self._connections.read(lambda db: _rows(db, asked, after, limit))
+        return [TopicName.parse(name) for (name,) in rows]
+
+    async def left(self, topic: TopicName) -> None:
+        def work(db: apsw.Connection) -> None:
+            db.execute("DELETE FROM leaving WHERE name = ?", (str(topic),))
+
+        await self._connections.write(work)
 
     async def remove_deleted(self) -> None:
         """Remove what deleted topics have left, this process's and earlier ones'."""
@@ -549,18 +661,27 @@ def _create(db: apsw.Connection, topic: TopicName) -> None:
     before = _rows(db, "SELECT ledger_id FROM tombstone WHERE name = ?", str(topic))
     ledger_id = before[0][0] if before else 0
     db.execute("DELETE FROM tombstone WHERE name = ?", (str(topic),))
+    db.execute("DELETE FROM leaving WHERE name = ?", (str(topic),))
     db.execute(
         "INSERT INTO topic (name, incarnation, ledger_id, created_ms) VALUES (?, ?, ?, ?)",
         (str(topic), ledger_id + 1, ledger_id, time.time_ns() // 1_000_000),
     )
 
 
+def _renew(db: apsw.Connection, topic_id: int, state: LogState) -> None:
+    renewed = state.ledger_id + 1
+    db.execute(
+        "UPDATE topic SET ledger_id = ?, incarnation = ? WHERE id = ?",
+        (renewed, renewed, topic_id),
+    )
+
+
 class _Range(NamedTuple):
-    """One producer's lowest and highest id, and whether the highest is still incomplete."""
+    """One producer's lowest and highest id, and the large message that may be incomplete after."""
 
     lowest: int = SEQUENCE_ID_MAX
     highest: int = -1
-    unfinished: bool = False
+    unfinished: Chunk | None = None
 
 
 def _producer_ranges(entries: Sequence[Entry]) -> dict[str, _Range]:
@@ -569,29 +690,105 @@ def _producer_ranges(entries: Sequence[Entry]) -> dict[str, _Range]:
     for entry in entries:
         if not entry.marker:
             lowest, highest, unfinished = ranges.get(entry.producer, _Range())
-            if entry.highest >= highest:
-                highest, unfinished = entry.highest, entry.unfinished
-            ranges[entry.producer] = _Range(min(lowest, entry.lowest), highest, unfinished)
+            chunk = entry.chunk
+            if chunk is None:
+                unfinished = None
+            elif not chunk.is_last:
+                unfinished = chunk
+            elif unfinished is not None and unfinished.layout == chunk.layout:
+                unfinished = None
+            ids = _Range(min(lowest, entry.lowest), max(highest, entry.highest), unfinished)
+            ranges[entry.producer] = ids
     return ranges
 
 
-def _decided(db: apsw.Connection, topic_id: int, producer: str) -> int:
-    """The highest id of a producer that is complete, or that a higher one has overtaken; or -1."""
+def _trimmed(db: apsw.Connection, topic_id: int, producer: str) -> Mark:
+    """What a producer's entries that were trimmed come to."""
+    rows = _rows(db, TRIMMED_OF, topic_id, producer)
+    return Mark(rows[0][0]) if rows else Mark()
+
+
+def _newest_first(
+    db: apsw.Connection, topic_id: int, producer: str, first: Position | None
+) -> Iterator[StoredEntry]:
+    """A producer's entries, from the last one back to the first that is left."""
+    for row in db.execute(_NEWEST_OF, (topic_id, producer)):
+        for stored in reversed(_stored_of(producer, row)):
+            if first is not None and stored.position >= first:
+                yield stored
+
+
+def _stored_of(producer: str, row: Any) -> list[StoredEntry]:
+    """A producer's entries in a block. Of one that is damaged, what the index says: the highest id,
+    and whether that may be incomplete."""
+    lowest, highest, unfinished, *columns = row
+    block = Block(*columns)
+    try:
+        stored = decode_block(block)
+    except EntryCorrupt:
+        entry = _indexed(producer, lowest, highest, unfinished)
+        return [StoredEntry(Position(block.ledger_id, block.last_entry), 0, entry, 0)]
+    return [each for each in stored if each.entry.producer == producer and not each.entry.marker]
+
+
+def _indexed(producer: str, lowest: int, highest: int, unfinished: int) -> Entry:
+    """What stands for a producer's entries in a block that cannot be read."""
+    chunk = Chunk("", 0, 2, 2) if unfinished else None
+    return Entry(
+        producer, lowest, highest, None, (), marker=False, metadata=b"", payload=b"", chunk=chunk
+    )
+
+
+def _is_cut(
+    db: apsw.Connection, topic_id: int, producer: str, first: Position, before: Position
+) -> bool:
+    """Whether entries of a producer's last message, which may still be completed, are to go."""
+    stored = _newest_first(db, topic_id, producer, first)
+    mark = last_mark(_trimmed(db, topic_id, producer), (each.entry for each in stored))
+    again = _newest_first(db, topic_id, producer, first)
+    return is_cut(mark, ((each.position, each.entry) for each in again), before)
+
+
+def _trimmed_producers(
+    db: apsw.Connection, topic_id: int, after: str, limit: int, skip: int = 0
+) -> list[tuple[str, int]]:
     rows = _rows(
         db,
-        """SELECT highest - unfinished FROM producer_block WHERE topic = ? AND producer = ?
-            ORDER BY highest DESC, block DESC LIMIT 1""",
+        """SELECT producer, highest FROM producer_trimmed WHERE topic = ? AND producer > ?
+            ORDER BY producer LIMIT ? OFFSET ?""",
         topic_id,
-        producer,
+        after,
+        limit,
+        skip,
     )
-    return int(rows[0][0]) if rows else -1
+    return [(producer, highest) for producer, highest in rows]
 
 
-def _remember(db: apsw.Connection, topic_id: int, producer: str, highest: int) -> None:
-    """Note, while it is still there, what is about to be trimmed."""
-    decided = min(highest, _decided(db, topic_id, producer))
-    if decided >= 0:
-        db.execute(REMEMBER, (topic_id, producer, decided))
+def _page(
+    db: apsw.Connection,
+    topic_id: int,
+    state: LogState,
+    after: Position | None,
+    entries_max: int,
+    bytes_max: int,
+    *,
+    payloads: bool,
+) -> list[StoredEntry]:
+    """See LedgerStore.read."""
+    if state.first is None:
+        return []
+    found: list[StoredEntry] = []
+    size_bytes = 0
+    try:
+        for stored in _entries(db, topic_id, after, state.first, payloads=payloads):
+            size_bytes += stored.size_bytes if payloads else len(stored.entry.metadata)
+            if found and (len(found) >= entries_max or size_bytes > bytes_max):
+                break
+            found.append(stored)
+    except EntryCorrupt:
+        if not found:  # what lies before the damage comes first
+            raise
+    return found
 
 
 def _entries(
@@ -670,62 +867,148 @@ def _show(
     finder: Finder,
 ) -> None:
     """Show what may hold a producer's ids to the finder, until it is done."""
-    rows: Iterator[Any] = db.execute(
-        f"""SELECT {_ENTRIES_ALONE} FROM block WHERE id IN (
-                SELECT block FROM producer_block
-                WHERE topic = ? AND producer = ? AND highest >= ? AND lowest <= ?
-            ) ORDER BY ledger_id, last_entry""",
-        (topic_id, producer, min(sequence_ids), max(sequence_ids)),
-    )
-    for row in rows:
-        for stored in decode_block(Block(*row)):
+    wanted = sorted(set(sequence_ids))
+    blocks: set[int] = set()
+    for lowest, highest in clusters(wanted, CLUSTERS_MAX):
+        rows = db.execute(_HOLDING, (topic_id, producer, lowest, highest))
+        for block, block_lowest, block_highest in rows:
+            if _is_in(wanted, block_lowest, block_highest):
+                blocks.add(block)
+    for block_id in sorted(blocks):  # of one topic, as they were appended
+        ((*columns,),) = _rows(db, f"SELECT {_ENTRIES_ALONE} FROM block WHERE id = ?", block_id)
+        for stored in decode_block(Block(*columns)):
             if first is not None and stored.position >= first:
                 finder.show(stored)
         if finder.done:
             break
 
 
-def _trim_some(db: apsw.Connection, topic: TopicName, before: Position) -> Trimmed:
+def _is_in(wanted: Sequence[int], lowest: int, highest: int) -> bool:
+    """Whether one of these ids, which are in order, lies in a range."""
+    return bisect_left(wanted, lowest) < bisect_right(wanted, highest)
+
+
+def _trim_some(
+    db: apsw.Connection, topic: TopicName, before: Position, *, renewing: bool
+) -> Trimmed:
     """Remove a few blocks, whole or in part, and move the topic's first entry accordingly."""
     topic_id, state = _existing(db, topic)
     first = state.first
     if first is None or before <= first:
         return Trimmed(0, first)
-    entries = messages = size_bytes = 0
-    gone: list[int] = []
-    rows = _rows(
-        db,
-        f"""SELECT id, messages, size_bytes, {_WITH_METADATA} FROM block
-            WHERE topic = ? ORDER BY ledger_id, last_entry LIMIT ?""",
-        topic_id,
-        REMOVE_BLOCKS_MAX,
-    )
-    for block_id, block_messages, block_bytes, *columns in rows:
-        block = Block(*columns)
-        if Position(block.ledger_id, block.first_entry) >= before:
-            break
-        last = Position(block.ledger_id, block.last_entry)
-        if last < before:
-            gone.append(block_id)
-        if last < before and Position(block.ledger_id, block.first_entry) >= first:
-            entries += block.last_entry + 1 - block.first_entry
-            messages += block_messages
-            size_bytes += block_bytes
-            continue
-        trimmed = [each for each in decode_block(block) if first <= each.position < before]
-        entries += len(trimmed)
-        messages += sum(each.entry.message_count for each in trimmed)
-        size_bytes += sum(each.size_bytes for each in trimmed)
-        for producer, each in _producer_ranges([each.entry for each in trimmed]).items():
-            _remember(db, topic_id, producer, each.highest)
-    _remove_blocks(db, gone)
-    first = _first_from(db, topic_id, max(first, before) if len(gone) < len(rows) else first)
+    going = _going(db, topic_id, first, before)
+    cut = _remember(db, topic_id, going)
+    if cut and renewing:
+        _renew(db, topic_id, state)
+    append_ms = _last_append_ms(db, topic_id)
+    _remove_blocks(db, going.blocks)
+    if going.through is not None:
+        db.execute(
+            "INSERT OR REPLACE INTO topic_trimmed VALUES (?, ?, ?)", (topic_id, *going.through)
+        )
+    left = _first_from(db, topic_id, going.until)
     db.execute(
         """UPDATE topic SET first_ledger = ?, first_entry = ?, entries = entries - ?,
             messages = messages - ?, size_bytes = size_bytes - ? WHERE id = ?""",
-        (*(first or (None, None)), entries, messages, size_bytes, topic_id),
+        (*(left or (None, None)), going.entries, going.messages, going.size_bytes, topic_id),
     )
-    return Trimmed(entries, first)
+    if left is None:
+        db.execute("INSERT OR REPLACE INTO topic_clock VALUES (?, ?)", (topic_id, append_ms))
+    return Trimmed(going.entries, left)
+
+
+def _last_append_ms(db: apsw.Connection, topic_id: int) -> int:
+    rows = _rows(db, _LAST_APPEND, topic_id) or _rows(db, _CLOCK, topic_id)
+    return int(rows[0][0]) if rows else 0
+
+
+@dataclass(slots=True)
+class _Going:
+    """What one step of a trim removes: everything before `until`, whole blocks by their ids; of
+    each producer, its entries. `through` is the last entry that goes."""
+
+    until: Position
+    through: Position | None = None
+    blocks: list[int] = field(default_factory=list)
+    entries: int = 0
+    messages: int = 0
+    size_bytes: int = 0
+    producers: dict[str, list[Entry]] = field(default_factory=dict)
+    last_block: int = 0
+
+    def take(self, entry: Entry) -> None:
+        """An entry goes."""
+        if not entry.marker:
+            self.producers.setdefault(entry.producer, []).append(entry)
+
+
+def _going(db: apsw.Connection, topic_id: int, first: Position, before: Position) -> _Going:
+    """What the next step of a trim removes."""
+    going = _Going(first)
+    rows = _rows(db, _OLDEST, topic_id, REMOVE_BLOCKS_MAX)
+    for block_id, messages, size_bytes, ledger_id, first_entry, last_entry in rows:
+        start, last = Position(ledger_id, first_entry), Position(ledger_id, last_entry)
+        entries_then = going.entries + last_entry + 1 - first_entry
+        if start >= before or (going.entries and entries_then > REMOVE_ENTRIES_MAX):
+            break
+        going.last_block = block_id
+        if first <= start and last < before:
+            entries = _all_of(db, block_id)
+            going.through = last
+            going.entries += last_entry + 1 - first_entry
+            going.messages += messages
+            going.size_bytes += size_bytes
+        else:
+            ((*columns,),) = _rows(db, f"SELECT {_WITH_METADATA} FROM block WHERE id = ?", block_id)
+            stored = decode_block(Block(*columns))
+            some = [each for each in stored if first <= each.position < before]
+            entries = [each.entry for each in some]
+            going.through = some[-1].position if some else going.through
+            going.entries += len(some)
+            going.messages += sum(each.entry.message_count for each in some)
+            going.size_bytes += sum(each.size_bytes for each in some)
+        for entry in entries:
+            going.take(entry)
+        if last < before:
+            going.blocks.append(block_id)
+            going.until = Position(ledger_id, last_entry + 1)
+        else:
+            going.until = before
+    return going
+
+
+def _all_of(db: apsw.Connection, block_id: int) -> list[Entry]:
+    """All entries of a block. Of one that is damaged, what the index says of each producer."""
+    ((*columns,),) = _rows(db, f"SELECT {_ENTRIES_ALONE} FROM block WHERE id = ?", block_id)
+    try:
+        return [each.entry for each in decode_block(Block(*columns))]
+    except EntryCorrupt:
+        rows = _rows(db, _INDEXED, block_id)
+        return [_indexed(*row) for row in rows]
+
+
+def _remember(db: apsw.Connection, topic_id: int, going: _Going) -> bool:
+    """Note, while they are still there, what each producer's entries come to that are about to be
+    trimmed; whether a large message that may still be completed is cut."""
+    cut = False
+    for producer, entries in going.producers.items():
+        mark = folded(_trimmed(db, topic_id, producer), entries)
+        left = _left(db, topic_id, producer, going)
+        decided, is_cut = remembered(mark, left)
+        cut = cut or is_cut
+        if decided > NEVER:
+            db.execute(REMEMBER, (topic_id, producer, decided))
+        else:
+            db.execute(FORGET, (topic_id, producer))
+    return cut
+
+
+def _left(db: apsw.Connection, topic_id: int, producer: str, going: _Going) -> Iterator[Entry]:
+    """A producer's entries that a step of a trim leaves, in order."""
+    for row in db.execute(_OLDEST_OF, (topic_id, producer, going.last_block)):
+        for stored in _stored_of(producer, row):
+            if stored.position >= going.until:
+                yield stored.entry
 
 
 class _Run(NamedTuple):
@@ -797,21 +1080,18 @@ def _remove_deleted(db: apsw.Connection) -> bool:
         return False
     ((topic_id,),) = rows
     blocks = _rows(db, "SELECT id FROM block WHERE topic = ? LIMIT ?", topic_id, REMOVE_BLOCKS_MAX)
-    _remove_blocks(db, [block for (block,) in blocks], remember=False)
+    _remove_blocks(db, [block for (block,) in blocks])
     if not blocks:
         db.execute("DELETE FROM producer_trimmed WHERE topic = ?", (topic_id,))
+        db.execute("DELETE FROM producer_instance WHERE topic = ?", (topic_id,))
+        db.execute("DELETE FROM topic_clock WHERE topic = ?", (topic_id,))
+        db.execute("DELETE FROM topic_trimmed WHERE topic = ?", (topic_id,))
         db.execute("DELETE FROM topic WHERE id = ?", (topic_id,))
     return True
 
 
-def _remove_blocks(db: apsw.Connection, blocks: list[int], *, remember: bool = True) -> None:
+def _remove_blocks(db: apsw.Connection, blocks: list[int]) -> None:
     for block in blocks:
-        if remember:
-            rows = _rows(
-                db, "SELECT topic, producer, highest FROM producer_block WHERE block = ?", block
-            )
-            for topic_id, producer, highest in rows:
-                _remember(db, topic_id, producer, highest)
         db.execute("DELETE FROM producer_block WHERE block = ?", (block,))
         db.execute("DELETE FROM block WHERE id = ?", (block,))
     if blocks:

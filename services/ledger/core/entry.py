@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from seqgate.types import Chunk, Position
+
+METADATA_BYTES_MAX: Final = 128 * 1024
+"""The largest metadata of an entry, in bytes."""
 
 
 class Entry(NamedTuple):

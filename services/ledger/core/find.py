@@ -1,10 +1,25 @@
 """Where are a producer's messages?"""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from heapq import nlargest
+from itertools import pairwise
 
 from seqgate.types import Chunk, Layout, Position
 from services.ledger.core.entry import StoredEntry, places
 from services.ledger.core.receipt import Found, Unfinished
+
+
+def clusters(ids: Sequence[int], count_max: int) -> list[tuple[int, int]]:
+    """The lowest and the highest of ids that lie close together: so many clusters at most, divided
+    where the gaps are widest.
+
+    Args:
+        ids: at least one, ascending, each once.
+    """
+    gaps = ((later - earlier, place) for place, (earlier, later) in enumerate(pairwise(ids), 1))
+    wide = nlargest(count_max - 1, (each for each in gaps if each[0] > 1))
+    edges = [0, *sorted(place for _, place in wide), len(ids)]
+    return [(ids[first], ids[end - 1]) for first, end in pairwise(edges)]
 
 
 class Finder:

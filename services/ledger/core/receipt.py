@@ -140,7 +140,8 @@ def _settled_chunk(chunk: Chunk, fate: Fate, *, finished: bool) -> Receipt:
 
 
 def _same_entry(unit: Unit, places: Sequence[Found]) -> Position | None:
-    """Where a unit is that is one entry, and is in the log as one entry of the same shape."""
+    """Where a unit is that is one entry, and whose messages have the same places in one entry of
+    the log: the same entry, or a batch of which it is the beginning."""
     if len(unit.entries) > 1 or places[0].chunks:
         return None
     position = places[0].position

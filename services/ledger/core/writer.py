@@ -279,12 +279,31 @@ class TopicWriter:
         for unit in units:
             assert unit.session in self._sessions
             if unit.resume:
-                self._on_hold.discard(unit.session)
+                self.resume(unit.session)
             if unit.session in self._on_hold:
                 effects.append(Answer(unit, SKIPPED))
             else:
                 self._waiting.append(unit)
         return effects + self._next()
+
+    def refuse(self, units: Iterable[Unit], error: DomainError) -> list[Effect]:
+        """Units arrived, in order, that cannot be taken now: as after a failure, their stream is on
+        hold, and what follows is skipped until its producer resumes."""
+        effects: list[Effect] = []
+        for unit in units:
+            if unit.resume:
+                self.resume(unit.session)
+            if unit.session in self._on_hold:
+                effects.append(Answer(unit, SKIPPED))
+            else:
+                effects += self._refuse([unit], error)
+        return effects
+
+    def resume(self, session: int) -> None:
+        """A stream's producer goes on after a hold. A publication that is refused before it gets
+        here ends the hold too if it says so: its producer has all its receipts, and sends again in
+        order; what is wrong is never stored, so that nothing can overtake it."""
+        self._on_hold.discard(session)
 
     def close_session(self, session: int) -> list[Unit]:
         """A stream ended: what was not asked for yet is dropped, unanswered, and returned."""
@@ -415,11 +434,17 @@ class TopicWriter:
         return effects + self._pause() + self._next()
 
     def log_read(self, entries: Sequence[Logged], remaining: int) -> list[Effect]:
-        """The entries that follow the position asked for, and how many more there are."""
+        """The entries that follow the position asked for, and how many more there are.
+
+        What lies behind the tail another writer has stored, who has the topic: deduplication takes
+        no confirmation of it from us, and need not have heard of that writer yet.
+        """
         assert self._reading
         assert self._behind is not None
         assert self.tail is not None
         self._reading = False
+        if entries and entries[-1].position > self.tail:
+            return self._fence(Fenced("another writer has stored what follows"))
         self.last_error = None
         through = entries[-1].position if entries and remaining else self.tail
         confirmation = Confirmation(

@@ -1,0 +1,125 @@
+"""Who reads: how many streams, and the bytes of pages that were read and are not taken yet.
+
+room for the largest page ──▶ read ──▶ what it is smaller goes back ──▶ sent ──▶ the rest, too
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from typing import Final
+
+from services.errors import DomainError, Kind
+from services.ledger.config import LedgerConfig
+from services.ledger.core.entry import METADATA_BYTES_MAX
+from services.runtime.cutting import until_cut
+from services.runtime.room import Room, Share
+
+PAGE_ENTRIES_MAX: Final = 4_000
+PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""How much is read from the store at a time; one entry always fits. It reads whole groups, however
+little is asked for."""
+
+SMALL_PAGE_BYTES_MAX: Final = 1024 * 1024
+"""How much is while half of the room is taken: more readers can be slow before others wait."""
+
+ENTRY_BYTES: Final = 512
+"""About what an entry takes in memory, beside its metadata and its payload."""
+
+RETRY_AFTER_S: Final = 1.0
+"""What a reader is told to wait before it opens its stream again."""
+
+
+class TooManyStreams(DomainError):
+    """As many producers are connected, or as many streams are read, as may be."""
+
+    kind = Kind.EXHAUSTED
+    reason = "TOO_MANY_STREAMS"
+
+
+class SlowReader(DomainError):
+    """A reader does not take what it is sent, and others wait for the room that this takes up."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "SLOW_READER"
+
+
+class Pages:
+    """What one stream has read, and its reader has not taken yet."""
+
+    def __init__(self, room: Room, share: Share, largest_bytes: int) -> None:
+        """`largest_bytes` is how large one entry may be."""
+        self._room = room
+        self._share = share
+        self._largest_bytes = largest_bytes
+
+    async def begin(self) -> int:
+        """The page before is taken: wait for room for the next one. Returns how large that may be,
+        in bytes; one entry always fits."""
+        self._share.give_all()
+        is_tight = 2 * self._room.used_bytes > self._room.bytes_max
+        page_bytes = min(SMALL_PAGE_BYTES_MAX if is_tight else PAGE_BYTES_MAX, self._room.bytes_max)
+        entries_bytes = PAGE_ENTRIES_MAX * ENTRY_BYTES
+        await self._share.take(max(page_bytes, self._largest_bytes) + entries_bytes)
+        return page_bytes
+
+    def hold(self, size_bytes: int) -> None:
+        """The page was read: it is this large."""
+        more_bytes = size_bytes - self._share.size_bytes
+        if more_bytes > 0:
+            self._share.add(more_bytes)
+        else:
+            self._share.give(-more_bytes)
+
+    def sending(self) -> AbstractContextManager[None]:
+        """Its reader is to take some of it meanwhile."""
+        return self._share.writing() if self._share.size_bytes else nullcontext()
+
+
+class Readers:
+    """All streams that are read in this process.
+
+    Attributes:
+        streams: how many there are.
+        room: for what they have read.
+    """
+
+    def __init__(self, config: LedgerConfig) -> None:
+        self.streams = 0
+        self.room = Room(config.read_bytes_max, slow_s=config.slow_reader_s)
+        self._streams_max = config.read_streams_max
+        self._largest_bytes = config.max_message_bytes + METADATA_BYTES_MAX
+
+    def enter(self) -> None:
+        """Count a stream, until it leaves.
+
+        Raises:
+            TooManyStreams: there are as many as may be.
+        """
+        if self.streams >= self._streams_max:
+            raise TooManyStreams(
+                "as many streams are read as may be",
+                retry_after_s=RETRY_AFTER_S,
+                read_streams_max=self._streams_max,
+            )
+        self.streams += 1
+
+    def leave(self) -> None:
+        """A stream is over."""
+        self.streams -= 1
+
+    @asynccontextmanager
+    async def pages(self) -> AsyncIterator[Pages]:
+        """What a stream reads, while it does.
+
+        Raises:
+            SlowReader: its reader takes nothing, and others wait.
+        """
+        error = SlowReader(
+            "the reader does not take what it is sent, and others wait",
+            retry_after_s=RETRY_AFTER_S,
+        )
+        async with until_cut() as cut:
+            share = self.room.share(lambda: cut(error))
+            try:
+                yield Pages(self.room, share, self._largest_bytes)
+            finally:
+                share.give_all()

@@ -1,0 +1,351 @@
+"""Ledgers that share a store and a deduplication state, over each store: what trims, lost states,
+producers that start over and policies that change come to, and that nothing is stored twice."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from seqgate.types import Position, TopicName
+from services.dedup.core.sequence import Marks, advance
+from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
+from services.ledger.adapters.sqlite import open_sqlite_store
+from services.ledger.config import LedgerConfig
+from services.ledger.core import writer
+from services.ledger.core.entry import Entry, unit_of
+from services.ledger.core.receipt import Status
+from services.ledger.ports import LedgerStore
+from services.ledger.service import Ledger, Opened, Opening
+from tests.simulation.defects import find
+from tests.support.entries import chunk, large, single
+from tests.support.remembering import RememberingDeduplicator
+
+TOPIC = TopicName.parse("public/default/shared")
+FAR = Position(99, 0)
+STORED, DUPLICATE = Status.STORED, Status.DUPLICATE
+
+
+@pytest_asyncio.fixture(params=["memory", "sqlite"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LedgerStore]:
+    if request.param == "memory":
+        yield MemoryLedgerStore()
+    else:
+        async with open_sqlite_store(tmp_path / "ledger.db") as opened:
+            yield opened
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of two entries, and short waits."""
+    monkeypatch.setattr(writer, "REPLAY_PAGE_ENTRIES", 2)
+    monkeypatch.setattr(writer, "BACKOFF_MAX_S", 0.001)
+
+
+class World:
+    """Ledgers, the store that they share, and what deduplication remembers."""
+
+    def __init__(self, store: LedgerStore, tasks: asyncio.TaskGroup) -> None:
+        self.store = store
+        self.dedup = RememberingDeduplicator()
+        self._tasks = tasks
+        self._ledgers: list[Ledger] = []
+
+    def ledger(self) -> Ledger:
+        """Another process."""
+        ledger = Ledger(LedgerConfig(), self.store, self.dedup, MemoryCursors(), self._tasks)
+        self._ledgers.append(ledger)
+        return ledger
+
+    async def finish(self) -> None:
+        for each in self._ledgers:
+            await each.finish(1)
+
+    async def marks(self) -> dict[str, Marks]:
+        """What the fold over the log, trimmed and left, makes of each producer."""
+        rebuilt = {
+            name: Marks(highest, highest)
+            for name, highest in await self.store.trimmed_producers(TOPIC, limit=100)
+        }
+        for stored in await self.store.read(
+            TOPIC, None, entries_max=1_000, bytes_max=10**9, payloads=False
+        ):
+            entry = stored.entry
+            before = rebuilt.get(entry.producer, Marks())
+            rebuilt[entry.producer] = advance(before, entry.highest, entry.chunk)
+        return {name: marks for name, marks in rebuilt.items() if marks != Marks()}
+
+    async def check_state(self, ledger: Ledger) -> None:
+        """The state that is served is the one that a rebuild makes, and not only now: it stays so
+        when everything but the log is lost."""
+        marks = await self.marks()
+        assert self.dedup.marks(TOPIC) == marks
+        self.dedup.states.clear()
+        ledger.close(await opened(ledger, "nobody"))
+        assert self.dedup.marks(TOPIC) == marks
+
+
+@pytest_asyncio.fixture
+async def world(store: LedgerStore) -> AsyncIterator[World]:
+    async with asyncio.TaskGroup() as tasks:
+        world = World(store, tasks)
+        yield world
+        await world.finish()
+
+
+async def opened(ledger: Ledger, producer: str) -> Opened:
+    opening = Opening(TOPIC, producer, initial_sequence_id=None, takeover=True, instance=b"")
+    return await ledger.open(opening)
+
+
+@asynccontextmanager
+async def publishing(
+    ledger: Ledger, producer: str = "p"
+) -> AsyncIterator[tuple[Opened, Callable[..., Awaitable[list[Status]]]]]:
+    """A stream, and what publishes entries on it, one by one; what became of each."""
+    stream = await opened(ledger, producer)
+
+    async def publish(*entries: Entry) -> list[Status]:
+        statuses = []
+        for entry in entries:
+            unit = unit_of(stream.session.number, 1, [entry], resume=True)
+            stream.topic.submit(stream.session, [unit])
+            async with asyncio.timeout(5):
+                news = await stream.session.news()
+            assert news is not None
+            ((_, receipt),) = news.receipts
+            statuses.append(receipt.status)
+        return statuses
+
+    try:
+        yield stream, publish
+    finally:
+        ledger.close(stream)
+
+
+async def published(ledger: Ledger, entries: Sequence[Entry], producer: str = "p") -> list[Status]:
+    """Publish on a stream of its own; when everything is confirmed, what became of each."""
+    async with publishing(ledger, producer) as (stream, publish):
+        statuses = await publish(*entries)
+        await stream.topic.quiet()
+    return statuses
+
+
+async def last_id(ledger: Ledger, producer: str = "p") -> int | None:
+    stream = await opened(ledger, producer)
+    ledger.close(stream)
+    return stream.last_sequence_id
+
+
+def ids(*sequence_ids: int, producer: str = "p") -> list[Entry]:
+    return [single(each, producer) for each in sequence_ids]
+
+
+# ---- producers that start over: the last entry is where they are
+
+
+async def test_a_producer_that_was_forgotten_and_starts_over_is_where_it_is_now(
+    world: World,
+) -> None:
+    ledger = world.ledger()
+    await published(ledger, ids(8, 9))
+    world.dedup.evict(TOPIC, "p")
+    assert await published(ledger, ids(1, 2)) == [STORED, STORED]
+    assert await last_id(ledger) == 2
+    await ledger.trim(TOPIC, FAR)
+    assert await last_id(ledger) == 2
+    await world.check_state(ledger)
+    assert await published(ledger, ids(2)) == [Status.STALE]
+    assert await published(ledger, ids(3)) == [STORED]
+    await world.check_state(ledger)
+
+
+async def test_automatic_ids_go_on_when_policy_was_off_for_a_while(world: World) -> None:
+    """Nobody else had the name: the last id is the producer's own."""
+    ledger = world.ledger()
+    await published(ledger, ids(*range(10)))
+    world.dedup.enabled = False
+    assert await last_id(ledger) is None, "ids begin anew"
+    assert await published(ledger, ids(0, 1, 2)) == [STORED] * 3
+    world.dedup.enabled = True
+    assert await last_id(ledger) == 2
+    await ledger.trim(TOPIC, FAR)
+    assert await last_id(ledger) == 2
+    assert await published(ledger, ids(3)) == [STORED]
+    await world.check_state(ledger)
+
+
+async def test_the_rest_of_a_lower_message_whose_beginning_is_trimmed_is_not_stored(
+    world: World,
+) -> None:
+    ledger = world.ledger()
+    await published(ledger, ids(9))
+    world.dedup.evict(TOPIC, "p")
+    first, second, third = large(3, "a", 3)
+    assert await published(ledger, [first]) == [STORED]
+    await ledger.trim(TOPIC, FAR)
+    assert await published(ledger, [second]) == [Status.CHUNK_GAP]
+    assert await last_id(ledger) == 2
+    await world.check_state(ledger)
+    assert await published(ledger, large(3, "b", 2)) == [STORED, STORED]
+    assert await published(ledger, [third]) == [DUPLICATE]
+    await world.check_state(ledger)
+
+
+async def test_a_message_that_loses_its_beginning_is_not_completed_by_another_process(
+    world: World,
+) -> None:
+    """The store makes the topic another one in the very step that removes the beginning."""
+    one, other = world.ledger(), world.ledger()
+    first, second, _ = large(3, "a", 3)
+    async with publishing(one) as (_, publish):
+        assert await publish(first) == [STORED]
+        before = await world.store.get(TOPIC)
+        await other.trim(TOPIC, FAR)
+        assert (await world.store.get(TOPIC)).incarnation > before.incarnation
+    assert await published(other, [second]) == [Status.CHUNK_GAP]
+    await world.check_state(other)
+
+
+# ---- a trim between two pages of a replay
+
+
+class Pages:
+    """Stops a replay after a page, until something else was done."""
+
+    def __init__(self, world: World, after: int, act: Callable[[], Awaitable[object]]) -> None:
+        self._left, self._act = after, act
+        self._replay = world.store.replay
+        self.acted = False
+
+    async def replay(self, *args: object, **kwargs: object) -> object:
+        if self._left == 0:
+            await self._act()
+            self.acted = True
+        self._left -= 1
+        return await self._replay(*args, **kwargs)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pages", range(4))
+@pytest.mark.parametrize("trimmed_before", [0, 3])
+async def test_nothing_is_stored_twice_when_another_process_trims_during_a_replay(
+    world: World, monkeypatch: pytest.MonkeyPatch, pages: int, trimmed_before: int
+) -> None:
+    one, other = world.ledger(), world.ledger()
+    names = [f"p{each}" for each in range(8)]
+    for name in names:
+        assert await published(one, ids(0, producer=name), name) == [STORED]
+    await other.trim(TOPIC, Position(1, trimmed_before))
+    world.dedup.states.clear()
+    between = Pages(world, pages, lambda: other.trim(TOPIC, Position(1, 7)))
+    monkeypatch.setattr(world.store, "replay", between.replay)
+    third = world.ledger()
+    for name in names:
+        (status,) = await published(third, ids(0, producer=name), name)
+        assert status in (DUPLICATE, Status.STALE), name
+    assert between.acted
+    await world.check_state(third)
+
+
+async def test_a_replay_whose_process_dies_among_trimmed_producers_begins_anew(
+    world: World,
+) -> None:
+    one, other = world.ledger(), world.ledger()
+    names = [f"p{each}" for each in range(8)]
+    for name in names:
+        await published(one, ids(0, producer=name), name)
+    await other.trim(TOPIC, Position(1, 5))
+    world.dedup.states.clear()
+    reached = asyncio.Event()
+    never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def stop_at_second_page(call: str) -> asyncio.Future[None] | None:
+        state = world.dedup.states.get(TOPIC)
+        if call == "confirm" and state is not None and state.confirmed == Position(0, 1):
+            reached.set()
+            return never
+        return None
+
+    world.dedup.before = stop_at_second_page
+    opening = asyncio.ensure_future(opened(world.ledger(), "x"))
+    await reached.wait()
+    opening.cancel()
+    world.dedup.before = lambda _: None
+    await other.trim(TOPIC, Position(1, 7))
+    third = world.ledger()
+    for name in names[:7]:
+        assert await published(third, ids(0, producer=name), name) == [Status.STALE]
+    never.cancel()
+    await world.check_state(third)
+
+
+async def test_a_state_that_ends_where_the_trim_did_is_not_dropped(world: World) -> None:
+    one, other = world.ledger(), world.ledger()
+    await published(one, ids(0, 1))
+    state = world.dedup.states[TOPIC]
+    kept = (state.confirmed, dict(state.producers))
+    await published(one, ids(2, 3))
+    state.confirmed, state.producers = kept
+    await other.trim(TOPIC, Position(1, 2))
+    forgotten: list[str] = []
+
+    def note(call: str) -> None:
+        forgotten.extend([call] if call == "forget_topic" else [])
+
+    world.dedup.before = note
+    assert await published(other, ids(3)) == [DUPLICATE]
+    assert not forgotten
+
+
+async def test_the_fold_of_what_is_served_and_of_what_is_rebuilt_agree_over_a_life(
+    world: World,
+) -> None:
+    ledger = world.ledger()
+    steps: list[list[Entry]] = [
+        ids(5, 6),
+        large(7, "a", 3)[:2],
+        ids(9),
+        [*large(10, "b", 2), chunk(11, "c", 0, 2)],
+        large(11, "d", 2),
+    ]
+    for each in steps:
+        await published(ledger, each)
+        tail = (await world.store.get(TOPIC)).tail
+        assert tail is not None
+        await ledger.trim(TOPIC, Position(tail.ledger_id, max(0, tail.entry_id - 1)))
+        await world.check_state(ledger)
+    assert (await world.marks())["p"] == Marks(11, 11)
+
+
+# ---- each mistake is seen
+
+
+@pytest.mark.parametrize(
+    ("defect", "test"),
+    [
+        ("A2", test_the_rest_of_a_lower_message_whose_beginning_is_trimmed_is_not_stored),
+        ("A3", test_automatic_ids_go_on_when_policy_was_off_for_a_while),
+        ("A3", test_a_producer_that_was_forgotten_and_starts_over_is_where_it_is_now),
+    ],
+)
+async def test_a_mistake_is_seen(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    defect: str,
+    test: Callable[[World], Awaitable[None]],
+) -> None:
+    find(defect).apply(monkeypatch)
+    with pytest.raises(AssertionError):
+        await test(world)
+
+
+async def test_a_replay_across_a_trim_is_seen(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find("F1").apply(monkeypatch)
+    with pytest.raises(AssertionError):
+        await test_nothing_is_stored_twice_when_another_process_trims_during_a_replay(
+            world, monkeypatch, 1, 0
+        )

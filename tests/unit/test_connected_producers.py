@@ -1,0 +1,186 @@
+"""Clocks: who is connected is alive, and is not forgotten, and stored again, for lack of activity;
+append times never go back."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from seqgate.types import Position, TopicName
+from services.errors import DomainError
+from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
+from services.ledger.config import LedgerConfig
+from services.ledger.core.entry import unit_of
+from services.ledger.core.receipt import Status
+from services.ledger.ports import DedupUnavailable
+from services.ledger.service import Ledger, Opened, Opening
+from tests.simulation.defects import find
+from tests.support.entries import single
+from tests.support.remembering import RememberingDeduplicator
+from tests.support.waiting import eventually
+
+TOPIC = TopicName.parse("public/default/connected")
+MINUTE_MS = 60_000
+
+
+class Parts:
+    """A ledger over memory, and deduplication with a clock of its own."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self.dedup = RememberingDeduplicator()
+        self.dedup.now_ms = time.time_ns() // 1_000_000
+        self.store = MemoryLedgerStore()
+        self._tasks = tasks
+        self.ledger = self.again()
+
+    def again(self, open_timeout_s: float = 30) -> Ledger:
+        """A process that is started anew."""
+        config = LedgerConfig(keep_interval_s=3600, open_timeout_s=open_timeout_s)
+        return Ledger(config, self.store, self.dedup, MemoryCursors(), self._tasks)
+
+    async def open(self, ledger: Ledger | None = None) -> Opened:
+        opening = Opening(TOPIC, "p", initial_sequence_id=None, takeover=False, instance=b"")
+        return await (ledger or self.ledger).open(opening)
+
+    async def publish(self, opened: Opened, sequence_id: int) -> Status:
+        unit = unit_of(opened.session.number, 1, [single(sequence_id)], resume=True)
+        opened.topic.submit(opened.session, [unit])
+        async with asyncio.timeout(5):
+            news = await opened.session.news()
+        assert news is not None
+        ((_, receipt),) = news.receipts
+        await opened.topic.quiet()
+        return receipt.status
+
+
+@pytest.fixture
+async def parts() -> AsyncIterator[Parts]:
+    async with asyncio.TaskGroup() as tasks:
+        parts = Parts(tasks)
+        yield parts
+        await parts.ledger.finish(1)
+
+
+async def test_a_producer_that_returns_just_in_time_is_not_stored_twice(parts: Parts) -> None:
+    opened = await parts.open()
+    assert await parts.publish(opened, 7) is Status.STORED
+    parts.ledger.close(opened)
+    parts.dedup.now_ms += MINUTE_MS - 3_000
+    opened = await parts.open()
+    parts.dedup.now_ms += 4_000
+    parts.dedup.purge(TOPIC, MINUTE_MS)
+    assert await parts.publish(opened, 7) is Status.DUPLICATE
+
+
+async def test_who_is_connected_is_alive_after_what_was_known_is_lost(parts: Parts) -> None:
+    """The log knows when it stored something the last time, and not who was connected since."""
+    opened = await parts.open()
+    assert await parts.publish(opened, 7) is Status.STORED
+    for stored in range(len(parts.store.logs[TOPIC].entries)):
+        entry = parts.store.logs[TOPIC].entries[stored]
+        parts.store.logs[TOPIC].entries[stored] = entry._replace(append_ms=1)
+    parts.dedup.states.clear()
+    assert await parts.publish(opened, 7) is Status.DUPLICATE
+    assert parts.dedup.purge(TOPIC, MINUTE_MS) == []
+
+
+async def test_a_producer_that_cannot_be_marked_as_alive_is_not_told_that_it_is_connected(
+    parts: Parts,
+) -> None:
+    def failing(call: str) -> asyncio.Future[None] | None:
+        if call == "keep":
+            raise DedupUnavailable("away", retry_after_s=0.1)
+        return None
+
+    parts.dedup.before = failing
+    with pytest.raises(DomainError) as refusal:
+        await parts.open()
+    assert refusal.value.reason == "DEDUP_UNAVAILABLE"
+    assert parts.ledger.connected(TOPIC) == 0
+    parts.dedup.before = lambda _: None
+    await parts.open()
+
+
+async def test_producers_are_reported_as_often_as_deduplication_asks(parts: Parts) -> None:
+    """The setting says an hour."""
+    parts.dedup.keep_within_s = 0.001
+    opened = await parts.open()
+    keeping = asyncio.create_task(parts.ledger.keep_forever())
+    parts.dedup.kept.clear()
+    await eventually(lambda: len(parts.dedup.kept) > 3)
+    assert set(map(str, parts.dedup.kept)) == {str((TOPIC, ["p"]))}
+    keeping.cancel()
+    parts.ledger.close(opened)
+
+
+async def test_the_mistake_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    find("A5").apply(monkeypatch)
+    with pytest.raises(AssertionError):
+        await test_a_producer_that_returns_just_in_time_is_not_stored_twice(parts)
+
+
+# ---- times
+
+
+async def test_append_times_do_not_go_back_when_the_clock_did_during_a_restart(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = await parts.open()
+    await parts.publish(opened, 1)
+    (first,) = parts.store.logs[TOPIC].entries
+    hour_ago_ns = time.time_ns() - 3_600 * 10**9
+    monkeypatch.setattr("services.ledger.live.time.time_ns", lambda: hour_ago_ns)
+    restarted = parts.again()
+    opened = await parts.open(restarted)
+    await parts.publish(opened, 2)
+    assert [each.append_ms for each in parts.store.logs[TOPIC].entries] == [first.append_ms] * 2
+    await restarted.trim(TOPIC, Position(99, 0))
+    restarted = parts.again()
+    opened = await parts.open(restarted)
+    await parts.publish(opened, 3)
+    assert await restarted.find_time(TOPIC, first.append_ms) == opened_at(opened)
+
+
+def opened_at(opened: Opened) -> Position:
+    """The first entry of a stream's ledger."""
+    return Position(opened.topic.ledger_id, 0)
+
+
+# ---- what a producer that connects waits for
+
+
+@pytest.mark.parametrize("call", ["rollback", "admit"])
+async def test_an_open_that_waits_for_deduplication_says_so(parts: Parts, call: str) -> None:
+    """And not that a state is being rebuilt."""
+    never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    parts.dedup.before = lambda name: never if name == call else None
+    with pytest.raises(DomainError) as refusal:
+        await parts.open(parts.again(open_timeout_s=0.02))
+    assert refusal.value.reason == "DEDUP_UNAVAILABLE"
+    assert refusal.value.retry_after_s
+    parts.dedup.before = lambda _: None
+    never.set_result(None)
+
+
+async def test_an_open_that_waits_for_the_store_says_so(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, go_on = parts.store.append, asyncio.Event()
+
+    async def slow(*args: Any, **kwargs: Any) -> None:
+        await go_on.wait()
+        await append(*args, **kwargs)
+
+    ledger = parts.again(open_timeout_s=0.02)
+    opened = await parts.open(ledger)
+    monkeypatch.setattr(parts.store, "append", slow)
+    opened.topic.submit(opened.session, [unit_of(opened.session.number, 1, [single(1)])])
+    await eventually(lambda: not opened.topic.idle and not go_on.is_set())
+    ledger.close(opened)
+    with pytest.raises(DomainError) as refusal:
+        await parts.open(ledger)
+    assert refusal.value.reason == "STORE_UNAVAILABLE"
+    go_on.set()
+    await opened.topic.quiet()

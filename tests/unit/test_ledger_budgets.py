@@ -1,0 +1,244 @@
+"""What producers have unanswered is bounded for all together; a surprise stays with its topic."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from seqgate.types import TopicName
+from services.errors import DomainError
+from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
+from services.ledger.config import LedgerConfig
+from services.ledger.core.entry import unit_of
+from services.ledger.core.receipt import Receipt, Status
+from services.ledger.core.writer import Confirmation
+from services.ledger.live import UNREAD_RECEIPTS_MAX
+from services.ledger.metrics import LedgerMetrics
+from services.ledger.ports import Behind, Changed, Disabled, Judged, WriterName
+from services.ledger.service import Ledger, Opened, Opening
+from services.ledger.servicer import NotOpened
+from services.runtime.budget import Budget
+from tests.simulation.defects import find
+from tests.support.entries import single
+from tests.support.remembering import RememberingDeduplicator
+
+ONE = TopicName.parse("public/default/one")
+OTHER = TopicName.parse("public/default/other")
+BUDGET_BYTES = 64 * 1024
+PAYLOAD = b"x" * 20_000
+RECEIPTS_MAX = LedgerConfig().window_messages + UNREAD_RECEIPTS_MAX
+
+
+class Slow(MemoryLedgerStore):
+    """Appends when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let = asyncio.Event()
+        self.let.set()
+
+    async def append(self, *args: Any, **kwargs: Any) -> None:
+        await self.let.wait()
+        await super().append(*args, **kwargs)
+
+
+class Surprising(RememberingDeduplicator):
+    """Answers nonsense of one topic."""
+
+    surprised: TopicName | None = None
+
+    async def admit(
+        self,
+        topic: TopicName,
+        writer: WriterName,
+        confirmation: Confirmation | None,
+        units: Sequence[Any],
+    ) -> Judged | Behind | Changed | Disabled:
+        if topic == self.surprised:
+            raise RuntimeError("nobody foresaw this")
+        return await super().admit(topic, writer, confirmation, units)
+
+
+class Parts:
+    """A ledger with a small budget, over memory."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self.store, self.dedup = Slow(), Surprising()
+        config = LedgerConfig(unanswered_bytes_max=BUDGET_BYTES)
+        self.ledger = Ledger(config, self.store, self.dedup, MemoryCursors(), tasks)
+
+    async def open(self, topic: TopicName, producer: str = "p") -> Opened:
+        opening = Opening(topic, producer, initial_sequence_id=None, takeover=False, instance=b"")
+        return await self.ledger.open(opening)
+
+    @property
+    def metrics(self) -> LedgerMetrics:
+        """Where its topics are counted."""
+        return self.ledger._metrics
+
+    @property
+    def held(self) -> int:
+        return self.ledger.unanswered.used
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Parts]:
+    async with asyncio.TaskGroup() as tasks:
+        parts = Parts(tasks)
+        yield parts
+        await parts.ledger.finish(1)
+
+
+def send(opened: Opened, *sequence_ids: int, resume: bool = False) -> None:
+    for each in sequence_ids:
+        entry = single(each, opened.session.producer, PAYLOAD)
+        unit = unit_of(opened.session.number, each, [entry], resume=resume)
+        opened.topic.submit(opened.session, [unit])
+
+
+async def receipts(opened: Opened, count: int) -> dict[int, Receipt]:
+    found: dict[int, Receipt] = {}
+    async with asyncio.timeout(5):
+        while len(found) < count:
+            news = await opened.session.news()
+            assert news is not None
+            found.update(news.receipts)
+    return found
+
+
+async def flood(parts: Parts) -> int:
+    """How many bytes were held at most while five producers sent, and nothing could be stored."""
+    streams = [await parts.open(ONE, f"p{each}") for each in range(5)]
+    parts.store.let.clear()
+    most = 0
+    for each in streams:
+        send(each, 1, 2)
+        most = max(most, parts.held)
+    parts.store.let.set()
+    for each in streams:
+        answered = await receipts(each, 2)
+        for sequence_id, (status, *_, error) in sorted(answered.items()):
+            assert status in (Status.STORED, Status.FAILED, Status.SKIPPED)
+            if status is Status.FAILED:
+                assert error is not None
+                assert (error.reason, bool(error.retry_after_s)) == ("LEDGER_BUSY", True)
+            if status is not Status.STORED:
+                send(each, sequence_id, resume=True)
+                again = await receipts(each, 1)
+                assert again[sequence_id].status is Status.STORED, "in order, once there is room"
+    assert parts.held == 0
+    for each in streams:
+        parts.ledger.close(each)
+    return most
+
+
+async def test_producers_that_flood_are_held_to_one_budget() -> None:
+    async with running() as parts:
+        assert await flood(parts) <= BUDGET_BYTES
+
+
+async def test_windows_that_add_up_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    find("B6").apply(monkeypatch)
+    async with running() as parts:
+        assert await flood(parts) > BUDGET_BYTES
+
+
+async def test_what_is_larger_than_the_budget_is_taken_when_nothing_else_is() -> None:
+    async with running() as parts:
+        opened = await parts.open(ONE)
+        entry = single(1, "p", b"x" * (2 * BUDGET_BYTES))
+        opened.topic.submit(opened.session, [unit_of(opened.session.number, 1, [entry])])
+        assert (await receipts(opened, 1))[1].status is Status.STORED
+        parts.ledger.close(opened)
+
+
+async def test_what_a_stream_that_ends_had_unanswered_is_held_no_longer() -> None:
+    async with running() as parts:
+        streams = [await parts.open(topic) for topic in (ONE, OTHER)]
+        parts.store.let.clear()
+        for each in streams:
+            send(each, 1)
+        assert parts.held > 0
+        parts.ledger.close(streams[0])
+        streams[1].session.fail(RuntimeError("cut"))
+        parts.ledger.close(streams[1])
+        assert parts.held == 0
+        parts.store.let.set()
+
+
+async def test_who_waits_for_room_goes_on_when_there_is_some() -> None:
+    budget = Budget(100)
+    budget.take(100)
+    waiting = asyncio.create_task(budget.room())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    budget.give(1)
+    await waiting
+    assert (budget.used, budget.free) == (99, 1)
+
+
+async def test_receipts_that_are_not_read_end_the_stream_when_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert await left_unread() <= RECEIPTS_MAX
+    find("B6").apply(monkeypatch)
+    assert await left_unread() > RECEIPTS_MAX
+
+
+async def left_unread() -> int:
+    """How many receipts wait for a producer that sends what is refused, and does not read."""
+    async with running() as parts:
+        opened = await parts.open(ONE)
+        session, most = opened.session, 0
+        cut: list[Exception] = []
+        session.cut = cut.append
+        for request_id in range(RECEIPTS_MAX + 10):
+            parts.ledger.refuse(opened, request_id, NotOpened("it is wrong"))
+            most = max(most, len(session._receipts))
+        if session.closing:
+            with pytest.raises(DomainError) as refusal:
+                await session.news()
+            assert refusal.value.reason == "RECEIPTS_UNREAD"
+            assert refusal.value.details == {"receipts_max": RECEIPTS_MAX}
+            assert cut == [refusal.value], "it may be waiting for the producer to read"
+        parts.ledger.close(opened)
+        return most
+
+
+async def test_a_surprise_in_one_topic_is_the_matter_of_that_topic() -> None:
+    async with running() as parts:
+        one, other = await parts.open(ONE), await parts.open(OTHER)
+        parts.dedup.surprised = ONE
+        send(one, 1)
+        send(other, 1)
+        assert (await receipts(other, 1))[1].status is Status.STORED
+        with pytest.raises(DomainError) as refusal:
+            await receipts(one, 1)
+        assert refusal.value.reason == "TOPIC_FAILED"
+        assert refusal.value.retry_after_s
+        assert parts.metrics.of(ONE).failures == 1, "it is counted, for an alert"
+        parts.ledger.close(one)
+        parts.dedup.surprised = None
+        again = await parts.open(ONE)
+        send(again, 1)
+        assert (await receipts(again, 1))[1].status is Status.STORED
+        send(other, 2)
+        assert (await receipts(other, 1))[2].status is Status.STORED
+        for each in (again, other):
+            parts.ledger.close(each)
+
+
+async def test_a_surprise_that_is_not_contained_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    find("B6").apply(monkeypatch)
+    with pytest.raises(BaseExceptionGroup):
+        await surprise()
+
+
+async def surprise() -> None:
+    async with running() as parts:
+        one = await parts.open(ONE)
+        parts.dedup.surprised = ONE
+        send(one, 1)
+        await receipts(one, 1)

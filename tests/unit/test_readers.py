@@ -1,0 +1,217 @@
+"""What readers have not taken is bounded for all together, and who takes nothing makes room."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import pytest
+
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.types import Position, TopicName
+from services.errors import DomainError
+from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
+from services.ledger.config import LedgerConfig
+from services.ledger.service import Ledger
+from services.ledger.servicer import LedgerServicer, Limits
+from services.runtime.drain import Drain
+from services.runtime.room import Room
+from tests.simulation.defects import find
+from tests.support.entries import single
+from tests.support.remembering import RememberingDeduplicator
+
+TOPIC = TopicName.parse("public/default/t")
+BUDGET_BYTES = 24 * 1024 * 1024
+"""Room for two pages of 8 MiB, and some of 1 MiB."""
+
+COUNT = 50
+PAYLOAD = b"x" * 200_000
+METADATA = entry_pb2.EntryMetadata(producer_name="p").SerializeToString()
+
+
+class Caller:
+    """A reader's end of a stream; it takes entries when it is let."""
+
+    def __init__(self) -> None:
+        self.entries = self.responses = 0
+        self.takes = asyncio.Event()
+        self.task: asyncio.Task[None]
+        self._over: list[Callable[[Any], None]] = []
+
+    async def write(self, response: Any) -> None:
+        kind = response.WhichOneof("response")
+        if kind != "started":
+            await self.takes.wait()
+        self.responses += 1
+        self.entries += len(response.entries.entries) if kind == "entries" else 0
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self._over.append(callback)
+
+    def call(self, method: Any, request: Any) -> "Caller":
+        """Begin."""
+
+        async def call() -> None:
+            try:
+                await method(request, self)
+            finally:
+                for each in self._over:
+                    each(self)
+
+        self.task = asyncio.create_task(call())
+        return self
+
+    async def all(self) -> int:
+        """How many entries it was sent, when the stream is over."""
+        async with asyncio.timeout(20):
+            await self.task
+        return self.entries
+
+
+class Parts(NamedTuple):
+    """A ledger's servicer over memory."""
+
+    servicer: Any
+    ledger: Ledger
+
+    @property
+    def room(self) -> Room:
+        return self.ledger.readers.room
+
+    def read(self, count: int = 1) -> list[Caller]:
+        """Readers of the whole topic."""
+        request = pb.ReadRequest(topic=str(TOPIC), earliest=pb.Earliest())
+        return [Caller().call(self.servicer.Read, request) for _ in range(count)]
+
+
+@asynccontextmanager
+async def reading(
+    payload: bytes = PAYLOAD, count: int = COUNT, **settings: Any
+) -> AsyncIterator[Parts]:
+    config = LedgerConfig(
+        **{"read_bytes_max": BUDGET_BYTES, "max_message_bytes": 200_000, **settings}
+    )
+    async with asyncio.TaskGroup() as tasks:
+        store = MemoryLedgerStore()
+        dedup = RememberingDeduplicator()
+        ledger = Ledger(config, store, dedup, MemoryCursors(), tasks)
+        log = await store.take(TOPIC, create=True)
+        entries = [single(n, payload=payload)._replace(metadata=METADATA) for n in range(count)]
+        await store.append(TOPIC, log.ledger_id, None, entries, 0)
+        yield Parts(LedgerServicer(ledger, Drain(), Limits(1, 1, 1)), ledger)
+        assert ledger.readers.streams == ledger.readers.room.used_bytes == 0
+
+
+async def crowd() -> int:
+    """How many bytes were held at most while twenty readers took nothing, and then everything."""
+    async with reading(slow_reader_s=3_600) as parts:
+        callers = parts.read(20)
+        async with asyncio.timeout(20):
+            while not (parts.room.is_waited_for or parts.room.used_bytes > BUDGET_BYTES):
+                await asyncio.sleep(0)
+        for each in callers:
+            each.takes.set()
+        for each in callers:
+            assert await each.all() == COUNT
+        return parts.room.peak_bytes
+
+
+async def test_readers_that_take_nothing_are_held_to_one_budget() -> None:
+    assert await crowd() <= BUDGET_BYTES
+
+
+async def test_pages_that_add_up_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    find("B6").apply(monkeypatch)
+    assert await crowd() > BUDGET_BYTES
+
+
+async def test_who_takes_nothing_while_others_wait_makes_room_for_them() -> None:
+    async with reading(slow_reader_s=0.05) as parts:
+        slow = parts.read(20)
+        (quick,) = parts.read()
+        quick.takes.set()
+        assert await quick.all() == COUNT
+        ended = [each for each in slow if each.task.done()]
+        assert ended
+        for each in ended:
+            with pytest.raises(DomainError) as refusal:
+                await each.task
+            assert refusal.value.reason == "SLOW_READER"
+            assert refusal.value.retry_after_s
+        for each in slow:
+            each.takes.set()
+        for each in slow:
+            if each not in ended:
+                assert await each.all() == COUNT
+
+
+async def test_while_nobody_waits_a_reader_may_take_its_time() -> None:
+    async with reading(slow_reader_s=0.001) as parts:
+        (slow,) = parts.read()
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+        slow.takes.set()
+        assert await slow.all() == COUNT
+
+
+async def test_an_entry_that_is_larger_than_the_budget_is_read_all_the_same() -> None:
+    settings = {"read_bytes_max": 64 * 1024, "max_message_bytes": 1_024}
+    async with reading(count=3, **settings) as parts:
+        callers = parts.read(3)
+        for each in callers:
+            each.takes.set()
+        for each in callers:
+            assert await each.all() == 3
+
+
+async def test_what_a_stream_that_is_gone_had_read_is_held_no_longer() -> None:
+    async with reading(slow_reader_s=3_600) as parts:
+        callers = parts.read(20)
+        async with asyncio.timeout(20):
+            while not parts.room.is_waited_for:
+                await asyncio.sleep(0)
+        for each in callers:
+            each.task.cancel()
+        await asyncio.gather(*(each.task for each in callers), return_exceptions=True)
+        assert parts.room.used_bytes == 0
+
+
+@pytest.mark.parametrize("method", ["Read", "ReadEntries", "ReadColumns"])
+async def test_more_streams_than_may_be_are_told_to_come_again(method: str) -> None:
+    at = entry_pb2.Position(ledger_id=1, entry_id=0)
+    topic = str(TOPIC)
+    request = {
+        "Read": pb.ReadRequest(topic=topic, earliest=pb.Earliest()),
+        "ReadEntries": pb.ReadEntriesRequest(topic=topic, positions=[at]),
+        "ReadColumns": pb.ReadColumnsRequest(topic=topic),
+    }[method]
+    async with reading(count=1, read_streams_max=2) as parts:
+        first, second, third = (
+            Caller().call(getattr(parts.servicer, method), request) for _ in range(3)
+        )
+        with pytest.raises(DomainError) as refusal:
+            await third.task
+        assert refusal.value.reason == "TOO_MANY_STREAMS"
+        assert refusal.value.retry_after_s
+        assert refusal.value.details == {"read_streams_max": 2}
+        for each in (first, second):
+            each.takes.set()
+            await each.all()
+        again = Caller().call(getattr(parts.servicer, method), request)
+        again.takes.set()
+        await again.all()
+        assert again.responses
+
+
+async def test_positions_that_are_not_there_do_not_end_a_read_of_others() -> None:
+    asked = [Position(1, each) for each in range(COUNT)]
+    gone = [Position(0, each) for each in range(5_000)]
+    request = pb.ReadEntriesRequest(
+        topic=str(TOPIC),
+        positions=[entry_pb2.Position(**each._asdict()) for each in [*gone, *asked]],
+    )
+    async with reading(b"x") as parts:
+        caller = Caller().call(parts.servicer.ReadEntries, request)
+        caller.takes.set()
+        assert await caller.all() == COUNT

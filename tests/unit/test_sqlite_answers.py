@@ -1,0 +1,24 @@
+"""A caller of a database who has gone when it answers leaves nothing behind."""
+
+import asyncio
+import gc
+from typing import Any
+
+from services.errors import DomainError
+from services.runtime.sqlite import _resolve, _Task
+
+
+class Refused(DomainError):
+    """The work refuses."""
+
+
+async def test_a_refusal_that_nobody_hears_is_no_unheard_exception() -> None:
+    loop = asyncio.get_running_loop()
+    unheard: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: unheard.append(context))
+    task = _Task[object](lambda _: None, loop.create_future())
+    _resolve([task], [Refused("no")])
+    del task
+    gc.collect()
+    loop.set_exception_handler(None)
+    assert unheard == []

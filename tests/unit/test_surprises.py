@@ -1,0 +1,146 @@
+"""What nobody foresaw in one subscription of the dispatcher is that one's matter."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any, NoReturn
+
+import pytest
+
+from services.dispatcher.config import DispatcherConfig
+from services.dispatcher.core.effects import Options
+from services.dispatcher.placement import Placement
+from services.dispatcher.ports import Ports
+from services.dispatcher.service import Dispatcher
+from services.dispatcher.session import Joining
+from services.errors import DomainError
+from tests.simulation.defects import find
+from tests.support.shells import (
+    TOPIC,
+    Letters,
+    NoFilters,
+    Peer,
+    Slow,
+    Stingy,
+    positions,
+    until,
+    virtually,
+)
+
+
+class Surprised(Exception):
+    """Nobody foresaw it."""
+
+
+def surprise(*_: object, **__: object) -> NoReturn:
+    raise Surprised
+
+
+class Stage:
+    """A dispatcher with two subscriptions to a log."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        random, loop = Random(7), asyncio.get_running_loop()
+        self.log, self.cursors = Stingy(random), Slow(random)
+        now_ms = lambda: int(loop.time() * 1000)  # noqa: E731
+        ports = Ports(self.log, self.cursors, Letters(), NoFilters(), "me", now_ms)
+        self.dispatcher = Dispatcher(DispatcherConfig(), ports, tasks)
+        self._tasks = tasks
+
+    async def join(self, name: str) -> Peer:
+        """Somebody connects to one of them, and takes up to 100 messages."""
+        joining = Joining("c", Options(), Placement.CONSISTENT_HASHING, TOPIC, (), 1, 0)
+        live, session = await self.dispatcher.subscribe(TOPIC, name, joining, None, {})
+        peer = Peer(live, session)
+        self._tasks.create_task(peer.run())
+        session.permit(100)
+        return peer
+
+
+@asynccontextmanager
+async def stage() -> AsyncIterator[Stage]:
+    async with asyncio.TaskGroup() as tasks:
+        it = Stage(tasks)
+        for name in ("one", "other"):
+            await it.cursors.create(TOPIC, name, None, {})
+        it.log.append(b"k")
+        try:
+            yield it
+        finally:
+            await it.dispatcher.finish(1.0)
+
+
+def _in_reading(peer: Peer) -> None:
+    peer.live.machine.read = surprise  # type: ignore[method-assign]
+
+
+def _in_acknowledging(peer: Peer) -> None:
+    peer.live.machine.acknowledge = surprise  # type: ignore[method-assign]
+    peer.acknowledge(*peer.got)
+
+
+def _in_a_timer(peer: Peer) -> None:
+    peer.live.machine.tick = surprise  # type: ignore[method-assign]
+    peer.refuse(*peer.got, delay_ms=10)
+
+
+def _in_permitting(peer: Peer) -> None:
+    peer.live.machine.permit = surprise  # type: ignore[method-assign]
+    peer.session.permit(1)
+
+
+def _in_leaving(peer: Peer) -> None:
+    peer.live.machine.leave = surprise  # type: ignore[method-assign]
+    peer.vanish()
+
+
+def _in_sending(peer: Peer) -> None:
+    peer.live.machine.gone = surprise  # type: ignore[method-assign]
+    peer.live._sending._next = surprise  # type: ignore[method-assign]
+
+
+SURPRISES: list[Callable[[Peer], Any]] = [
+    _in_reading,
+    _in_acknowledging,
+    _in_a_timer,
+    _in_permitting,
+    _in_leaving,
+    _in_sending,
+]
+
+
+async def _surprised(happens: Callable[[Peer], Any]) -> None:
+    async with stage() as it:
+        one, other = await it.join("one"), await it.join("other")
+        for peer in (one, other):
+            await until(peer, lambda peer=peer: len(peer.got) == 1)  # type: ignore[misc]
+        happens(one)
+        it.log.append(b"k")
+        while not (one.has_ended and one.live.stopped):
+            await asyncio.sleep(0.01)
+        stopped = one.live.stopped
+        assert isinstance(stopped, DomainError)
+        assert (stopped.reason, one.live.failures) == ("SUBSCRIPTION_FAILED", 1)
+        assert stopped.retry_after_s
+        await until(other, lambda: len(other.got) == 2)
+        again = await it.join("one")
+        await until(again, lambda: len(again.got) == 2)
+        assert positions(again.got) == [0, 1]
+
+
+@pytest.mark.parametrize("happens", SURPRISES)
+def test_a_surprise_in_a_subscription_ends_its_streams_and_it_is_taken_anew(
+    happens: Callable[[Peer], Any],
+) -> None:
+    virtually(lambda: _surprised(happens))
+
+
+def test_without_that_everything_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    find("B6-subscription").apply(monkeypatch)
+    with pytest.raises(BaseException) as ended:
+        virtually(lambda: _surprised(_in_reading))
+    found: BaseException = ended.value
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, Surprised)
