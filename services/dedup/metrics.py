@@ -98,14 +98,31 @@ def _each(counts: Counter[str], attribute: told.Attribute) -> Read:
     return lambda: [((value,), counts[value]) for value in attribute.values]
 
 
-class Seen(NamedTuple):
-    """What a survey found of a topic."""
+UNSAVED_MAX: Final = 10_000
+"""Of how many topics without any snapshot it is remembered since when; of more, the age of what
+they have to keep is told as 0. About 3 MB."""
 
-    label: str
+
+class Seen(NamedTuple):
+    """What a survey found of topics that have one label: of all together, or the most of one."""
+
+    topics: int
     producers: int
     producers_max: int
+    share: float
     replay_entries: int
     snapshot_age_s: float
+
+    def with_(self, other: "Seen") -> "Seen":
+        """Both together."""
+        return Seen(
+            self.topics + other.topics,
+            self.producers + other.producers,
+            self.producers_max + other.producers_max,
+            max(self.share, other.share),
+            max(self.replay_entries, other.replay_entries),
+            max(self.snapshot_age_s, other.snapshot_age_s),
+        )
 
 
 @dataclass(slots=True)
@@ -113,41 +130,33 @@ class Survey:
     """Looks through what is remembered of all topics, again and again.
 
     Attributes:
-        seen: what the last look has found.
+        seen: what the last look has found, by label.
     """
 
     store: StateStore
     policies: PolicySource
     metrics: Metrics
-    seen: list[Seen] = field(default_factory=list)
+    seen: dict[str, Seen] = field(default_factory=dict)
     _unsaved_since_ms: dict[TopicName, int] = field(default_factory=dict)
 
     def tell(self) -> None:
         """Tell what is found."""
         metrics = self.metrics
         metrics.tell(told.POLICY_FAILING, lambda: [((), int(bool(self.policies.error)))])
-        metrics.tell(told.DEDUP_TOPICS, lambda: [((), len(self.seen))])
         metrics.tell(
-            told.TRACKED, lambda: summed((each.label, each.producers) for each in self.seen)
+            told.DEDUP_TOPICS, lambda: [((), sum(each.topics for each in self.seen.values()))]
         )
-        metrics.tell(
-            told.TRACKED_MAX, lambda: summed((each.label, each.producers_max) for each in self.seen)
-        )
-        metrics.tell(
-            told.TRACKED_SHARE,
-            lambda: summed(
-                ((each.label, each.producers / max(1, each.producers_max)) for each in self.seen),
-                max,
-            ),
-        )
-        metrics.tell(
-            told.SNAPSHOT_AGE,
-            lambda: summed(((each.label, each.snapshot_age_s) for each in self.seen), max),
-        )
-        metrics.tell(
-            told.REPLAY_DISTANCE,
-            lambda: summed(((each.label, each.replay_entries) for each in self.seen), max),
-        )
+        for metric, name in (
+            (told.TRACKED, "producers"),
+            (told.TRACKED_MAX, "producers_max"),
+            (told.TRACKED_SHARE, "share"),
+            (told.SNAPSHOT_AGE, "snapshot_age_s"),
+            (told.REPLAY_DISTANCE, "replay_entries"),
+        ):
+            metrics.tell(metric, self._each(name))
+
+    def _each(self, name: str) -> Read:
+        return lambda: summed((label, getattr(seen, name)) for label, seen in self.seen.items())
 
     async def look(self) -> None:
         """Look once.
@@ -156,13 +165,15 @@ class Survey:
             StateUnavailable, CursorsUnavailable: what was seen before stays.
         """
         now_ms = await self.store.now_ms()
-        seen: list[Seen] = []
+        seen: dict[str, Seen] = {}
         since_ms: dict[TopicName, int] = {}
         async for topic in self.store.topics():
             summary = await self.store.summary(topic)
             if summary is not None:
                 policy = await self.policies.effective(topic)
-                seen.append(self._seen(topic, policy, summary, now_ms, since_ms))
+                label = self.metrics.topics.of(topic)
+                found = self._seen(topic, policy, summary, now_ms, since_ms)
+                seen[label] = seen[label].with_(found) if label in seen else found
         self.seen, self._unsaved_since_ms = seen, since_ms
 
     def _seen(
@@ -175,12 +186,18 @@ class Survey:
     ) -> Seen:
         age_s = 0.0
         if summary.unsaved:
-            since_ms[topic] = self._unsaved_since_ms.get(topic, now_ms)
-            age_s = max(0, now_ms - (summary.saved.taken_ms or since_ms[topic])) / 1000
+            began_ms = summary.saved.taken_ms
+            if not began_ms:
+                began_ms = self._unsaved_since_ms.get(topic, now_ms)
+                if len(since_ms) < UNSAVED_MAX:
+                    since_ms[topic] = began_ms
+            age_s = max(0, now_ms - began_ms) / 1000
+        most = policy.max_producers.value
         return Seen(
-            self.metrics.topics.of(topic),
+            1,
             summary.producers,
-            policy.max_producers.value,
+            most,
+            summary.producers / max(1, most),
             max(0, summary.unsaved),
             age_s,
         )

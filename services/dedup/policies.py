@@ -172,17 +172,18 @@ class DurablePolicies:
                 log.warning("policies are not read again now", error=str(error))
 
     async def reread(self) -> None:
-        """Read what is cached again; what a new token drops meanwhile need not be.
+        """Read what is cached again; what a new token drops meanwhile need not be. Of a level that
+        cannot be read now what was read before stays, and holds no others back.
 
         Raises:
             CursorsUnavailable: the rest stays as it is.
         """
         token = self._token
         for level in list(self._cached):
-            policy = await self._read(level)
+            policy = await self._readable(level)
             if token != self._token:
                 return
-            if level in self._cached:
+            if policy is not None and level in self._cached:
                 self._cached[level] = policy
 
     async def _cached_or_read(self, token: str, level: Level) -> Policy:
@@ -202,6 +203,15 @@ class DurablePolicies:
         return policy
 
     async def _read(self, level: Level) -> Policy:
+        policy = await self._readable(level)
+        if policy is None:
+            raise CursorsUnavailable(
+                "what was set cannot be read; set it again", retry_after_s=RETRY_AFTER_S
+            )
+        return policy
+
+    async def _readable(self, level: Level) -> Policy | None:
+        """What is set on a level; None: something that cannot be read."""
         place = level.place
         if place is None:
             return NOTHING
@@ -212,9 +222,6 @@ class DurablePolicies:
         policy = _parsed(text)
         if policy is None:
             log.error("a policy cannot be read", level="/".join(level))
-            raise CursorsUnavailable(
-                "what was set cannot be read; set it again", retry_after_s=RETRY_AFTER_S
-            )
         return policy
 
 

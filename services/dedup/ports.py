@@ -94,7 +94,9 @@ class StateStore(Protocol):
         withdrawals: Sequence[Withdrawal],
     ) -> Applied | Behind: ...
 
-    async def keep(self, topic: TopicName, producers: Sequence[str], now_ms: int) -> None: ...
+    async def keep(
+        self, topic: TopicName, producers: Sequence[str], now_ms: int, slack_ms: int = 0
+    ) -> None: ...
 
     async def producer(self, topic: TopicName, name: str) -> Tracked | None:
         """What is remembered of one producer."""
@@ -205,8 +207,11 @@ class Cursors(Protocol):
         mark-delete position."""
         ...
 
-    async def create(self, topic: TopicName, name: str) -> Cursor:
-        """Make a cursor at the earliest position unless it exists; what it is then, not whole."""
+    async def create(
+        self, topic: TopicName, name: str, mark_delete: Position | None = None
+    ) -> Cursor:
+        """Make a cursor at a position unless it exists, None: at the earliest; what it is then, not
+        whole."""
         ...
 
     async def mark_delete(

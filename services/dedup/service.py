@@ -5,7 +5,7 @@ servicer.py translates the wire to these calls; the rules are in core; the store
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeVar
 
@@ -14,7 +14,7 @@ import structlog
 from seqgate.types import Position, TopicName
 from services.dedup.core.explain import Explanation, explain
 from services.dedup.core.policy import EffectivePolicy, OnFull
-from services.dedup.core.retention import forgettable
+from services.dedup.core.retention import Jumps, forgettable
 from services.dedup.core.sequence import NEVER, Verdict
 from services.dedup.core.topic import (
     Applied,
@@ -55,9 +55,9 @@ producers is not scanned for each of them."""
 SCAN_PAGE: Final = 1_000
 """How many producers are read at a time when a topic is scanned."""
 
-CLOCK_JUMP_MAX_S: Final = 60.0
-"""How far the store's clock may move against this process's own between two purges. Beyond that a
-purge is passed over: first the connected producers must be marked alive by the new time."""
+KEEPS_PER_TIMEOUT: Final = 3
+"""How often connected producers are marked as alive within an inactivity timeout: one call may be
+lost, and another one late."""
 
 
 class ProducerNotFound(DomainError):
@@ -78,12 +78,16 @@ DISABLED: Final = Disabled()
 
 
 class Status(NamedTuple):
-    """A topic's policy and state, and why its last snapshot failed, if it did."""
+    """A topic's policy and state, and why its last snapshot failed, if it did. `snapshot` is how
+    far the one covers the log that is in the cursor, where the state does not remember any;
+    `snapshot_unknown` if that cannot be found out."""
 
     policy: EffectivePolicy
     policy_error: str
     summary: Summary | None
     snapshot_error: str
+    snapshot: Position | None = None
+    snapshot_unknown: bool = False
 
 
 class LoadOutcome(NamedTuple):
@@ -104,11 +108,14 @@ class Deduplication:
         policies: PolicySource,
         snapshots: Snapshots,
         metrics: DedupMetrics | None = None,
+        steady_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
     ) -> None:
         self._store = store
         self._policies = policies
         self._snapshots = snapshots
         self._metrics = metrics or DedupMetrics()
+        self._steady_ms = steady_ms
+        self._jumps = Jumps()
 
     async def admit(
         self,
@@ -172,9 +179,17 @@ class Deduplication:
         self._metrics.called("rollback", outcome)
         return await self._noted(topic, writer, confirmation, policy, outcome)
 
-    async def keep(self, topic: TopicName, producers: Sequence[str]) -> None:
-        """Mark producers as alive."""
-        await self._store.keep(topic, producers, await self._store.now_ms())
+    async def keep(
+        self, topic: TopicName, producers: Sequence[str], *, only_due: bool = False
+    ) -> int:
+        """Mark producers as alive. Within how many seconds that is to be done again; 0: at any
+        time. With `only_due`, those stay as they are that were active within half of that."""
+        policy = await self._policies.effective(topic)
+        timeout_minutes = policy.producer_inactivity_timeout_minutes.value
+        within_s = timeout_minutes * 60 // KEEPS_PER_TIMEOUT if policy.enabled.value else 0
+        slack_ms = within_s * 500 if only_due else 0
+        await self._store.keep(topic, producers, await self._store.now_ms(), slack_ms)
+        return within_s
 
     async def producer(self, topic: TopicName, name: str) -> Tracked:
         """What is remembered of a producer.
@@ -197,7 +212,14 @@ class Deduplication:
         """A topic's policy and state."""
         policy = await self._policies.effective(topic)
         summary = await self._store.summary(topic)
-        return Status(policy, self._policies.error, summary, self._snapshots.error(topic))
+        snapshot, unknown = None, False
+        if policy.enabled.value and (summary is None or summary.saved.position is None):
+            try:
+                snapshot = await self._snapshots.standing(topic)
+            except CursorsUnavailable:
+                unknown = True
+        error = self._snapshots.error(topic)
+        return Status(policy, self._policies.error, summary, error, snapshot, unknown)
 
     async def forget_topic(self, topic: TopicName, incarnation: int, *, deleted: bool) -> None:
         """Drop a topic's state and its snapshot; of one that was deleted, its policy, too. What a
@@ -208,9 +230,9 @@ class Deduplication:
         if deleted and (summary is None or summary.incarnation <= incarnation):
             await self._policies.forget(topic)
 
-    async def snapshot(self, topic: TopicName) -> Taken | None:
+    async def snapshot(self, topic: TopicName, *, let_go: bool) -> Taken | None:
         """Take a snapshot now; see Snapshots.take."""
-        return await self._snapshots.take(topic)
+        return await self._snapshots.take(topic, let_go=let_go)
 
     async def load(
         self,
@@ -258,37 +280,40 @@ class Deduplication:
     async def purge_forever(self, interval_s: float) -> None:
         """Forget inactive producers, and the state of topics that no longer deduplicate, again and
         again."""
-        expected_ms: float | None = None
         while True:
             try:
                 now_ms = await self._store.now_ms()
-                own_ms = time.monotonic() * 1000
-                if expected_ms is not None:
-                    drift_s = abs(now_ms - own_ms - expected_ms) / 1000
-                    if drift_s > CLOCK_JUMP_MAX_S:
-                        log.warning("the store's clock jumped: no purge now", seconds=drift_s)
-                    else:
-                        await self.purge(now_ms)
-                expected_ms = now_ms - own_ms
+                if self._jumps.look(now_ms, self._steady_ms()):
+                    await self.purge(now_ms)
             except (StateUnavailable, CursorsUnavailable) as error:
                 log.warning("purge failed", reason=error.reason, error=str(error))
             await asyncio.sleep(interval_s)
 
     async def purge(self, now_ms: int) -> None:
-        """Forget, on every topic, what policy says is to be forgotten."""
+        """Forget, on every topic, what policy says is to be forgotten. A store's clock that was set
+        forward ages nobody. A topic whose policy cannot be told holds no others back."""
         async for topic in self._store.topics():
-            policy = await self._policies.effective(topic)
-            if not policy.enabled.value:
-                # The cursor first: what is left of it would hold the log back for ever.
-                await self._snapshots.forget(topic, None)
-                await self._store.forget_topic(topic, None)
-                continue
-            timeout_minutes = policy.producer_inactivity_timeout_minutes.value
-            inactive_before_ms = now_ms - timeout_minutes * 60_000 if timeout_minutes else 0
-            dropped = await self._forget(topic, inactive_before_ms, policy.max_producers.value)
-            if dropped:
-                log.info("producers forgotten", topic=str(topic), count=dropped)
-                self._snapshots.soon(topic)
+            try:
+                await self._purge(topic, now_ms)
+            except CursorsUnavailable as error:
+                log.warning("topic not purged", topic=str(topic), error=error.message)
+
+    async def _purge(self, topic: TopicName, now_ms: int) -> None:
+        policy = await self._policies.effective(topic)
+        if not policy.enabled.value:
+            # The cursor first: what is left of it would hold the log back for ever.
+            await self._snapshots.forget(topic, None)
+            await self._store.forget_topic(topic, None)
+            return
+        timeout_ms = policy.producer_inactivity_timeout_minutes.value * 60_000
+        inactive_before_ms = 0
+        if timeout_ms:
+            allowance_ms = self._jumps.allowance_ms(timeout_ms, self._steady_ms())
+            inactive_before_ms = now_ms - timeout_ms - allowance_ms
+        dropped = await self._forget(topic, inactive_before_ms, policy.max_producers.value)
+        if dropped:
+            log.info("producers forgotten", topic=str(topic), count=dropped)
+            self._snapshots.soon(topic)
 
     async def _noted(
         self,

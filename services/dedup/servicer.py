@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -57,6 +58,7 @@ from services.errors import (
     Kind,
 )
 from services.runtime.drain import Drain
+from services.runtime.load import weighed
 from services.runtime.refusals import in_stream
 
 CLAIMS_MAX: Final = 10_000
@@ -146,8 +148,8 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
                 f"at most {PRODUCERS_MAX:,} producers at a time", field="producer_names"
             )
         names = [_producer(name) for name in request.producer_names]
-        await self._deduplication.keep(topic, names)
-        return pb.KeepProducersResponse()
+        keep_within_s = await self._deduplication.keep(topic, names, only_due=request.only_due)
+        return pb.KeepProducersResponse(keep_within_s=keep_within_s)
 
     async def GetProducer(
         self, request: pb.GetProducerRequest, context: Context
@@ -187,7 +189,7 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
     async def TakeSnapshot(
         self, request: pb.TakeSnapshotRequest, context: Context
     ) -> pb.TakeSnapshotResponse:
-        taken = await self._deduplication.snapshot(_topic(request.topic))
+        taken = await self._deduplication.snapshot(_topic(request.topic), let_go=request.let_go)
         if taken is None:
             return pb.TakeSnapshotResponse()
         return pb.TakeSnapshotResponse(
@@ -198,9 +200,14 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
     async def LoadState(
         self, request_iterator: AsyncIterator[pb.LoadStateRequest], context: Context
     ) -> pb.LoadStateResponse:
+        with ExitStack() as held:
+            return await self._loaded(context, held)
+
+    async def _loaded(self, context: Context, held: ExitStack) -> pb.LoadStateResponse:
         header: pb.LoadHeader | None = None
         producers: dict[str, Persisted] = {}
         while (request := await context.read()) is not aio.EOF:
+            held.enter_context(weighed(request))
             if request.HasField("header") != (header is None):
                 raise InvalidState("the first message has the header, no other", field="header")
             header = request.header if header is None else header
@@ -304,18 +311,19 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
     ) -> pb.ExchangeResponse:
         request_id = request.request_id
         try:
-            match asked_for:
-                case "admit":
-                    admitted = await self._admit(request.admit)
-                    return pb.ExchangeResponse(request_id=request_id, admit=admitted)
-                case "confirm":
-                    confirmed = await self._confirm(request.confirm)
-                    return pb.ExchangeResponse(request_id=request_id, confirm=confirmed)
-                case "rollback":
-                    rolled_back = await self._rollback(request.rollback)
-                    return pb.ExchangeResponse(request_id=request_id, rollback=rolled_back)
-                case _:
-                    raise InvalidClaim("an exchange asks for something", field="request")
+            with weighed(request):
+                match asked_for:
+                    case "admit":
+                        admitted = await self._admit(request.admit)
+                        return pb.ExchangeResponse(request_id=request_id, admit=admitted)
+                    case "confirm":
+                        confirmed = await self._confirm(request.confirm)
+                        return pb.ExchangeResponse(request_id=request_id, confirm=confirmed)
+                    case "rollback":
+                        rolled_back = await self._rollback(request.rollback)
+                        return pb.ExchangeResponse(request_id=request_id, rollback=rolled_back)
+                    case _:
+                        raise InvalidClaim("an exchange asks for something", field="request")
         except DomainError as refusal:
             return pb.ExchangeResponse(request_id=request_id, error=in_stream(refusal))
 
@@ -532,22 +540,20 @@ def _level(request: pb.SetPolicyRequest | pb.GetPolicyRequest) -> Level:
 
 
 def _policy(values: pb.PolicyValues) -> Policy:
-    def number(name: str, field: str) -> int | None:
-        if not values.HasField(field):  # type: ignore[arg-type]
+    def number(name: str) -> int | None:
+        if not values.HasField(name):  # type: ignore[arg-type]
             return None
-        return check_number(name, getattr(values, field), f"values.{field}")
+        return check_number(name, getattr(values, name), f"values.{name}")
 
     if values.on_full not in _ON_FULL:
         raise InvalidPolicy("an unknown action", field="values.on_full")
     return Policy(
         enabled=values.enabled if values.HasField("enabled") else None,
-        producer_inactivity_timeout_minutes=number(
-            "producer_inactivity_timeout_minutes", "producer_inactivity_timeout_minutes"
-        ),
-        max_producers=number("max_producers", "max_producers"),
+        producer_inactivity_timeout_minutes=number("producer_inactivity_timeout_minutes"),
+        max_producers=number("max_producers"),
         on_full=_ON_FULL[values.on_full],
-        snapshot_entries=number("snapshot_entries", "snapshot_entries"),
-        snapshot_interval_s=number("snapshot_interval_s", "snapshot_interval_seconds"),
+        snapshot_entries=number("snapshot_entries"),
+        snapshot_interval_s=number("snapshot_interval_s"),
     )
 
 
@@ -651,7 +657,7 @@ def _to_policy(policy: EffectivePolicy) -> pb.Policy:
         on_full_source=_TO_SOURCE[policy.on_full.source],
         snapshot_entries=policy.snapshot_entries.value,
         snapshot_entries_source=_TO_SOURCE[policy.snapshot_entries.source],
-        snapshot_interval_seconds=policy.snapshot_interval_s.value,
+        snapshot_interval_s=policy.snapshot_interval_s.value,
         snapshot_interval_source=_TO_SOURCE[policy.snapshot_interval_s.source],
     )
 
@@ -666,7 +672,7 @@ def _to_values(policy: Policy) -> pb.PolicyValues:
         max_producers=policy.max_producers,
         on_full=on_full,
         snapshot_entries=policy.snapshot_entries,
-        snapshot_interval_seconds=policy.snapshot_interval_s,
+        snapshot_interval_s=policy.snapshot_interval_s,
     )
 
 
@@ -675,7 +681,10 @@ def _to_status(status: Status) -> pb.GetTopicStatusResponse:
         policy=_to_policy(status.policy),
         policy_file_error=status.policy_error,
         snapshot_error=status.snapshot_error,
+        snapshot_unknown=status.snapshot_unknown,
     )
+    if status.snapshot is not None:
+        response.snapshot.ledger_id, response.snapshot.entry_id = status.snapshot
     summary = status.summary
     if not status.policy.enabled.value:
         response.state = pb.TOPIC_STATE_DISABLED
@@ -692,7 +701,7 @@ def _to_status(status: Status) -> pb.GetTopicStatusResponse:
         response.entries_remaining = summary.remaining
         response.producers = summary.producers
         response.entries_since_snapshot = summary.unsaved
-        if summary.saved.position is not None:
+        if summary.saved.position is not None and summary.saved.taken_ms:  # and not let go
             response.snapshot.ledger_id, response.snapshot.entry_id = summary.saved.position
             response.snapshot_taken.FromMilliseconds(summary.saved.taken_ms)
         counts = summary.counts

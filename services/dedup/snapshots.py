@@ -8,12 +8,18 @@
 
 The version is read before the state, so a snapshot never takes the place of a newer one, whichever
 replica took that. A failure changes nothing: the snapshot before stays, and it is tried again.
+
+The cursor holds the log back, so it is made with a snapshot that fits, and never without one. A
+state that outgrew it, which publishers can bring about, is reported; when the log is to be trimmed,
+the snapshot before is let go, and the cursor goes where the state is. Losing the state then costs a
+replay of the log, and what was trimmed still counts; a log that is never trimmed costs a disk.
 """
 
 import asyncio
 import time
+from collections import OrderedDict
 from contextvars import Context
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import structlog
@@ -44,11 +50,22 @@ from services.runtime.tasks import end
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 SNAPSHOT_BYTES_MAX: Final = 16 * 1024 * 1024
 """How large a snapshot may be, names and values together, in bytes: what a cursor takes."""
 
 TAKING_MAX: Final = 4
 """How many snapshots this process takes at a time."""
+
+READING_MAX: Final = 8
+"""How many snapshots this process reads at a time; who comes later waits. One of SNAPSHOT_BYTES_MAX
+takes up to ten times as much while it is read."""
+
+TOPICS_MAX: Final = 10_000
+"""Of how many topics each is remembered that a snapshot is due, that there is something to keep,
+and why the last one failed: some 5 MB. Of more, a snapshot is due again with the next confirmation,
+or by time; and the topic confirmed longest ago has no last one when the process ends."""
 
 SHARE: Final = 20
 """A topic rests for so many times as long as its last snapshot took, so that a topic with many
@@ -97,11 +114,12 @@ class Snapshots:
         self._tasks = tasks
         self._metrics = metrics or DedupMetrics()
         self._at_a_time = asyncio.Semaphore(TAKING_MAX)
+        self._reads_at_a_time = asyncio.Semaphore(READING_MAX)
         self._locks: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
         self._taking: dict[TopicName, asyncio.Task[None]] = {}
         self._wanted: set[TopicName] = set()
-        self._unsaved: set[TopicName] = set()
-        self._errors: dict[TopicName, str] = {}
+        self._unsaved: OrderedDict[TopicName, None] = OrderedDict()
+        self._errors: OrderedDict[TopicName, str] = OrderedDict()
         self._finished = False
 
     # ---- when
@@ -109,14 +127,16 @@ class Snapshots:
     def confirmed(self, topic: TopicName, policy: EffectivePolicy, unsaved: int) -> None:
         """Entries of a topic were confirmed: `unsaved` of them since the newest snapshot."""
         if unsaved:
-            self._unsaved.add(topic)
+            _remember(self._unsaved, topic, None)
         if 0 < policy.snapshot_entries.value <= unsaved:
             self.soon(topic)
 
     def soon(self, topic: TopicName) -> None:
         """Take one in the background; a failure is logged."""
+        if topic not in self._taking and (self._finished or len(self._taking) >= TOPICS_MAX):
+            return
         self._wanted.add(topic)
-        if topic not in self._taking and not self._finished:
+        if topic not in self._taking:
             # It is no part of what it is taken after.
             self._taking[topic] = self._tasks.create_task(
                 self._take_while_wanted(topic), context=Context()
@@ -129,8 +149,7 @@ class Snapshots:
             try:
                 now_ms = await self._store.now_ms()
                 async for topic in self._store.topics():
-                    if await self._is_time(topic, now_ms):
-                        await self._try(topic)
+                    await self._by_time(topic, now_ms)
             except DomainError as error:
                 log.warning("snapshots by time", reason=error.reason, error=str(error))
 
@@ -147,6 +166,15 @@ class Snapshots:
     def error(self, topic: TopicName) -> str:
         """Why the last attempt failed; empty: it did not."""
         return self._errors.get(topic, "")
+
+    async def _by_time(self, topic: TopicName, now_ms: int) -> None:
+        try:
+            is_time = await self._is_time(topic, now_ms)
+        except CursorsUnavailable as error:  # its policy cannot be told; others' can
+            log.warning("snapshot by time", topic=str(topic), error=error.message)
+            return
+        if is_time:
+            await self._try(topic)
 
     async def _is_time(self, topic: TopicName, now_ms: int) -> bool:
         policy = await self._policies.effective(topic)
@@ -173,6 +201,7 @@ class Snapshots:
                     await asyncio.sleep(failure_rest_s)
                     failure_rest_s = min(failure_rest_s * 2, FAILURE_REST_MAX_S)
         finally:
+            self._wanted.discard(topic)
             del self._taking[topic]
 
     async def _try(self, topic: TopicName) -> bool:
@@ -187,8 +216,9 @@ class Snapshots:
 
     # ---- how
 
-    async def take(self, topic: TopicName) -> Taken | None:
-        """Take one now. Returns what the newest covers; None: there is nothing to keep.
+    async def take(self, topic: TopicName, *, let_go: bool = False) -> Taken | None:
+        """Take one now. Returns what the newest covers; None: there is nothing to keep; or it does
+        not fit, and the one before was to be let go.
 
         Raises:
             SnapshotTooLarge, CursorsUnavailable, StateUnavailable: and the one before stays.
@@ -198,9 +228,16 @@ class Snapshots:
             self._locks[topic] = lock = asyncio.Lock()
         try:
             async with lock, self._at_a_time:
-                taken = await self._counted(topic)
+                try:
+                    taken = await self._counted(topic)
+                except SnapshotTooLarge as error:
+                    if not let_go:
+                        raise
+                    _remember(self._errors, topic, error.message)
+                    await self._let_go(topic)
+                    return None
         except DomainError as error:
-            self._errors[topic] = error.message
+            _remember(self._errors, topic, error.message)
             raise
         self._errors.pop(topic, None)
         if taken is not None:
@@ -217,6 +254,9 @@ class Snapshots:
                 outcome = "nothing" if taken is None else "taken"
                 span.set_attribute(names.OUTCOME, outcome)
                 span.set_attribute(names.PRODUCERS, 0 if taken is None else taken.producers)
+        except SnapshotTooLarge:
+            outcome = "too_large"
+            raise
         finally:
             self._metrics.snapshots[outcome] += 1
             self._metrics.snapshot_duration(time.monotonic() - began_s, outcome)
@@ -230,36 +270,30 @@ class Snapshots:
             return None
         for _ in range(CONFLICTS_MAX):
             cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=False)
-            if cursor is None:
-                if _place(await self._store.freeze(topic)) is None:
-                    return None
-                cursor = await self._cursors.create(topic, DEDUP_CURSOR)
-            self._unsaved.discard(topic)
+            self._unsaved.pop(topic, None)
             try:
                 return await self._attach(topic, cursor)
             except CursorConflict:
                 log.info("another snapshot came between", topic=str(topic))
             except BaseException:
-                self._unsaved.add(topic)
+                _remember(self._unsaved, topic, None)
                 raise
+        _remember(self._unsaved, topic, None)
         raise CursorsUnavailable("other snapshots came between", retry_after_s=FAILURE_REST_S)
 
-    async def _attach(self, topic: TopicName, cursor: Cursor) -> Taken | None:
+    async def _attach(self, topic: TopicName, cursor: Cursor | None) -> Taken | None:
         frozen = await self._store.freeze(topic)
         position = _place(frozen)
-        before = cursor.mark_delete
+        before = None if cursor is None else cursor.mark_delete
         if position is None or (before is not None and position < before):
-            return await self._standing(topic)  # the state is lost, or still behind its snapshot
+            # The state is lost, or still behind its snapshot.
+            return None if cursor is None else await self._standing(topic)
         assert frozen is not None
-        properties = encode(frozen)
-        size_bytes = sum(len(text.encode()) for each in properties.items() for text in each)
-        if size_bytes > SNAPSHOT_BYTES_MAX:
-            raise SnapshotTooLarge(
-                "the state is too large for a snapshot",
-                bytes=size_bytes,
-                bytes_max=SNAPSHOT_BYTES_MAX,
-                producers=len(frozen.producers),
-            )
+        properties = _fitting(frozen)
+        if cursor is None:
+            cursor = await self._cursors.create(topic, DEDUP_CURSOR, position)
+            if cursor.version:
+                raise CursorConflict("another replica has made the cursor, and moved it")
         await self._cursors.mark_delete(
             topic, DEDUP_CURSOR, position, properties, version=cursor.version
         )
@@ -269,11 +303,47 @@ class Snapshots:
 
     async def _standing(self, topic: TopicName) -> Taken | None:
         """What the snapshot covers that is there."""
-        cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=True)
-        if cursor is None or cursor.mark_delete is None:
-            return None
-        snapshot = _read(topic, cursor, 0)
-        return Taken(cursor.mark_delete, 0 if snapshot is None else len(snapshot.producers))
+        async with self._reads_at_a_time:
+            cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=True)
+            if cursor is None or cursor.mark_delete is None:
+                return None
+            if not cursor.mark_delete_properties:  # let go, or never attached
+                return None
+            snapshot = _read(topic, cursor, 0)
+            return Taken(cursor.mark_delete, 0 if snapshot is None else len(snapshot.producers))
+
+    async def standing(self, topic: TopicName) -> Position | None:
+        """How far the snapshot covers the log that is in the cursor, whatever the state knows of
+        it; None: there is none.
+
+        Raises:
+            CursorsUnavailable: whether there is one is not known.
+        """
+        taken = await self._standing(topic)
+        return None if taken is None else taken.position
+
+    async def _let_go(self, topic: TopicName) -> None:
+        """Move the cursor to where the state is, without the state: what it held back of the log
+        may go."""
+        cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=False)
+        frozen = await self._store.freeze(topic)
+        position = _place(frozen)
+        if cursor is None or position is None or frozen is None:
+            return
+        if cursor.mark_delete is not None and position < cursor.mark_delete:
+            return
+        try:
+            await self._cursors.mark_delete(
+                topic, DEDUP_CURSOR, position, {}, version=cursor.version
+            )
+        except CursorConflict:
+            return  # by a snapshot that fits, or by another replica that let go
+        log.error(
+            "the snapshot is let go: the state does not fit, and held the log back",
+            topic=str(topic),
+            producers=len(frozen.producers),
+        )
+        await self._store.note_saved(topic, frozen.incarnation, Saved(position))
 
     # ---- back
 
@@ -299,6 +369,12 @@ class Snapshots:
         cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=False)
         if cursor is None or not covers_more(cursor.mark_delete, writer, confirmed):
             return None
+        async with self._reads_at_a_time:
+            return await self._loaded_whole(topic, writer, confirmed)
+
+    async def _loaded_whole(
+        self, topic: TopicName, writer: Writer, confirmed: Position | None
+    ) -> Loaded | None:
         cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=True)
         if cursor is None or not covers_more(cursor.mark_delete, writer, confirmed):
             return None
@@ -321,11 +397,20 @@ class Snapshots:
     async def forget(self, topic: TopicName, incarnation: int | None) -> None:
         """Remove the snapshot, unless it is of a newer incarnation; None: whatever it is."""
         if incarnation is not None:
-            cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=True)
-            snapshot = None if cursor is None else _read(topic, cursor, 0)
+            async with self._reads_at_a_time:
+                cursor = await self._cursors.get(topic, DEDUP_CURSOR, whole=True)
+                snapshot = None if cursor is None else _read(topic, cursor, 0)
             if snapshot is not None and (snapshot.incarnation or 0) > incarnation:
                 return
         await self._cursors.delete(topic, DEDUP_CURSOR)
+
+
+def _remember(what: "OrderedDict[TopicName, T]", topic: TopicName, value: T) -> None:
+    """Remember something of a topic; of too many, the one longest ago is forgotten."""
+    what[topic] = value
+    what.move_to_end(topic)
+    if len(what) > TOPICS_MAX:
+        what.popitem(last=False)
 
 
 def _place(frozen: Frozen | None) -> Position | None:
@@ -335,7 +420,28 @@ def _place(frozen: Frozen | None) -> Position | None:
     return None if frozen.confirmed.ledger_id == BEFORE_THE_LOG else frozen.confirmed
 
 
+def _fitting(frozen: Frozen) -> dict[str, str]:
+    """The properties of a snapshot.
+
+    Raises:
+        SnapshotTooLarge: they do not fit.
+    """
+    properties = encode(frozen)
+    size_bytes = sum(len(text.encode()) for each in properties.items() for text in each)
+    if size_bytes > SNAPSHOT_BYTES_MAX:
+        raise SnapshotTooLarge(
+            "the state is too large for a snapshot",
+            bytes=size_bytes,
+            bytes_max=SNAPSHOT_BYTES_MAX,
+            producers=len(frozen.producers),
+        )
+    return properties
+
+
 def _read(topic: TopicName, cursor: Cursor, now_ms: int) -> Snapshot | None:
+    if not cursor.mark_delete_properties:
+        log.info("the snapshot was let go", topic=str(topic))
+        return None
     try:
         return decode(cursor.mark_delete_properties, now_ms=now_ms)
     except UnreadableSnapshot as error:

@@ -58,8 +58,11 @@ class FakeDeduplicator:
             return Behind(self.confirmed.get(topic))
         return Applied(1)
 
-    async def keep(self, topic: TopicName, producers: Sequence[str]) -> None:
+    async def keep(
+        self, topic: TopicName, producers: Sequence[str], *, only_due: bool = False
+    ) -> float | None:
         self._answer("keep")
+        return None
 
     async def forget_topic(self, topic: TopicName, incarnation: int, *, deleted: bool) -> None:
         self._answer(f"forget {topic} {incarnation} {'deleted' if deleted else 'kept'}")

@@ -264,6 +264,23 @@ async def test_reading_again_goes_on_by_itself(world: World) -> None:
     assert await limit(world.two) == Sourced(4, Source.TOPIC)
 
 
+async def test_a_policy_that_cannot_be_read_keeps_no_others_from_being_read_again(
+    world: World,
+) -> None:
+    await world.one.set(OF_NAMESPACE, at_most(9))
+    for topic in (OTHER, ORDERS):
+        assert (await limit(world.two, topic)).value == 9
+    world.store.loses_tokens = True
+    await world.one.set(OF_ORDERS, at_most(4))
+    other = Level.of_topic(OTHER)
+    await world.cursors.put_property(PLACE, other.name, PROPERTY, "damaged")
+    await world.two.reread()
+    assert (await limit(world.two, ORDERS)).value == 4
+    assert (await limit(world.two, OTHER)).value == 9, "as it was read before"
+    with pytest.raises(CursorsUnavailable):
+        await world.two.get(other)
+
+
 async def test_reading_again_ends_at_a_new_token(world: World) -> None:
     await limit(world.two)
 

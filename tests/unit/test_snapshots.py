@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from seqgate.types import DEDUP_CURSOR, Position, TopicName
+from services.dedup import metrics as survey_module
 from services.dedup import snapshots as module
 from services.dedup.adapters.cursors import MemoryCursors, NoCursors
 from services.dedup.adapters.memory import MemoryStateStore
@@ -23,9 +24,12 @@ from services.dedup.core.topic import (
     TopicState,
     Writer,
 )
-from services.dedup.ports import Cursor, CursorsUnavailable
+from services.dedup.metrics import Seen, Survey
+from services.dedup.ports import Cursor, CursorConflict, CursorsUnavailable
 from services.dedup.service import Deduplication
 from services.dedup.snapshots import Snapshots, SnapshotTooLarge, Taken
+from services.runtime.metrics import OFF
+from services.runtime.metrics import OTHER as ALL_OTHERS
 from tests.support.policies import FixedPolicies
 from tests.support.waiting import eventually
 
@@ -191,6 +195,45 @@ async def test_forgotten_producers_are_gone_from_the_snapshot_too(make: Make) ->
     assert world.mark == (1, 9)
 
 
+async def test_a_clock_that_is_set_forward_forgets_nobody_before_the_time(make: Make) -> None:
+    world = make(producer_inactivity_timeout_minutes=1)
+    steady_ms = 0
+    world.dedup = Deduplication(
+        world.store, world.policies, world.snapshots, steady_ms=lambda: steady_ms
+    )
+    await world.append(1, "idle")
+
+    async def purged() -> None:
+        """Several looks at the clock, and purges."""
+        looks = 0
+        now_ms = world.store.now_ms
+
+        async def counted() -> int:
+            nonlocal looks
+            looks += 1
+            return await now_ms()
+
+        world.store.now_ms = counted  # type: ignore[method-assign]
+        await eventually(lambda: looks > 5)
+        world.store.now_ms = now_ms  # type: ignore[method-assign]
+
+    async with asyncio.TaskGroup() as tasks:
+        purging = tasks.create_task(world.dedup.purge_forever(0.001))
+        await purged()
+        world.now_ms += 7_200_000
+        await purged()
+        assert "idle" in world.store.states[TOPIC].producers
+        for by_ms in (50_000, 10_000):
+            world.now_ms += by_ms
+            steady_ms += by_ms
+            await purged()
+        assert "idle" in world.store.states[TOPIC].producers
+        world.now_ms += 1_000
+        steady_ms += 1_000
+        await eventually(lambda: "idle" not in world.store.states[TOPIC].producers)
+        purging.cancel()
+
+
 async def test_a_failure_keeps_the_one_before_and_disables_none_after(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +322,67 @@ async def test_a_state_too_large_is_refused_by_name(
     with pytest.raises(SnapshotTooLarge):
         await world.snapshots.take(TOPIC)
     assert world.mark == (1, 0)
+
+
+async def test_no_cursor_is_made_for_a_state_that_does_not_fit(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SNAPSHOT_BYTES_MAX", 100)
+    world = make()
+    await world.append(1, "q" * 200)
+    for let_go in (False, True):
+        with suppress(SnapshotTooLarge):
+            assert await world.snapshots.take(TOPIC, let_go=let_go) is None
+        assert not world.cursors.cursors
+        assert world.snapshots.error(TOPIC) == "the state is too large for a snapshot"
+
+
+async def test_a_cursor_is_made_where_its_first_snapshot_is(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that dies before it attaches anything leaves nothing that holds the log back."""
+    world = make()
+    await world.append(5)
+
+    async def dies(*arguments: Any, **named: Any) -> None:
+        raise CursorsUnavailable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.cursors, "mark_delete", dies)
+        with pytest.raises(CursorsUnavailable):
+            await world.snapshots.take(TOPIC)
+    assert world.mark == (1, 4)
+    assert await forgotten(world) == Behind(None)
+    world.store.states.clear()
+    world.tail = None
+    await world.append(7)
+    assert await world.snapshots.take(TOPIC) == Taken(Position(1, 6), 1)
+
+
+async def test_a_snapshot_whose_state_outgrew_it_is_let_go_before_a_trim(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SNAPSHOT_BYTES_MAX", 200)
+    world = make()
+    await world.append(1)
+    await world.snapshots.take(TOPIC)
+    await world.append(1, "q" * 200)
+    assert await world.snapshots.take(TOPIC, let_go=True) is None
+    assert world.mark == (1, 1)
+    summary = await world.store.summary(TOPIC)
+    assert summary is not None
+    assert (summary.unsaved, summary.saved.taken_ms) == (2, 0)
+    assert world.snapshots.error(TOPIC)
+    # It is none: neither to what asks again, nor to a state that was lost.
+    assert await world.snapshots.take(TOPIC, let_go=True) is None
+    assert await forgotten(world) == Behind(None)
+    # And one that fits again is attached.
+    monkeypatch.setattr(module, "SNAPSHOT_BYTES_MAX", 10_000)
+    world.store.states.clear()
+    world.tail = None
+    await world.append(3)
+    assert await world.snapshots.take(TOPIC) == Taken(Position(1, 2), 1)
+    assert not world.snapshots.error(TOPIC)
 
 
 async def test_nothing_is_kept_of_what_is_not_there_or_not_wanted(make: Make) -> None:
@@ -417,3 +521,157 @@ async def test_a_loaded_state_is_kept_to_what_policy_allows_the_most_recent_firs
     assert world.kept == {"b": 1, "d": 1}
     again = await world.dedup.load(TOPIC, 1, Position(1, 5), [], replacing=False)
     assert again == (False, (1, 5), 0)
+
+
+OTHER = TopicName.parse("test/snapshots/unreadable")
+
+
+class Unreadable(FixedPolicies):
+    """Of one topic it cannot be told what its policy is."""
+
+    async def effective(self, topic: TopicName) -> EffectivePolicy:
+        if topic == OTHER:
+            raise CursorsUnavailable("what was set cannot be read; set it again")
+        return await super().effective(topic)
+
+
+async def with_one_unreadable(world: World) -> None:
+    """Of two topics, that is the first that is come to."""
+    await world.append(5)
+    state = world.store.states.pop(TOPIC)
+    await world.store.load(OTHER, 1, Position(1, 0), [], replacing=False, taken_ms=None)
+    world.store.states[TOPIC] = state
+    policies = Unreadable(world.policies.policy)
+    world.snapshots._policies = world.dedup._policies = policies
+
+
+async def test_a_topic_whose_policy_cannot_be_read_keeps_no_others_from_being_purged(
+    make: Make,
+) -> None:
+    world = make(producer_inactivity_timeout_minutes=1)
+    await with_one_unreadable(world)
+    world.now_ms += 70_000
+    await world.dedup.purge(world.now_ms)
+    assert world.store.states[TOPIC].producers == {}
+
+
+async def test_a_topic_whose_policy_cannot_be_read_keeps_no_others_from_their_snapshots(
+    make: Make,
+) -> None:
+    world = make(snapshot_interval_s=1)
+    await with_one_unreadable(world)
+    world.now_ms += 2_000
+    async with looking(world):
+        await world.marked(4)
+
+
+async def test_a_snapshot_that_others_came_before_too_often_is_still_wanted_at_the_end(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make(snapshot_entries=0)
+    await world.append(5)
+
+    async def conflicting(*_: Any, **__: Any) -> None:
+        raise CursorConflict("another replica's")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.cursors, "mark_delete", conflicting)
+        with pytest.raises(CursorsUnavailable):
+            await world.snapshots.take(TOPIC)
+    await world.snapshots.finish(1)
+    assert (world.mark, world.kept) == ((1, 4), {"p": 4})
+
+
+# ---- many topics
+
+
+async def test_no_more_is_remembered_than_of_so_many_topics(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TOPICS_MAX", 3)
+    world = make()
+    world.cursors.available = False
+    snapshots, policy = world.snapshots, world.policies.policy
+    topics = [TopicName.parse(f"test/snapshots/{number}") for number in range(9)]
+    for topic in topics:
+        snapshots.confirmed(topic, policy, 10)
+        with suppress(CursorsUnavailable):
+            await snapshots.take(topic)
+    assert list(snapshots._unsaved) == topics[-3:]
+    assert [topic for topic in topics if snapshots.error(topic)] == topics[-3:]
+    assert len(snapshots._taking) == len(snapshots._wanted) == 3
+
+
+async def test_a_topic_for_which_there_was_no_room_has_its_snapshot_with_the_next_confirmation(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TOPICS_MAX", 0)
+    world = make()
+    await world.append(10)
+    assert not world.snapshots._taking
+    monkeypatch.setattr(module, "TOPICS_MAX", 1)
+    await world.append(1)
+    await world.marked(10)
+
+
+async def test_a_survey_remembers_labels_and_not_topics(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey_module, "UNSAVED_MAX", 2)
+    world = make(max_producers=4)
+    for number in range(5):
+        topic = TopicName.parse(f"test/snapshots/{number}")
+        entries = ProducerEntries("p", (1,), world.now_ms)
+        confirmation = Confirmation(None, Position(1, 0), (entries,), 1, 0)
+        await world.dedup.confirm(topic, Writer(1, 1, Position(1, 0)), confirmation)
+    survey = Survey(world.store, world.policies, OFF)
+    await survey.look()
+    world.now_ms += 7_000
+    await survey.look()
+    assert survey.seen == {ALL_OTHERS: Seen(5, 5, 20, 0.25, 1, 7.0)}
+    assert len(survey._unsaved_since_ms) == 2
+
+
+async def test_so_many_snapshots_are_read_at_a_time(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "READING_MAX", 2)
+    world = make()
+    get, on, reading, most = world.cursors.get, asyncio.Event(), 0, 0
+
+    async def held(topic: TopicName, name: str, *, whole: bool) -> Cursor | None:
+        nonlocal reading, most
+        reading += whole
+        most = max(most, reading)
+        if whole:
+            await on.wait()
+        reading -= whole
+        return await get(topic, name, whole=whole)
+
+    monkeypatch.setattr(world.cursors, "get", held)
+    topics = [TopicName.parse(f"test/snapshots/{number}") for number in range(5)]
+    asked = [asyncio.create_task(world.snapshots.standing(topic)) for topic in topics]
+    await eventually(lambda: reading == 2, "two are read")
+    on.set()
+    assert await asyncio.gather(*asked) == [None] * 5
+    assert most == 2
+
+
+async def test_so_many_snapshots_are_taken_at_a_time(make: Make) -> None:
+    world = make()
+    freeze, on, taking = world.store.freeze, asyncio.Event(), []
+
+    async def held(topic: TopicName) -> Any:
+        taking.append(topic)
+        await on.wait()
+        return await freeze(topic)
+
+    world.store.freeze = held
+    topics = [TopicName.parse(f"test/snapshots/{number}") for number in range(9)]
+    asked = [asyncio.create_task(world.snapshots.take(topic)) for topic in topics]
+    await eventually(lambda: len(taking) == module.TAKING_MAX, "some are taken")
+    await asyncio.sleep(0)
+    assert len(taking) == module.TAKING_MAX
+    on.set()
+    await asyncio.gather(*asked)
+    assert len(taking) == 9

@@ -64,7 +64,7 @@ class ClusterRedis:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for client in self._clients.values():
+        for client in list(self._clients.values()):
             await client.aclose()
 
     # ---- commands
@@ -152,8 +152,7 @@ class ClusterRedis:
             self._doubtful = False
             self._learned += 1
             for node in self._clients.keys() - view.nodes - set(self._seeds):
-                await self._clients[node].aclose()
-                del self._clients[node]
+                await self._clients.pop(node).aclose()
 
     async def _newest_view(self) -> "_View":
         """The view of the first node that is in touch with most of the cluster; all are asked at

@@ -31,7 +31,9 @@ NOT_FOUND: Final = "CURSOR_NOT_FOUND"
 CONFLICTS: Final = frozenset({"VERSION_CONFLICT", "ALREADY_MARK_DELETED", NOT_FOUND})
 """Why the cursor service does not move a cursor: it is not what the caller took it for."""
 
-EXPECTED: Final = frozenset({"", "STORE_UNAVAILABLE", "STORE_FULL", "DRAINING"}) | CHANGING_HANDS
+EXPECTED: Final = (
+    frozenset({"", "STORE_UNAVAILABLE", "STORE_FULL", "SERVICE_BUSY", "DRAINING"}) | CHANGING_HANDS
+)
 """Why it does nothing now; for any other reason, somebody has to look."""
 
 
@@ -56,12 +58,16 @@ class GrpcCursors:
             _give_up(refused)
         return _cursor(reply.cursor)
 
-    async def create(self, topic: TopicName, name: str) -> Cursor:
+    async def create(
+        self, topic: TopicName, name: str, mark_delete: Position | None = None
+    ) -> Cursor:
         # The answer to CreateCursor is whole, so a cursor that exists is asked for first.
         found = await self.get(topic, name, whole=False)
         if found is not None:
             return found
-        request = pb.CreateCursorRequest(topic=str(topic), name=name)
+        request = pb.CreateCursorRequest(
+            topic=str(topic), name=name, mark_delete=_optional_wire(mark_delete)
+        )
         try:
             reply = await answer(self._stub.CreateCursor(request, timeout=self._timeout_s))
         except Refused as refused:
@@ -80,7 +86,7 @@ class GrpcCursors:
         request = pb.MarkDeleteRequest(
             topic=str(topic),
             name=name,
-            position=entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id),
+            position=_wire(position),
             properties=properties,
             version=version,
         )
@@ -133,7 +139,10 @@ class NoCursors:
         del topic, name, whole
         return None
 
-    async def create(self, topic: TopicName, name: str) -> Cursor:
+    async def create(
+        self, topic: TopicName, name: str, mark_delete: Position | None = None
+    ) -> Cursor:
+        del mark_delete
         _refuse_without(topic, name)
 
     async def mark_delete(
@@ -174,9 +183,11 @@ class MemoryCursors:
             return found
         return found._replace(mark_delete_properties={})
 
-    async def create(self, topic: TopicName, name: str) -> Cursor:
+    async def create(
+        self, topic: TopicName, name: str, mark_delete: Position | None = None
+    ) -> Cursor:
         self._answer()
-        found = self.cursors.setdefault((topic, name), Cursor(name, None, {}, {}, 0))
+        found = self.cursors.setdefault((topic, name), Cursor(name, mark_delete, {}, {}, 0))
         return found._replace(mark_delete_properties={})
 
     async def mark_delete(
@@ -241,6 +252,14 @@ def _refuse_without(topic: TopicName, name: str) -> NoReturn:
         topic=topic,
         cursor=name,
     )
+
+
+def _optional_wire(position: Position | None) -> entry_pb2.Position | None:
+    return None if position is None else _wire(position)
+
+
+def _wire(position: Position) -> entry_pb2.Position:
+    return entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
 
 
 def _cursor(given: pb.Cursor) -> Cursor:

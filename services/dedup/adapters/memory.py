@@ -68,9 +68,11 @@ class MemoryStateStore:
     ) -> Applied | Behind:
         return self._enter(topic, writer).rollback(writer, confirmation, withdrawals)
 
-    async def keep(self, topic: TopicName, producers: Sequence[str], now_ms: int) -> None:
+    async def keep(
+        self, topic: TopicName, producers: Sequence[str], now_ms: int, slack_ms: int = 0
+    ) -> None:
         if (state := self.states.get(topic)) is not None:
-            state.keep(producers, now_ms)
+            state.keep(producers, now_ms, slack_ms)
 
     async def producer(self, topic: TopicName, name: str) -> Tracked | None:
         state = self.states.get(topic)

@@ -192,8 +192,10 @@ class RedisStateStore:
         reply = await self._run(self._rollback, topic, call)
         return Applied(*reply[1:]) if reply[0] == "applied" else _gate(reply)
 
-    async def keep(self, topic: TopicName, producers: Sequence[str], now_ms: int) -> None:
-        await self._keep(topic, _pack([now_ms, list(producers)]))
+    async def keep(
+        self, topic: TopicName, producers: Sequence[str], now_ms: int, slack_ms: int = 0
+    ) -> None:
+        await self._keep(topic, _pack([now_ms, list(producers), slack_ms]))
 
     async def producer(self, topic: TopicName, name: str) -> Tracked | None:
         meta, value = await self._command("HMGET", topic_key(topic), META, PRODUCER + name.encode())

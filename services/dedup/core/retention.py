@@ -5,13 +5,50 @@ without activity for longer than the timeout is *purged*, and where a topic trac
 limit the least recently active are *evicted*. What is in flight is never forgotten, and neither is
 a producer that a publish path has reported as connected, since that counts as activity.
 
-A forgotten producer starts from nothing: ids that it stored long ago would be NEW again.
+A forgotten producer starts from nothing: ids that it stored long ago would be NEW again. So ages
+are never overestimated: a clock that was set forward makes everything that was noted before look
+older, and that much is allowed for until it cannot matter any more.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from services.dedup.core.topic import Tracked
+
+JUMP_MIN_MS: Final = 1_000
+"""How far a clock must have moved against a steady one for that to count as set forward; less adds
+up."""
+
+JUMPS_MAX: Final = 100
+"""How many jumps are told apart; beyond that the oldest count as one, at the later time."""
+
+
+class Jumps:
+    """When the clock by which activity is noted was set forward, and how far, as far as this
+    process could see."""
+
+    def __init__(self) -> None:
+        self._offset_ms: int | None = None
+        self._jumps: list[tuple[int, int]] = []
+
+    def look(self, now_ms: int, steady_ms: int) -> bool:
+        """Compare the clock with one that does not jump. Whether there was one to compare with."""
+        offset_ms = now_ms - steady_ms
+        before_ms, self._offset_ms = self._offset_ms, offset_ms
+        if before_ms is None:
+            return False
+        if offset_ms - before_ms >= JUMP_MIN_MS:
+            self._jumps.append((steady_ms, offset_ms - before_ms))
+        elif offset_ms > before_ms:
+            self._offset_ms = before_ms
+        while len(self._jumps) > JUMPS_MAX:
+            (_, first_ms), (at_ms, second_ms), *others = self._jumps
+            self._jumps = [(at_ms, first_ms + second_ms), *others]
+        return True
+
+    def allowance_ms(self, age_ms: int, steady_ms: int) -> int:
+        """How much too old may look what is not that old."""
+        return sum(far_ms for at_ms, far_ms in self._jumps if steady_ms - at_ms <= age_ms)
 
 
 class Forgettable(NamedTuple):

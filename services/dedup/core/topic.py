@@ -152,7 +152,8 @@ class Frozen(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """The newest snapshot, as far as the state remembers."""
+    """The newest snapshot, as far as the state remembers; `taken_ms` 0: there is none, or it was
+    let go."""
 
     position: Position | None = None
     entries: int = 0
@@ -318,12 +319,12 @@ class TopicState:
             self.withdraw_all()
         return behind or Applied(self.revision, self.unsaved)
 
-    def keep(self, producers: Iterable[str], now_ms: int) -> None:
-        """Mark producers as alive."""
+    def keep(self, producers: Iterable[str], now_ms: int, slack_ms: int = 0) -> None:
+        """Mark producers as alive, but for those that were active within `slack_ms`."""
         for producer in producers:
-            if (tracked := self.producers.get(producer)) is not None:
-                active_ms = max(tracked.active_ms, now_ms)
-                self.producers[producer] = tracked._replace(active_ms=active_ms)
+            tracked = self.producers.get(producer)
+            if tracked is not None and now_ms - slack_ms > tracked.active_ms:
+                self.producers[producer] = tracked._replace(active_ms=now_ms)
 
     def forget(self, producers: Iterable[tuple[str, int]]) -> int:
         """Drop producers, unless they were active since, or something of theirs is in flight.
