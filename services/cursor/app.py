@@ -51,7 +51,9 @@ async def run(config: CursorConfig) -> None:
         open_sqlite_store(
             config.store_path, readers=config.store_readers, size_max_bytes=config.store_bytes_max
         ) as store,
-        placed(config, store.connections, CursorRows(), store.remove_deleted, metrics) as places,
+        placed(
+            config, store.connections, CursorRows(store.now_ms), store.remove_deleted, metrics
+        ) as places,
     ):
         tell_store(
             metrics,

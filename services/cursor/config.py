@@ -25,7 +25,8 @@ class CursorConfig(PlacedConfig):
     """The SQLite database; its folder must exist."""
 
     store_bytes_max: Annotated[int, Field(ge=0)] = 0
-    """How large the database may grow, in bytes; 0: as large as the disk."""
+    """How large the database may grow, in bytes, its write-ahead log included: that takes a
+    sixteenth, and no more than 64 MiB. 0: as large as the disk."""
 
     store_readers: Annotated[int, Field(ge=1, le=64)] = 2
     """How many reads may go on at a time."""

@@ -1,7 +1,6 @@
 """What the cursor service says of itself in numbers; seqgate/telemetry/metrics.py says what each
 means. All of it is in the store: a survey looks through that now and then."""
 
-import time
 from collections import Counter
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -54,7 +53,7 @@ class Survey:
             StoreUnavailable: what was seen before stays.
         """
         seen, after = _nothing(), ("", "")
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = self._store.now_ms()
         while heads := await self._store.cursors(None, after=after, limit=PAGE):
             for head in heads:
                 await self._count(head, seen, now_ms)

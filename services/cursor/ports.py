@@ -51,7 +51,8 @@ class CursorStore(Protocol):
 
     async def change(self, topic: TopicName, name: str, step: Callable[[CursorState, int], T]) -> T:
         """Do one step of the core with a cursor and the store's time in milliseconds. What it
-        changed is durable when this returns; nothing is, when the step refuses."""
+        changed is durable when this returns; nothing is, when the step refuses. The step finds the
+        lease bounded; see Lease.bounded."""
         ...
 
     async def look(
@@ -69,7 +70,12 @@ class CursorStore(Protocol):
         ...
 
     async def delete(self, topic: TopicName, name: str) -> None:
-        """Remove the cursor."""
+        """Remove the cursor. One that is made in its place never has an epoch again that this one
+        had. With a topic's last cursor goes what is known of its log."""
+        ...
+
+    def now_ms(self) -> int:
+        """The store's time in milliseconds, by which leases last."""
         ...
 
     async def check(self) -> None:

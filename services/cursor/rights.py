@@ -18,6 +18,7 @@ from services.runtime.rights import (
     NOBODY,
     Right,
     Rights,
+    Shown,
     of_cursor,
     roles,
     table,
@@ -74,7 +75,9 @@ _OWN: Final = table(
             of_cursor(CONSUME, ADMINISTER, KEEP), roles(Role.DISPATCHER, Role.DEDUP, Role.JOBS)
         ),
         "ListCursors": Right(
-            _list_cursors, roles(Role.DISPATCHER, Role.LEDGER, Role.JOBS, Role.CURSOR)
+            _list_cursors,
+            roles(Role.DISPATCHER, Role.LEDGER, Role.JOBS, Role.CURSOR),
+            Shown("cursors", of_cursor(CONSUME, ADMINISTER, KEEP)),
         ),
         "DeleteCursor": Right(
             of_cursor(ADMINISTER, KEEP), roles(Role.DISPATCHER, Role.DEDUP, Role.LEDGER)

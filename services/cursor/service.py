@@ -66,11 +66,12 @@ class ManagedCursors:
             CursorExists: it does, and is not to be replaced.
         """
         begun = {IMPORTING: "begun"}
-        head, created = await self._store.create(topic, name, mark_delete=None, properties=begun)
-        if not (created or replacing or IMPORTING in head.properties):
-            raise CursorExists("there is such a cursor", topic=topic, cursor=name)
+        await self._store.create(topic, name, mark_delete=None, properties=begun)
 
         def step(state: CursorState, _: int) -> Head:
+            # Only here is it known: another import may have been finished since, and used.
+            if not replacing and IMPORTING not in state.head.properties:
+                raise CursorExists("there is such a cursor", topic=topic, cursor=name)
             _become(state, imported)
             return replace(state.head)
 

@@ -31,7 +31,7 @@ from services.cursor.core.cursor import (
     properties_bytes,
 )
 from services.cursor.core.managed import Imported, InvalidManagedCursor
-from services.cursor.core.state import RESERVED, Head, Lease
+from services.cursor.core.state import LEASE_MAX_MS, RESERVED, Head, Lease
 from services.cursor.ports import CursorStore
 from services.cursor.service import ManagedCursors
 from services.errors import DomainError, InvalidPage, InvalidTopicName, Kind
@@ -71,8 +71,7 @@ COUNTS_MAX: Final = 100_000
 """How many counts of deliveries a page holds, unless asked otherwise, and at most."""
 
 LEASE_MIN_MS: Final = 100
-LEASE_MAX_MS: Final = 3_600_000
-"""How long a lease may be asked for, at least and at most, in milliseconds."""
+"""How long a lease must be asked for at least, in milliseconds; at most LEASE_MAX_MS."""
 
 CURSORS_DEFAULT: Final = 100
 CURSORS_MAX: Final = 1_000

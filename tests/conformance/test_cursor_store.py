@@ -17,11 +17,19 @@ from seqgate.types import Position, TopicName
 from services.cursor.adapters import sqlite
 from services.cursor.adapters.memory import MemoryCursorStore
 from services.cursor.adapters.sqlite import open_sqlite_store
-from services.cursor.core.cursor import BatchAck, Caller, CursorState, Range, Succession
+from services.cursor.core.cursor import (
+    BatchAck,
+    Caller,
+    CursorState,
+    LeaseHeld,
+    Range,
+    Succession,
+)
 from services.cursor.core.state import PAGE_ENTRIES, Batch, Head, Lease
 from services.cursor.ports import CursorCorrupt, CursorNotFound, CursorStore
 from services.errors import DomainError, Fenced, StoreFull, StoreUnavailable
 from services.ledger.adapters.sqlite import open_sqlite_store as open_ledger_store
+from services.runtime.clock import SteadyClock
 
 TOPIC = TopicName.parse("test/store/topic")
 OTHER = TopicName.parse("test/store/topic2")
@@ -36,14 +44,16 @@ class Place:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self.store: CursorStore = MemoryCursorStore()
+        self.clock_ms = 0
+        self.store: CursorStore = MemoryCursorStore(lambda: self.clock_ms)
         self._opened = AsyncExitStack()
 
     async def open(self) -> None:
         """Open the store, or close it and open it again; the memory stays as it is."""
         await self.close()
         if self.path is not None:
-            self.store = await self._opened.enter_async_context(open_sqlite_store(self.path))
+            opening = open_sqlite_store(self.path, clock=lambda: self.clock_ms)
+            self.store = await self._opened.enter_async_context(opening)
 
     async def close(self) -> None:
         await self._opened.aclose()
@@ -170,6 +180,16 @@ async def test_everything_of_a_cursor_is_there_again(place: Place) -> None:
     assert [each for each in after.successions if each] == [Position(2, 0)]
 
 
+async def test_a_size_that_is_a_guess_stays_one(place: Place) -> None:
+    await create(place.store)
+    guess = Batch(64, 0b101, is_guess=True)
+    await change(place.store, lambda state: state.holes.put_batch(Position(1, 7), guess))
+    await place.open()
+    assert (await contents(place.store)).batches == [(Position(1, 7), guess)]
+    found = await place.store.look(TOPIC, NAME, lambda state: state.holes.batch(Position(1, 7)))
+    assert found == guess
+
+
 async def test_cursors_are_listed_in_the_order_of_topic_and_name(store: CursorStore) -> None:
     places = [("a-b/c/d", "x"), ("a/b/c", "b"), ("a/b/c", "é"), ("a/b/c", "𝄞"), ("a/b/c-d", "a")]
     for topic, name in reversed(places):
@@ -217,6 +237,104 @@ async def test_a_cursor_that_comes_back_starts_from_nothing(place: Place) -> Non
     assert (left.pages, left.batches, sum(left.attempts)) == ([], [], 0)
 
 
+async def acquire(
+    store: CursorStore, owner: str, duration_ms: int = 1_000, topic: TopicName = TOPIC
+) -> Lease:
+    return await store.change(
+        topic, NAME, lambda state, now_ms: state.acquire_lease(owner, now_ms, duration_ms)
+    )
+
+
+def _reset_by(epoch: int) -> Change:
+    return lambda state: state.reset(Position(1, 1), Caller(epoch))
+
+
+async def test_a_late_call_of_an_epoch_of_a_deleted_cursor_is_refused(place: Place) -> None:
+    epochs = []
+    for owner in ("first", "second", "third"):
+        await create(place.store)
+        epochs.append((await acquire(place.store, owner)).epoch)
+        for spent in epochs[:-1]:
+            with pytest.raises(Fenced):
+                await change(place.store, _reset_by(spent))
+        await change(place.store, _reset_by(epochs[-1]))
+        await place.store.delete(TOPIC, NAME)
+        await place.open()
+    assert epochs == [1, 2, 3]
+
+
+async def test_epochs_of_other_topics_begin_at_one(store: CursorStore) -> None:
+    await create(store)
+    await acquire(store, "o")
+    await store.delete(TOPIC, NAME)
+    await create(store, topic=OTHER)
+    assert (await acquire(store, "o", topic=OTHER)).epoch == 1
+
+
+async def test_epochs_never_come_again_when_more_topics_are_left_than_are_kept_apart(
+    file: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "SPENT_TOPICS_MAX", 3)
+    highest = dict[TopicName, int]()
+    topics = [TopicName.parse(f"test/spent/topic{i}") for i in range(8)]
+    for topic in [*topics, *topics[:4], *topics]:
+        await create(file.store, topic=topic)
+        epoch = (await acquire(file.store, "o", topic=topic)).epoch
+        assert epoch > highest.get(topic, 0)
+        highest[topic] = epoch
+        await file.store.delete(topic, NAME)
+    assert file.path is not None
+    (count,) = apsw.Connection(str(file.path)).execute("SELECT count(*) FROM spent").fetchall()[0]
+    assert count <= 3
+
+
+async def test_a_clock_that_is_set_back_keeps_no_lease_beyond_its_duration(place: Place) -> None:
+    hour_ms = 3_600_000
+    place.clock_ms = 2 * hour_ms
+    await create(place.store)
+    await acquire(place.store, "dead", 60_000)
+    place.clock_ms -= hour_ms
+    with pytest.raises(LeaseHeld) as refusal:
+        await acquire(place.store, "living")
+    assert refusal.value.details["remaining_ms"] == 60_000
+    place.clock_ms += 59_999
+    with pytest.raises(LeaseHeld):
+        await acquire(place.store, "living")
+    place.clock_ms += 1
+    assert await acquire(place.store, "living") == Lease("living", 2, place.clock_ms + 1_000, 1_000)
+
+
+async def test_after_a_restart_a_lease_lasts_for_its_duration_at_most(file: Place) -> None:
+    file.clock_ms = 7_200_000
+    await create(file.store)
+    await acquire(file.store, "dead", 60_000)
+    file.clock_ms = 3_600_000
+    await file.open()
+    file.clock_ms += 60_000  # nobody asked meanwhile
+    assert (await acquire(file.store, "living")).owner == "living"
+
+
+async def test_a_database_of_the_first_layout_is_brought_up_to_date(file: Place) -> None:
+    file.clock_ms = 10_000
+    await create(file.store)
+    await change(file.store, fill)
+    await acquire(file.store, "o")
+    before = await contents(file.store)
+    await file.close()
+    assert file.path is not None
+    with apsw.Connection(str(file.path)) as db:
+        db.execute("ALTER TABLE cursor DROP COLUMN lease_duration_ms")
+        db.execute("DROP TABLE spent")
+        db.pragma("user_version", 1)
+    await file.open()
+    after = await contents(file.store)
+    assert after.head.lease == Lease("o", 5, 11_000)
+    assert after == before._replace(head=replace(before.head, lease=after.head.lease))
+    await file.store.delete(TOPIC, NAME)
+    await create(file.store)
+    assert (await acquire(file.store, "o")).epoch == 6
+
+
 async def test_cursors_and_topics_do_not_touch(store: CursorStore) -> None:
     others = [("neighbour", TOPIC), (NAME, OTHER)]
     await create(store)
@@ -243,6 +361,26 @@ async def test_where_ledgers_end_is_known_to_all_cursors_of_a_topic(place: Place
 
     assert await known("neighbour", TOPIC) == following
     assert await known(NAME, OTHER) is None
+
+
+async def test_with_its_last_cursor_goes_what_is_known_of_a_topics_log(place: Place) -> None:
+    for name, topic in [(NAME, TOPIC), ("last", TOPIC), (NAME, OTHER)]:
+        await create(place.store, name, topic)
+    last, following = Position(1, 9), Position(4, 0)
+    for topic in (TOPIC, OTHER):
+        await change(
+            place.store, lambda state: state.holes.put_succession(last, following), topic=topic
+        )
+    await place.store.delete(TOPIC, NAME)
+    await place.store.delete(TOPIC, "last")
+    await place.open()
+    await create(place.store)
+
+    async def known(topic: TopicName) -> Position | None:
+        return await place.store.look(topic, NAME, lambda state: state.holes.next_after(last))
+
+    assert await known(TOPIC) is None
+    assert await known(OTHER) == following
 
 
 def _many_pages(state: CursorState) -> None:
@@ -571,13 +709,18 @@ async def test_changes_of_one_cursor_come_one_after_the_other(place: Place) -> N
 @pytest.mark.parametrize("history", range(25))
 async def test_every_store_agrees_with_the_memory(place: Place, seed: int, history: int) -> None:
     random = Random(seed + history)
-    model = MemoryCursorStore()
+    model = MemoryCursorStore(lambda: place.clock_ms)
     script = [Call("create", TOPIC, name, _nothing) for name in "ab"]
     script += [_call(random) for _ in range(60)]
     for step, call in enumerate(script):
+        place.clock_ms = random.randint(0, 5_000)  # it goes back as often as forward
         assert await _outcome(place.store, call) == await _outcome(model, call), script[: step + 1]
         if random.random() < 0.05:
             await place.open()
+            for name in "ab":  # what a store that is opened does with all of them
+                for topic in (TOPIC, OTHER):
+                    await _outcome(model, Call("look", topic, name, _nothing))
+                    await _outcome(place.store, Call("look", topic, name, _nothing))
 
 
 VERBS = (
@@ -592,11 +735,11 @@ class Call(NamedTuple):
     verb: str
     topic: TopicName
     name: str
-    step: Callable[[CursorState], object]
+    step: Callable[[CursorState, int], object]
 
 
-def _nothing(_: CursorState) -> None:
-    pass
+def _nothing(_: CursorState, now_ms: int) -> None:
+    del now_ms
 
 
 def _call(random: Random) -> Call:
@@ -610,7 +753,7 @@ def _somewhere(random: Random) -> Position:
     return Position(random.choice((1, 1, 2)), near + random.randint(0, 15))
 
 
-def _step(random: Random, verb: str) -> Callable[[CursorState], object]:
+def _step(random: Random, verb: str) -> Callable[[CursorState, int], object]:
     position, last = _somewhere(random), random.choice((15, PAGE_ENTRIES + 5))
     successions = random.choice(((), (), (Succession(Position(1, last), Position(2, 0)),)))
     caller = Caller(random.choice((None,) * 8 + (1, 2)), successions=successions)
@@ -620,7 +763,7 @@ def _step(random: Random, verb: str) -> Callable[[CursorState], object]:
     lease = random.choice(("o", "o", "p")), random.choice((1, 1, 2))
     match verb:
         case "mark_delete":
-            return lambda state: state.mark_delete(position, properties, caller)
+            return lambda state, _: state.mark_delete(position, properties, caller)
         case "acknowledge":
             starts = [_somewhere(random) for _ in range(random.randint(0, 4))]
             ranges = [Range(each, each.entry_id + random.randint(0, 6)) for each in starts]
@@ -630,24 +773,23 @@ def _step(random: Random, verb: str) -> Callable[[CursorState], object]:
                 )
                 for _ in range(random.randint(0, 2))
             ]
-            return lambda state: state.acknowledge(ranges, batches, caller)
+            return lambda state, _: state.acknowledge(ranges, batches, caller)
         case "reset":
             target = random.choice((None, position))
-            return lambda state: state.reset(target, caller)
+            return lambda state, _: state.reset(target, caller)
         case "attempts":
             positions = [_somewhere(random) for _ in range(3)]
             at_least = random.choice(([], [random.randint(0, 4) for _ in positions]))
-            return lambda state: state.record_attempts(positions, caller, at_least)
+            return lambda state, _: state.record_attempts(positions, caller, at_least)
         case "properties":
             clear, gone = random.random() < 0.2, random.sample("xyz", 1)
-            return lambda state: state.update_properties(properties, gone, caller, clear=clear)
+            return lambda state, _: state.update_properties(properties, gone, caller, clear=clear)
         case "acquire":
-            now_ms = random.randint(0, 5_000)
-            return lambda state: state.acquire_lease(lease[0], now_ms, 1_000)
+            return lambda state, now_ms: state.acquire_lease(lease[0], now_ms, 1_000)
         case "renew":
-            return lambda state: state.renew_lease(*lease, 1_000, 1_000)
+            return lambda state, now_ms: state.renew_lease(*lease, now_ms, 1_000)
         case "release":
-            return lambda state: state.release_lease(lease[1], 1_000)
+            return lambda state, now_ms: state.release_lease(lease[1], now_ms)
         case _:
             return _nothing
 
@@ -672,9 +814,7 @@ async def _outcome(store: CursorStore, call: Call) -> object:
             case "delete":
                 answer = await store.delete(call.topic, call.name)
             case _:
-                answer = await store.change(
-                    call.topic, call.name, lambda state, _: call.step(state)
-                )
+                answer = await store.change(call.topic, call.name, call.step)
     except DomainError as error:
         answer = error.reason
     heads = await store.cursors(None, after=("", ""), limit=10)
@@ -822,6 +962,23 @@ async def test_properties_that_are_held_no_longer_are_read_again(
         assert head.mark_delete_properties == head.properties == properties
 
 
+async def test_pages_that_are_too_many_to_hold_are_written_meanwhile(
+    file: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "PAGES_HELD_MAX", 2)
+    held: list[int] = []
+
+    def step(state: CursorState) -> None:
+        for ledger in range(1, 10):
+            state.acknowledge([Range(Position(ledger, 1), 3)], [], Caller())
+            held.append(len(state.holes._pages))
+
+    await create(file.store)
+    await change(file.store, step)
+    assert max(held) == 2
+    assert len((await contents(file.store)).pages) == 9
+
+
 async def test_properties_are_the_cursors_once_they_are_kept(file: Place) -> None:
     given = {"a": "1"}
 
@@ -876,12 +1033,14 @@ async def test_what_deleted_cursors_leave_is_removed_a_few_rows_at_a_time(
     assert (_count(file, "page"), _count(file, "properties")) == (2, 2)
 
 
-async def test_a_step_is_told_the_time(file: Place) -> None:
-    await create(file.store)
-    earliest = time.time_ns() // 1_000_000
-    told = await file.store.change(TOPIC, NAME, lambda _, now_ms: now_ms)
-    assert earliest <= told <= time.time_ns() // 1_000_000
-    assert (await file.store.cursors(None, after=("", ""), limit=1))[0].created_ms <= told
+async def test_a_step_is_told_the_time(tmp_path: Path) -> None:
+    clock = SteadyClock()
+    async with open_sqlite_store(tmp_path / "cursor.db", clock=clock) as store:
+        await create(store)
+        earliest = clock()
+        told = await store.change(TOPIC, NAME, lambda _, now_ms: now_ms)
+        assert earliest <= told <= store.now_ms() <= clock()
+        assert (await store.cursors(None, after=("", ""), limit=1))[0].created_ms <= told
 
 
 async def test_a_full_store_changes_nothing_and_shrinks_again(tmp_path: Path, seed: int) -> None:

@@ -40,6 +40,7 @@ ENDS = [
 TRIMMED = [
     Succession(BEFORE_FIRST, Position(1, 2)),
     Succession(BEFORE_FIRST, Position(2, 0)),
+    Succession(BEFORE_FIRST, Position(4, 0)),
 ]
 CONTRADICTIONS = [
     Succession(Position(1, 10), Position(4, 0)),
@@ -161,9 +162,13 @@ class Cursors(RuleBasedStateMachine):
         if caller.log_end is not None and any(each > caller.log_end for each in reached):
             expected.add(InvalidPosition)
         known = dict(self.model.following)
+        told = [following for last, following in caller.successions if last == BEFORE_FIRST]
+        first = max([known.get(BEFORE_FIRST, Position(1, 0)), *told])
         for last, following in caller.successions:
             backwards = following.ledger_id == last.ledger_id
-            other = last != BEFORE_FIRST and known.setdefault(last, following) != following
+            before = known.get(last, following)
+            known[last] = max(before, following)
+            other = last != BEFORE_FIRST and before != following and known[last] > first
             if backwards or other:
                 expected.add(InvalidPosition)
         return expected
@@ -208,12 +213,12 @@ class Cursors(RuleBasedStateMachine):
         reached = [each.last for each in given] + [each.position for each in batches]
         expected = self.refusals(caller, reached)
         sizes: dict[Position, int] = {each: size_of(each) for each in model.batches}
-        for position, size, indexes in batches:
+        for position, size, indexes, _ in batches:
             if not model.covers(position):
                 same = sizes.setdefault(position, size) == size
                 if not same or max(indexes, default=0) >= size:
                     expected.add(InvalidPosition)
-        wrong = any(size != size_of(each) for each, size, _ in batches if not model.covers(each))
+        wrong = any(size != size_of(each) for each, size, _, _ in batches if not model.covers(each))
         if wrong and not expected:
             return  # nobody can know
         if not self.attempt(expected, lambda: self.state.acknowledge(given, batches, caller)):
@@ -223,7 +228,7 @@ class Cursors(RuleBasedStateMachine):
         model.learn(said)
         for (ledger_id, first), last in given:
             model.done |= {Position(ledger_id, entry) for entry in range(first, last + 1)}
-        for position, size, indexes in batches:
+        for position, size, indexes, _ in batches:
             if indexes and not model.covers(position):
                 model.batches.setdefault(position, set()).update(indexes)
                 if len(model.batches[position]) == size:
@@ -310,7 +315,7 @@ class Cursors(RuleBasedStateMachine):
             assert len(page.ranges) + len(page.batches) <= limit
             for (ledger_id, first), last in page.ranges:
                 entries += [Position(ledger_id, entry) for entry in range(first, last + 1)]
-            for position, size, indexes in page.batches:
+            for position, size, indexes, _ in page.batches:
                 assert size == size_of(position)
                 assert position not in batches
                 batches[position] = set(indexes)

@@ -378,6 +378,27 @@ def test_successions_that_cannot_be_true(
     )
 
 
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "told in the same call"])
+def test_what_follows_an_entry_is_later_when_the_log_was_trimmed_meanwhile(is_known: bool) -> None:
+    """A subscription was moved back to where it once read on, and the log begins later now."""
+    state = cursor(at(9))
+    acknowledge(state, caller=Caller(successions=(TO_2,)))
+    trimmed = Succession(BEFORE_FIRST, at(0, ledger_id=3))
+    said = [Succession(at(9), at(0, ledger_id=3))]
+    if is_known:
+        acknowledge(state, caller=Caller(successions=(trimmed,)))
+    else:
+        said.append(trimmed)
+    assert acknowledge(state, run(0, ledger_id=3), caller=Caller(successions=tuple(said))) == at(
+        0, ledger_id=3
+    )
+    # Who knows less contradicts nothing, and what lies beyond the trim still does.
+    acknowledge(state, caller=Caller(successions=(TO_2,)))
+    assert state.holes.next_after(at(9)) == at(0, ledger_id=3)
+    beyond_it = Caller(successions=(Succession(at(9), at(0, ledger_id=4)),))
+    refused(state, InvalidPosition, lambda: acknowledge(state, caller=beyond_it))
+
+
 def test_the_first_entry_of_a_topic_is_1_0_until_it_is_trimmed() -> None:
     state = cursor()
     assert acknowledge(state, run(1), run(0, 2, ledger_id=3)) is None
@@ -607,15 +628,15 @@ def test_properties_that_are_beyond_the_bounds_may_become_less(many: dict[str, s
 @pytest.mark.parametrize(
     ("owner", "now_ms", "after"),
     [
-        ("a", 1_000, Lease("a", 3, 2_000)),
-        ("a", 1_500, Lease("a", 3, 2_500)),
-        ("a", 1_999, Lease("a", 3, 2_999)),
-        ("a", 2_000, Lease("a", 4, 3_000)),  # it lasted until then, exclusively
-        ("b", 2_000, Lease("b", 4, 3_000)),
-        ("b", 9_000, Lease("b", 4, 10_000)),
+        ("a", 1_000, Lease("a", 3, 2_000, 1_000)),
+        ("a", 1_500, Lease("a", 3, 2_500, 1_000)),
+        ("a", 1_999, Lease("a", 3, 2_999, 1_000)),
+        ("a", 2_000, Lease("a", 4, 3_000, 1_000)),  # it lasted until then, exclusively
+        ("b", 2_000, Lease("b", 4, 3_000, 1_000)),
+        ("b", 9_000, Lease("b", 4, 10_000, 1_000)),
         ("b", 1_999, 1),
         ("b", 1_000, 1_000),
-        ("a", 10, Lease("a", 3, 2_000)),  # the clock went back: nothing is lost
+        ("a", 10, Lease("a", 3, 2_000, 1_990)),  # the clock went back: nothing is lost
         ("b", 10, 1_990),  # nor given away
     ],
 )
@@ -630,7 +651,7 @@ def test_who_gets_the_lease(owner: str, now_ms: int, after: Lease | int) -> None
 
 
 def test_the_first_lease() -> None:
-    assert cursor().acquire_lease("a", 5, 100) == Lease("a", 1, 105)
+    assert cursor().acquire_lease("a", 5, 100) == Lease("a", 1, 105, 100)
 
 
 @pytest.mark.parametrize(
@@ -652,7 +673,9 @@ def test_who_keeps_the_lease(
     if expires_ms is None:
         refused(state, Fenced, lambda: state.renew_lease(owner, epoch, now_ms, 1_000))
     else:
-        assert state.renew_lease(owner, epoch, now_ms, 1_000) == Lease(owner, epoch, expires_ms)
+        assert state.renew_lease(owner, epoch, now_ms, 1_000) == Lease(
+            owner, epoch, expires_ms, expires_ms - now_ms
+        )
 
 
 def test_a_lease_that_was_given_back_is_free_and_its_epoch_is_spent() -> None:
@@ -660,10 +683,10 @@ def test_a_lease_that_was_given_back_is_free_and_its_epoch_is_spent() -> None:
     state.acquire_lease("a", 0, 1_000)
     for now_ms in (10, 20):
         state.release_lease(1, now_ms)
-        assert state.head.lease == Lease("a", 1, 10)
+        assert state.head.lease == Lease("a", 1, 10, 1_000)
     state.mark_delete(at(1), {}, Caller(epoch=1))  # nobody came since
 
-    assert state.acquire_lease("b", 20, 1_000) == Lease("b", 2, 1_020)
+    assert state.acquire_lease("b", 20, 1_000) == Lease("b", 2, 1_020, 1_000)
     refused(state, Fenced, lambda: state.release_lease(1, 30))
     refused(state, Fenced, lambda: state.renew_lease("a", 1, 30, 1_000))
     refused(state, Fenced, lambda: state.mark_delete(at(2), {}, Caller(epoch=1)))
@@ -732,3 +755,40 @@ async def test_successions_are_known_to_all_cursors_of_a_topic() -> None:
         TOPIC, "b", lambda state, _: acknowledge(state, run(6, 9), run(0, ledger_id=2))
     )
     assert moved == at(0, ledger_id=2)
+
+
+# A batch that was imported: of Pulsar's records nobody knows how many messages it has.
+
+
+def imported(waiting: set[int], size: int = 64) -> CursorState:
+    """A cursor with a batch of which these messages are not acknowledged."""
+    state = cursor(at(0))
+    indexes = tuple(sorted(set(range(size)) - waiting))
+    acknowledge(state, BatchAck(at(5), size, indexes, is_guess=True))
+    return state
+
+
+@pytest.mark.parametrize("size", [4, 10, 64, 100])
+def test_a_batch_takes_the_size_that_it_really_has(size: int) -> None:
+    state = imported({1, 3})
+    acknowledge(state, BatchAck(at(5), size, (1,)))
+    assert state.holes.batch(at(5)) == Batch(size, (1 << size) - 1 & ~(1 << 3))
+    assert state.head.partial == 1
+    refused(state, InvalidPosition, lambda: acknowledge(state, BatchAck(at(5), size + 1, (3,))))
+    acknowledge(state, BatchAck(at(5), size, (3,)))
+    assert (beyond(state), state.head.partial) == ([run(5)], 0)
+    assert state.holes.batch(at(5)) is None
+
+
+def test_a_size_without_a_message_that_is_not_acknowledged_cannot_be() -> None:
+    state = imported({1, 3})
+    details = refused(state, InvalidPosition, lambda: acknowledge(state, BatchAck(at(5), 3, (1,))))
+    assert details["size"] == 64
+
+
+def test_nothing_is_left_of_what_only_seemed_acknowledged() -> None:
+    state = imported({0, 1, 2})
+    acknowledge(state, BatchAck(at(5), 3, ()))
+    assert (state.holes.batch(at(5)), state.head.partial) == (None, 0)
+    acknowledge(state, BatchAck(at(5), 3, (1,)))
+    assert (state.holes.batch(at(5)), state.head.partial) == (Batch(3, 0b10), 1)

@@ -98,7 +98,7 @@ def test_a_cursor_closed_in_good_order() -> None:
         mark_delete_properties={"p": "7"},
         properties={"k": "v"},
         ranges=(Range(Position(5, 6), 8),),
-        batches=(BatchAck(Position(5, 9), 64, (2, 3, 4, *range(10, 64))),),
+        batches=(BatchAck(Position(5, 9), 64, (2, 3, 4, *range(10, 64)), is_guess=True),),
         successions=(),
         stale=False,
     )

@@ -53,15 +53,18 @@ class _Sorted(Generic[K, V]):
 class MemoryHoles:
     """See services.cursor.core.state.Holes. `successions` belongs to the topic."""
 
-    def __init__(self, successions: dict[Position, Position] | None = None) -> None:
+    def __init__(
+        self, successions: dict[Position, Position] | None = None, spent_epoch: int = 0
+    ) -> None:
         self.successions = {} if successions is None else successions
+        self._spent_epoch = spent_epoch
         self._pages = _Sorted[tuple[int, int], int]()
         self._batches = _Sorted[Position, Batch]()
         self._attempts = _Sorted[Position, int]()
 
-    def copy(self, successions: dict[Position, Position]) -> "MemoryHoles":
+    def copy(self, successions: dict[Position, Position], spent_epoch: int = 0) -> "MemoryHoles":
         """The same holes again, over other successions."""
-        holes = MemoryHoles(successions)
+        holes = MemoryHoles(successions, spent_epoch)
         holes._pages = _Sorted(self._pages.values)
         holes._batches = _Sorted(self._batches.values)
         holes._attempts = _Sorted(self._attempts.values)
@@ -110,6 +113,9 @@ class MemoryHoles:
     def put_succession(self, last: Position, following: Position) -> None:
         self.successions[last] = following
 
+    def spent_epoch(self) -> int:
+        return self._spent_epoch
+
     def drop_through(self, position: Position | None) -> int:
         self._pages.drop(None, None if position is None else _last_ended(position))
         self._attempts.drop(None, position)
@@ -128,6 +134,7 @@ class MemoryCursorStore:
         self._now_ms = now_ms
         self._cursors: dict[tuple[str, str], tuple[Head, MemoryHoles]] = {}
         self._successions: dict[TopicName, dict[Position, Position]] = {}
+        self._spent: dict[TopicName, int] = {}
 
     async def create(
         self,
@@ -146,8 +153,10 @@ class MemoryCursorStore:
         return replace(head), created
 
     async def change(self, topic: TopicName, name: str, step: Callable[[CursorState, int], T]) -> T:
+        now_ms = self._now_ms()
+        self._bound_lease(topic, name, now_ms)
         state, successions = self._copied(topic, name)
-        answer = step(state, self._now_ms())
+        answer = step(state, now_ms)
         assert isinstance(state.holes, MemoryHoles)
         self._cursors[str(topic), name] = replace(state.head), state.holes
         self._successions[topic] = successions
@@ -167,7 +176,14 @@ class MemoryCursorStore:
             raise _not_found(topic, name)
         head, holes = self._cursors[str(topic), name]
         successions = dict(self._successions.get(topic, {}))
-        return CursorState(replace(head), holes.copy(successions)), successions
+        spent = self._spent.get(topic, 0)
+        return CursorState(replace(head), holes.copy(successions, spent)), successions
+
+    def _bound_lease(self, topic: TopicName, name: str, now_ms: int) -> None:
+        """It counts even if the step refuses."""
+        found = self._cursors.get((str(topic), name))
+        if found is not None and found[0].lease is not None:
+            found[0].lease = found[0].lease.bounded(now_ms)
 
     async def cursors(
         self, topic: TopicName | None, *, after: tuple[str, str], limit: int
@@ -178,8 +194,17 @@ class MemoryCursorStore:
         return [replace(head, mark_delete_properties={}) for head in heads]
 
     async def delete(self, topic: TopicName, name: str) -> None:
-        if self._cursors.pop((str(topic), name), None) is None:
+        found = self._cursors.pop((str(topic), name), None)
+        if found is None:
             raise _not_found(topic, name)
+        lease = found[0].lease
+        if lease is not None:
+            self._spent[topic] = max(self._spent.get(topic, 0), lease.epoch)
+        if not any(of == str(topic) for of, _ in self._cursors):
+            self._successions.pop(topic, None)
+
+    def now_ms(self) -> int:
+        return self._now_ms()
 
     async def check(self) -> None:
         return

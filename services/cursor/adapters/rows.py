@@ -5,6 +5,7 @@ Rows come in this order, cursor by cursor:
     cursor | its own row, but for id and topic
     properties, page, batch, attempt | what belongs to it, but for its id
     succession | what was said of the topic's log, but for the topic
+    spent | the highest epoch that a deleted cursor of the topic had, at least
 """
 
 from collections.abc import Sequence
@@ -12,13 +13,14 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
-from services.cursor.adapters.sqlite import LAYOUT
+from services.cursor.adapters.sqlite import LAYOUT, bound_leases, spend_epoch, spent_epoch
 from services.placement.adapters.sqlite import PAGE_BYTES, UNSEEN, Place
 from services.placement.ports import InvalidMove, Row
+from services.runtime.clock import Clock
 
 _CURSOR: Final = """name, created_ms, mark_ledger, mark_entry, version, acknowledged, partial,
-    lease_owner, lease_epoch, lease_expires_ms, mark_digest, own_digest"""
-_CURSOR_COLUMNS: Final = 12
+    lease_owner, lease_epoch, lease_expires_ms, mark_digest, own_digest, lease_duration_ms"""
+_CURSOR_COLUMNS: Final = 13
 
 
 class _Part(NamedTuple):
@@ -46,7 +48,8 @@ _BY_TABLE: Final = {part.table: part for part in _PARTS}
 _SUCCESSION: Final = ("last_ledger", "last_entry", "next_ledger", "next_entry")
 
 _STRAYS: Final = """SELECT topic FROM
-    (SELECT topic FROM cursor WHERE topic IS NOT NULL UNION SELECT topic FROM succession)
+    (SELECT topic FROM cursor WHERE topic IS NOT NULL UNION SELECT topic FROM succession
+        UNION SELECT topic FROM spent WHERE topic <> '')
     WHERE topic NOT IN (SELECT topic FROM holding) AND substr(topic, 1, 1) <> '/' LIMIT ?"""
 
 
@@ -54,6 +57,9 @@ class CursorRows:
     """See services.placement.adapters.sqlite.Rows."""
 
     layout = LAYOUT
+
+    def __init__(self, now_ms: Clock) -> None:
+        self._now_ms = now_ms
 
     def strays(self, db: apsw.Connection, limit: int) -> list[str]:
         return [topic for (topic,) in _rows(db, _STRAYS, limit)]
@@ -116,6 +122,9 @@ class CursorRows:
             values = [UNSEEN + move, *values]
             db.execute(f"INSERT INTO succession VALUES ({_marks(values)})", values)
             return parent
+        if kind == "spent" and len(values) == 1:
+            spend_epoch(db, UNSEEN + move, int(values[0]))
+            return parent
         part = _BY_TABLE.get(kind)
         if part is None or not parent or len(values) != len(part.columns):
             raise InvalidMove("a topic's cursors have no such row here", field="rows", row=kind)
@@ -131,13 +140,19 @@ class CursorRows:
         db.execute(shown, (topic, move))
         db.execute("DELETE FROM succession WHERE topic = ?", (topic,))
         db.execute("UPDATE succession SET topic = ? WHERE topic = ?", (topic, UNSEEN + move))
+        if epoch := spent_epoch(db, UNSEEN + move):
+            spend_epoch(db, topic, epoch)
+            db.execute("DELETE FROM spent WHERE topic = ?", (UNSEEN + move,))
+        bound_leases(db, self._now_ms())
 
     def forget(self, db: apsw.Connection, topic: str) -> None:
         db.execute("UPDATE cursor SET topic = NULL WHERE topic = ?", (topic,))
         db.execute("DELETE FROM succession WHERE topic = ?", (topic,))
+        db.execute("DELETE FROM spent WHERE topic = ?", (topic,))
 
     def unstage(self, db: apsw.Connection, move: str) -> None:
         db.execute("DELETE FROM succession WHERE topic = ?", (UNSEEN + move,))
+        db.execute("DELETE FROM spent WHERE topic = ?", (UNSEEN + move,))
 
 
 def _beginning(part: _Part, cursor_id: int) -> Place:
@@ -157,8 +172,11 @@ def _successions(
         *after,
         limit,
     )
-    place = Place("succession", tuple(rows[-1][:2])) if len(rows) == limit else None
-    return [("succession", *row) for row in rows], place
+    found: list[Row] = [("succession", *row) for row in rows]
+    if len(rows) == limit:
+        return found, Place("succession", tuple(rows[-1][:2]))
+    epoch = spent_epoch(db, topic)
+    return found + ([("spent", epoch)] if epoch else []), None
 
 
 def _marks(values: Sequence[object]) -> str:

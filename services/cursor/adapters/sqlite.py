@@ -4,11 +4,12 @@ A step is given the head as a value and the holes as rows, which are read when i
 written at its end, or before when they become too many. What may be large and changes seldom lies
 in tables of its own: a cursor that moves rewrites its head, a hundred bytes, and no properties.
 
-The store's clock is that of this process's machine.
+The store's clock is steady within a process; see services/runtime/clock.py. What an earlier process
+noted by another one is bounded when the database is opened: no lease lasts for longer than its
+duration from then on.
 """
 
 import threading
-import time
 import zlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -24,16 +25,18 @@ import msgpack
 
 from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
 from services.cursor.core.cursor import CursorState
-from services.cursor.core.state import PAGE_ENTRIES, Batch, Head, Lease
+from services.cursor.core.state import LEASE_MAX_MS, PAGE_ENTRIES, Batch, Head, Lease
 from services.cursor.ports import CursorCorrupt, CursorNotFound
 from services.errors import DomainError, StoreUnavailable
 from services.placement.adapters.sqlite import STAGED
+from services.runtime.clock import Clock, SteadyClock
 from services.runtime.sqlite import Connections, connections
 
 T = TypeVar("T")
 
-LAYOUT: Final = 1
-"""The version of the tables below. A database with another one is not opened."""
+LAYOUT: Final = 2
+"""The version of the tables below. A database with layout 1 is brought up to it when it is opened;
+one with any other is not opened."""
 
 APPLICATION_ID: Final = 0x5E96A7C
 """Marks the file as ours (PRAGMA application_id)."""
@@ -54,6 +57,10 @@ ATTEMPTS_READ: Final = 1_000
 PROPERTIES_HELD_BYTES_MAX: Final = 32 * 2**20
 """How much of properties, as stored, is held unpacked: twice the largest that one position has."""
 
+SPENT_TOPICS_MAX: Final = 10_000
+"""Of how many topics the epochs of deleted cursors are kept apart, a hundred bytes each. Beyond
+that the lowest counts for every topic: new cursors begin higher then, which harms nobody."""
+
 TABLES: Final = """
 CREATE TABLE cursor (
     id          INTEGER PRIMARY KEY,
@@ -65,7 +72,8 @@ CREATE TABLE cursor (
     acknowledged INTEGER NOT NULL,
     partial     INTEGER NOT NULL,
     lease_owner TEXT, lease_epoch INTEGER, lease_expires_ms INTEGER,    -- NULL: nobody ever asked
-    mark_digest BLOB, own_digest BLOB           -- of the properties; NULL: there are none
+    mark_digest BLOB, own_digest BLOB,          -- of the properties; NULL: there are none
+    lease_duration_ms INTEGER                   -- how long the lease was granted for
 );
 CREATE UNIQUE INDEX cursor_place ON cursor (topic, name);
 CREATE TABLE properties (
@@ -85,7 +93,7 @@ CREATE TABLE batch (
     cursor    INTEGER NOT NULL,
     ledger_id INTEGER NOT NULL,
     entry_id  INTEGER NOT NULL,
-    size      INTEGER NOT NULL,
+    size      INTEGER NOT NULL,     -- below 0: how large it really is, is not known
     bits      BLOB NOT NULL,        -- see _packed
     PRIMARY KEY (cursor, ledger_id, entry_id)
 ) WITHOUT ROWID;
@@ -96,7 +104,7 @@ CREATE TABLE attempt (
     count     INTEGER NOT NULL,
     PRIMARY KEY (cursor, ledger_id, entry_id)
 ) WITHOUT ROWID;
--- Facts about the log: they outlive the cursors.
+-- Facts about the log: they outlive all but the last of its cursors.
 CREATE TABLE succession (
     topic       TEXT NOT NULL,
     last_ledger INTEGER NOT NULL, last_entry INTEGER NOT NULL,
@@ -105,9 +113,16 @@ CREATE TABLE succession (
 ) WITHOUT ROWID;
 """
 
+SPENT: Final = """CREATE TABLE IF NOT EXISTS spent (
+    topic TEXT PRIMARY KEY,         -- '': every topic
+    epoch INTEGER NOT NULL          -- the highest that a deleted cursor of it had
+) WITHOUT ROWID"""
+
+_FROM_LAYOUT_1: Final = "ALTER TABLE cursor ADD COLUMN lease_duration_ms INTEGER"
+
 _SELECT: Final = """SELECT id, topic, name, created_ms, mark_ledger, mark_entry, version,
-    acknowledged, partial, lease_owner, lease_epoch, lease_expires_ms, mark_digest, own_digest
-    FROM cursor """
+    acknowledged, partial, lease_owner, lease_epoch, lease_expires_ms, mark_digest, own_digest,
+    lease_duration_ms FROM cursor """
 _BY_NAME: Final = _SELECT + "WHERE topic = ? AND name = ?"
 _AFTER: Final = _SELECT + "WHERE (topic, name) > (?, ?) ORDER BY topic, name LIMIT ?"
 _AFTER_IN_TOPIC: Final = (
@@ -119,7 +134,16 @@ _INSERT: Final = """INSERT INTO cursor (topic, name, created_ms, version, acknow
     VALUES (?, ?, ?, 0, 0, 0)"""
 _UPDATE: Final = """UPDATE cursor SET mark_ledger = ?, mark_entry = ?, version = ?,
     acknowledged = ?, partial = ?, lease_owner = ?, lease_epoch = ?, lease_expires_ms = ?,
-    mark_digest = ?, own_digest = ? WHERE id = ?"""
+    mark_digest = ?, own_digest = ?, lease_duration_ms = ? WHERE id = ?"""
+_BOUND_LEASES: Final = """UPDATE cursor
+    SET lease_expires_ms = ?1 + coalesce(lease_duration_ms, ?2)
+    WHERE lease_expires_ms > ?1 + coalesce(lease_duration_ms, ?2)"""
+
+_SPENT: Final = "SELECT coalesce(max(epoch), 0) FROM spent WHERE topic IN (?, '')"
+_SPEND: Final = """INSERT INTO spent VALUES (?, ?)
+    ON CONFLICT DO UPDATE SET epoch = max(epoch, excluded.epoch)"""
+_LOWEST_SPENT: Final = """SELECT topic, epoch FROM spent WHERE topic <> ''
+    ORDER BY epoch, topic LIMIT max(0, (SELECT count(*) FROM spent) - ?)"""
 _PROPERTIES: Final = "SELECT packed FROM properties WHERE cursor = ? AND digest = ?"
 _DROP_PROPERTIES: Final = """DELETE FROM properties
     WHERE cursor = ? AND digest NOT IN (coalesce(?, x''), coalesce(?, x''))"""
@@ -175,23 +199,26 @@ _BEFORE_ALL: Final = Position(-1, -1)
 
 @asynccontextmanager
 async def open_sqlite_store(
-    path: Path, *, readers: int = 2, size_max_bytes: int = 0
+    path: Path, *, readers: int = 2, size_max_bytes: int = 0, clock: Clock | None = None
 ) -> AsyncIterator["SqliteCursorStore"]:
-    """Open the database, or make it. With `size_max_bytes`, it refuses to grow beyond that.
+    """Open the database, or make it. With `size_max_bytes`, it refuses to grow beyond that,
+    its write-ahead log included.
 
     Raises:
         StoreUnavailable: SQLite cannot open it, or it is something else than this layout.
     """
 
+    now_ms = clock or SteadyClock()
+
     def prepare(db: apsw.Connection) -> None:
         _make_tables(db)
         db.execute(STAGED)
-        if size_max_bytes:
-            page_bytes = int(db.pragma("page_size"))
-            db.pragma("max_page_count", size_max_bytes // page_bytes)
+        bound_leases(db, now_ms())
 
-    async with connections(path, readers=readers, prepare=prepare) as opened:
-        store = SqliteCursorStore(opened)
+    async with connections(
+        path, readers=readers, prepare=prepare, size_max_bytes=size_max_bytes
+    ) as opened:
+        store = SqliteCursorStore(opened, now_ms)
         await store.remove_deleted()
         yield store
 
@@ -200,6 +227,11 @@ def _make_tables(db: apsw.Connection) -> None:
     found = (db.pragma("application_id"), db.pragma("user_version"))
     if found == (APPLICATION_ID, LAYOUT):
         return
+    if found == (APPLICATION_ID, 1):
+        db.execute(_FROM_LAYOUT_1)
+        db.execute(SPENT)
+        db.pragma("user_version", LAYOUT)
+        return
     if found != (0, 0) or _rows(db, "SELECT 1 FROM sqlite_schema LIMIT 1"):
         raise StoreUnavailable(
             "the database has another layout, or is not one of cursors",
@@ -207,8 +239,27 @@ def _make_tables(db: apsw.Connection) -> None:
             known=LAYOUT,
         )
     db.execute(TABLES)
+    db.execute(SPENT)
     db.pragma("user_version", LAYOUT)
     db.pragma("application_id", APPLICATION_ID)
+
+
+def bound_leases(db: apsw.Connection, now_ms: int) -> None:
+    """No lease lasts for longer than its duration from now on, whatever clock it was noted by."""
+    db.execute(_BOUND_LEASES, (now_ms, LEASE_MAX_MS))
+
+
+def spent_epoch(db: apsw.Connection, topic: str) -> int:
+    """See services.cursor.core.state.Holes."""
+    return int(_rows(db, _SPENT, topic)[0][0])
+
+
+def spend_epoch(db: apsw.Connection, topic: str, epoch: int) -> None:
+    """A cursor of a topic is deleted: none that comes in its place has an epoch up to this one."""
+    db.execute(_SPEND, (topic, epoch))
+    for other, lowest in _rows(db, _LOWEST_SPENT, SPENT_TOPICS_MAX):
+        db.execute(_SPEND, ("", lowest))
+        db.execute("DELETE FROM spent WHERE topic = ?", (other,))
 
 
 class SqliteCursorStore:
@@ -218,9 +269,10 @@ class SqliteCursorStore:
         CursorCorrupt: from whatever reads the damaged part of a cursor.
     """
 
-    def __init__(self, opened: Connections) -> None:
+    def __init__(self, opened: Connections, now_ms: Clock) -> None:
         self._connections = opened
         self._properties = _Properties()
+        self.now_ms: Final = now_ms
 
     @property
     def connections(self) -> Connections:
@@ -239,7 +291,7 @@ class SqliteCursorStore:
             row = _row(db, topic, name)
             if row is not None:
                 return self._head(db, row), False
-            db.execute(_INSERT, (str(topic), name, _now_ms()))
+            db.execute(_INSERT, (str(topic), name, self.now_ms()))
             row = _existing(db, topic, name)
             empty = self._head(db, row)
             head = replace(empty, mark_delete=mark_delete, properties=dict(properties))
@@ -250,12 +302,13 @@ class SqliteCursorStore:
 
     async def change(self, topic: TopicName, name: str, step: Callable[[CursorState, int], T]) -> T:
         def work(db: apsw.Connection) -> T:
-            row = _existing(db, topic, name)
+            now_ms = self.now_ms()
+            row = _bounded(db, _existing(db, topic, name), now_ms)
             before = self._head(db, row)
             holes = _Holes(db, row)
             state = CursorState(replace(before), holes)
             with _undone_when_refused(db):
-                result = step(state, _now_ms())
+                result = step(state, now_ms)
                 holes.write()
                 self._write_head(db, row, before, state.head)
             return result
@@ -290,6 +343,10 @@ class SqliteCursorStore:
         def work(db: apsw.Connection) -> None:
             row = _existing(db, topic, name)
             db.execute("UPDATE cursor SET topic = NULL WHERE id = ?", (row.cursor_id,))
+            if row.lease_epoch is not None:
+                spend_epoch(db, str(topic), row.lease_epoch)
+            if not _rows(db, "SELECT 1 FROM cursor WHERE topic = ? LIMIT 1", str(topic)):
+                db.execute("DELETE FROM succession WHERE topic = ?", (str(topic),))
 
         await self._connections.write(work)
         await self.remove_deleted()
@@ -303,11 +360,6 @@ class SqliteCursorStore:
         await self._connections.read(lambda db: _rows(db, "SELECT 1 FROM cursor LIMIT 1"))
 
     def _head(self, db: apsw.Connection, row: "_Row") -> Head:
-        lease = None
-        if row.lease_owner is not None:
-            assert row.lease_epoch is not None
-            assert row.lease_expires_ms is not None
-            lease = Lease(row.lease_owner, row.lease_epoch, row.lease_expires_ms)
         return Head(
             TopicName.parse(row.topic),
             row.name,
@@ -318,7 +370,7 @@ class SqliteCursorStore:
             row.version,
             row.acknowledged,
             row.partial,
-            lease,
+            _lease(row),
         )
 
     def _write_head(self, db: apsw.Connection, row: "_Row", before: Head, head: Head) -> None:
@@ -339,6 +391,7 @@ class SqliteCursorStore:
             lease_expires_ms=head.lease and head.lease.expires_ms,
             mark_digest=mark_digest,
             own_digest=own_digest,
+            lease_duration_ms=head.lease and head.lease.duration_ms,
         )
         if changed == row:
             return
@@ -364,6 +417,7 @@ class _Row(NamedTuple):
     lease_expires_ms: int | None
     mark_digest: bytes | None
     own_digest: bytes | None
+    lease_duration_ms: int | None
 
 
 _UNCHANGING: Final = 4
@@ -471,7 +525,7 @@ class _Holes:
 
     def batch(self, position: Position) -> Batch | None:
         rows = _rows(self._db, _BATCH, self._cursor_id, *position)
-        return Batch(rows[0][0], self._unpacked(rows[0][1])) if rows else None
+        return self._batch(*rows[0]) if rows else None
 
     def put_batch(self, position: Position, batch: Batch | None) -> None:
         if batch is None:
@@ -479,7 +533,8 @@ class _Holes:
         else:
             self._known["batch"] = True
             bits = _packed(batch.acknowledged)
-            self._db.execute(_PUT_BATCH, (self._cursor_id, *position, batch.size, bits))
+            size = -batch.size if batch.is_guess else batch.size
+            self._db.execute(_PUT_BATCH, (self._cursor_id, *position, size, bits))
 
     def batches(self, after: Position | None) -> Iterator[tuple[Position, Batch]]:
         place = after or _BEFORE_ALL
@@ -487,9 +542,12 @@ class _Holes:
             rows = _rows(self._db, _NEXT_BATCHES, self._cursor_id, *place, BATCHES_READ)
             for ledger_id, entry_id, size, bits in rows:
                 place = Position(ledger_id, entry_id)
-                yield place, Batch(size, self._unpacked(bits))
+                yield place, self._batch(size, bits)
             if len(rows) < BATCHES_READ:
                 return
+
+    def _batch(self, size: int, bits: bytes) -> Batch:
+        return Batch(abs(size), self._unpacked(bits), is_guess=size < 0)
 
     def attempts(self, position: Position) -> int:
         rows = _rows(self._db, _ATTEMPT, self._cursor_id, *position)
@@ -534,6 +592,9 @@ class _Holes:
 
     def put_succession(self, last: Position, following: Position) -> None:
         self._db.execute(_PUT_SUCCESSION, (self._row.topic, *last, *following))
+
+    def spent_epoch(self) -> int:
+        return spent_epoch(self._db, self._row.topic)
 
     def drop_through(self, position: Position | None) -> int:
         page = (SEQUENCE_ID_MAX, SEQUENCE_ID_MAX) if position is None else _page_of_next(position)
@@ -633,8 +694,23 @@ def _position(ledger_id: int | None, entry_id: int | None) -> Position | None:
     return None if ledger_id is None or entry_id is None else Position(ledger_id, entry_id)
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+def _lease(row: _Row) -> Lease | None:
+    if row.lease_owner is None:
+        return None
+    assert row.lease_epoch is not None
+    assert row.lease_expires_ms is not None
+    duration_ms = LEASE_MAX_MS if row.lease_duration_ms is None else row.lease_duration_ms
+    return Lease(row.lease_owner, row.lease_epoch, row.lease_expires_ms, duration_ms)
+
+
+def _bounded(db: apsw.Connection, row: _Row, now_ms: int) -> _Row:
+    """A row with its lease bounded. That counts even if the step refuses, which comes after it."""
+    lease = _lease(row)
+    if lease is None or lease.bounded(now_ms) == lease:
+        return row
+    row = row._replace(lease_expires_ms=lease.bounded(now_ms).expires_ms)
+    db.execute(_UPDATE, (*row[_UNCHANGING:], row.cursor_id))
+    return row
 
 
 def _remove_deleted(db: apsw.Connection) -> bool:

@@ -92,11 +92,12 @@ class Range(NamedTuple):
 
 
 class BatchAck(NamedTuple):
-    """The messages of a batch that are acknowledged."""
+    """The messages of a batch that are acknowledged. `is_guess`: see Batch."""
 
     position: Position
     size: int
     indexes: tuple[int, ...]
+    is_guess: bool = False
 
 
 class Succession(NamedTuple):
@@ -299,18 +300,17 @@ class CursorState:
         head.version += 1
 
     def acquire_lease(self, owner: str, now_ms: int, duration_ms: int) -> Lease:
-        """Become the one who may move the cursor. A clock that goes back makes leases last longer;
-        it gives none away.
+        """Become the one who may move the cursor. A clock that goes back gives no lease away; see
+        Lease.bounded for how long it lasts then. The epoch goes on where an earlier cursor ended.
 
         Raises:
             LeaseHeld: by somebody else, `owner`, for another `remaining_ms`.
         """
         lease = self.head.lease
         if lease is None or lease.expires_ms <= now_ms:
-            epoch = 1 if lease is None else lease.epoch + 1
-            granted = Lease(owner, epoch, now_ms + duration_ms)
+            granted = Lease(owner, self._next_epoch(), now_ms + duration_ms, duration_ms)
         elif lease.owner == owner:
-            granted = _prolonged(lease, now_ms + duration_ms)
+            granted = _prolonged(lease, now_ms, duration_ms)
         else:
             raise LeaseHeld(
                 "somebody else holds the lease",
@@ -329,7 +329,7 @@ class CursorState:
         lease = self._lease(epoch)
         if lease.owner != owner:
             raise Fenced("the lease is somebody else's", owner=lease.owner, epoch=lease.epoch)
-        self.head.lease = _prolonged(lease, now_ms + duration_ms)
+        self.head.lease = _prolonged(lease, now_ms, duration_ms)
         return self.head.lease
 
     def release_lease(self, epoch: int, now_ms: int) -> None:
@@ -340,6 +340,11 @@ class CursorState:
         """
         lease = self._lease(epoch)
         self.head.lease = lease._replace(expires_ms=min(lease.expires_ms, now_ms))
+
+    def _next_epoch(self) -> int:
+        """One that nobody had, neither of this cursor nor of one that was deleted."""
+        lease = self.head.lease
+        return (self.holes.spent_epoch() if lease is None else lease.epoch) + 1
 
     # Refusing.
 
@@ -372,6 +377,8 @@ class CursorState:
 
     def _news(self, successions: Iterable[Succession]) -> dict[Position, Position]:
         news: dict[Position, Position] = {}
+        successions = list(successions)
+        first = self._first(successions)
         for last, following in successions:
             known = news.get(last) or self.holes.next_after(last)
             if following.ledger_id <= last.ledger_id:
@@ -384,26 +391,25 @@ class CursorState:
             if last == BEFORE_FIRST:
                 # A log that is trimmed begins later each time; who says less knows less.
                 following = max(following, known or following)
-            elif known not in (None, following):
-                raise InvalidPosition(
-                    "something else is known to follow",
-                    field="successions",
-                    last=last,
-                    next=following,
-                    known=known,
-                )
+            elif known is not None and known != following:
+                following = _later(last, known, following, first)
             if following != known:
                 news[last] = following
         return news
 
+    def _first(self, successions: Iterable[Succession]) -> Position:
+        """The first entry that the log still has, as far as that is known."""
+        told = [following for last, following in successions if last == BEFORE_FIRST]
+        return max([self.holes.next_after(BEFORE_FIRST) or FIRST, *told])
+
     def _messages(self, acks: Iterable[BatchAck]) -> dict[Position, Batch]:
         """What is to be acknowledged of batches that are not acknowledged whole already."""
         messages: dict[Position, Batch] = {}
-        for position, size, indexes in acks:
+        for position, size, indexes, is_guess in acks:
             if self._is_acknowledged(position):
                 continue
             known = messages.get(position) or self.holes.batch(position)
-            if known is not None and known.size != size:
+            if known is not None and known.sized(size) is None:
                 raise InvalidPosition(
                     "the batch has another size",
                     field="batches",
@@ -421,7 +427,7 @@ class CursorState:
             bits = 0 if position not in messages else messages[position].acknowledged
             for index in indexes:
                 bits |= 1 << index
-            messages[position] = Batch(size, bits)
+            messages[position] = Batch(size, bits, is_guess)
         return messages
 
     # Reading.
@@ -483,7 +489,7 @@ class CursorState:
         for position, batch in self.holes.batches(after):
             runs = pages.runs(batch.acknowledged)
             indexes = tuple(index for first, last in runs for index in range(first, last + 1))
-            yield BatchAck(position, batch.size, indexes)
+            yield BatchAck(position, batch.size, indexes, batch.is_guess)
 
     # Changing.
 
@@ -551,13 +557,15 @@ class CursorState:
         """Note that messages of a batch are acknowledged; of an entry, when these are all."""
         if self._is_set(position):
             return
-        before = self.holes.batch(position) or Batch(batch.size, 0)
-        bits = before.acknowledged | batch.acknowledged
+        stored = self.holes.batch(position)
+        before = None if stored is None else stored.sized(batch.size)
+        bits = batch.acknowledged | (0 if before is None else before.acknowledged)
+        after = Batch(batch.size, bits, batch.is_guess) if bits else None
         if bits.bit_count() == batch.size:
             self._put_entries([Range(position, position.entry_id)])
-        elif bits != before.acknowledged:
-            self.holes.put_batch(position, Batch(batch.size, bits))
-            self.head.partial += not before.acknowledged
+        elif after != stored:
+            self.holes.put_batch(position, after)
+            self.head.partial += (after is not None) - (stored is not None)
 
     def _move(self, mark_delete: Position) -> None:
         """Let the mark-delete position stand further on, and forget what it covers."""
@@ -576,6 +584,25 @@ class CursorState:
 def properties_bytes(properties: Mapping[str, str]) -> int:
     """How large properties are, names and values together, in bytes of UTF-8."""
     return sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
+
+
+def _later(last: Position, known: Position, following: Position, first: Position) -> Position:
+    """What follows an entry of which two things were said at two times: the later one, when the log
+    was trimmed up to there meanwhile.
+
+    Raises:
+        InvalidPosition: it was not, as far as is known, and one of the two is wrong.
+    """
+    later = max(known, following)
+    if later > first:
+        raise InvalidPosition(
+            "something else is known to follow",
+            field="successions",
+            last=last,
+            next=following,
+            known=known,
+        )
+    return later
 
 
 def _up_to(position: Position | None, ledger_id: int, number: int) -> int:
@@ -597,5 +624,7 @@ def _pieces(runs: Iterable[Range]) -> Iterator[tuple[tuple[int, int], int, int]]
             yield (ledger_id, number), start, end
 
 
-def _prolonged(lease: Lease, expires_ms: int) -> Lease:
-    return lease._replace(expires_ms=max(lease.expires_ms, expires_ms))
+def _prolonged(lease: Lease, now_ms: int, duration_ms: int) -> Lease:
+    """It lasts for that long from now, or longer if it did."""
+    expires_ms = max(lease.expires_ms, now_ms + duration_ms)
+    return lease._replace(expires_ms=expires_ms, duration_ms=expires_ms - now_ms)

@@ -350,7 +350,8 @@ def _batch(batch: PartialBatch) -> BatchAck | None:
     words that it wrote are the size: no message that is not acknowledged is outside, so the entry
     is complete when it really is, and none inside is said to be acknowledged that exists and is
     not. What lies beyond the last word was acknowledged, too, but whether there is anything is not
-    known here; it is left out.
+    known here; it is left out. So the size is a guess, and gives way to the first one that somebody
+    says who has the batch.
     """
     waiting = _bits(batch.words)
     if not waiting:
@@ -365,7 +366,7 @@ def _batch(batch: PartialBatch) -> BatchAck | None:
             batch_size=size,
         )
     indexes = tuple(index for index in range(size) if not waiting >> index & 1)
-    return BatchAck(Position(*batch.place), size, indexes)
+    return BatchAck(Position(*batch.place), size, indexes, is_guess=batch.size is None)
 
 
 def _partial(batch: BatchAck) -> PartialBatch:
@@ -374,7 +375,8 @@ def _partial(batch: BatchAck) -> PartialBatch:
         assert 0 <= index < batch.size
         waiting &= ~(1 << index)
     assert waiting, "a batch without a message that waits is an acknowledged entry"
-    return PartialBatch(Place(*batch.position), _words(waiting), batch.size)
+    size = None if batch.is_guess else batch.size
+    return PartialBatch(Place(*batch.position), _words(waiting), size)
 
 
 # ---- words

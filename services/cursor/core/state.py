@@ -23,19 +23,46 @@ PAGE_ENTRIES: Final = 65_536
 """How many entries of one ledger a page covers."""
 
 
+LEASE_MAX_MS: Final = 3_600_000
+"""How long a lease may be asked for at most, in milliseconds."""
+
+
 class Lease(NamedTuple):
-    """Who may move the cursor, and until when, by the store's clock."""
+    """Who may move the cursor, and until when, by the store's clock; `duration_ms` is how much time
+    that was when it was last granted, at most LEASE_MAX_MS."""
 
     owner: str
     epoch: int
     expires_ms: int
+    duration_ms: int = LEASE_MAX_MS
+
+    def bounded(self, now_ms: int) -> "Lease":
+        """The lease, by a clock that may not be the one by which it was granted: another process's,
+        or this machine's before it was set back. It never lasts for longer than its duration from
+        now on."""
+        return self._replace(expires_ms=min(self.expires_ms, now_ms + self.duration_ms))
 
 
 class Batch(NamedTuple):
-    """A batch that is acknowledged in part; bit i of `acknowledged` is message i."""
+    """A batch that is acknowledged in part; bit i of `acknowledged` is message i. `is_guess`: how
+    many messages it really has is not known; all that are not acknowledged are among `size`."""
 
     size: int
     acknowledged: int
+    is_guess: bool = False
+
+    @property
+    def waiting(self) -> int:
+        """The messages that are not acknowledged, as bits."""
+        return ~self.acknowledged & (1 << self.size) - 1
+
+    def sized(self, size: int) -> "Batch | None":
+        """The batch, by how many messages it really has; None: that cannot be."""
+        if not self.is_guess:
+            return self if size == self.size else None
+        if self.waiting.bit_length() > size:
+            return None
+        return Batch(size, ~self.waiting & (1 << size) - 1)
 
 
 @dataclass(slots=True)
@@ -108,6 +135,11 @@ class Holes(Protocol):
     def put_succession(self, last: Position, following: Position) -> None:
         """Note that nothing lies between two positions of different ledgers. Known to all cursors
         of the topic."""
+        ...
+
+    def spent_epoch(self) -> int:
+        """The highest epoch that a cursor of the topic had which was deleted, at least: what comes
+        in its place goes on from there; 0: there was none."""
         ...
 
     def drop_through(self, position: Position | None) -> int:

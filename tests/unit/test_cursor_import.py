@@ -1,0 +1,62 @@
+"""Imports of cursors at once: services/cursor/service.py."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from seqgate.types import Position, TopicName
+from services.cursor.adapters.memory import MemoryCursorStore
+from services.cursor.core.cursor import Caller
+from services.cursor.core.managed import Imported
+from services.cursor.core.state import Head
+from services.cursor.service import IMPORTING, CursorExists, ManagedCursors
+
+TOPIC = TopicName.parse("test/import/topic")
+UNUSED: Any = None
+
+
+def imported(entry_id: int) -> Imported:
+    return Imported(Position(1, entry_id), {}, {}, (), (), (), stale=False)
+
+
+class Overtaken(MemoryCursorStore):
+    """Between an import's two calls another one is made, and finished, and the cursor is used."""
+
+    is_between = False
+
+    async def create(
+        self,
+        topic: TopicName,
+        name: str,
+        *,
+        mark_delete: Position | None,
+        properties: Mapping[str, str],
+    ) -> tuple[Head, bool]:
+        made = await super().create(topic, name, mark_delete=mark_delete, properties=properties)
+        if not self.is_between:
+            self.is_between = True
+            other = ManagedCursors(self, UNUSED, UNUSED)
+            await other.import_cursor(topic, name, imported(5), replacing=False)
+            await self.change(topic, name, lambda state, _: state.reset(Position(1, 9), Caller()))
+        return made
+
+
+async def test_an_import_that_another_has_finished_resets_no_cursor_that_is_used() -> None:
+    store = Overtaken()
+    managed = ManagedCursors(store, UNUSED, UNUSED)
+    with pytest.raises(CursorExists):
+        await managed.import_cursor(TOPIC, "c", imported(5), replacing=False)
+    assert await store.look(TOPIC, "c", lambda state: state.head.mark_delete) == (1, 9)
+    await managed.import_cursor(TOPIC, "c", imported(5), replacing=True)
+    assert await store.look(TOPIC, "c", lambda state: state.head.mark_delete) == (1, 5)
+
+
+async def test_an_import_that_was_cut_short_is_taken_up() -> None:
+    store = MemoryCursorStore()
+    await store.create(TOPIC, "c", mark_delete=None, properties={IMPORTING: "begun"})
+    managed = ManagedCursors(store, UNUSED, UNUSED)
+    head = await managed.import_cursor(TOPIC, "c", imported(5), replacing=False)
+    assert (head.mark_delete, head.properties) == ((1, 5), {})
+    with pytest.raises(CursorExists):
+        await managed.import_cursor(TOPIC, "c", imported(5), replacing=False)
