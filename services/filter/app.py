@@ -32,6 +32,7 @@ async def serve(config: FilterConfig, metrics: Metrics) -> None:
         memo,
         programs_max=config.programs_max,
         program_bytes_max=config.program_bytes_max,
+        chain_bytes_max=config.chain_bytes_max,
         metrics=FilterMetrics(metrics),
     )
     tell_caches(

@@ -17,6 +17,7 @@ from services.filter.core.program import Program, check_text, program_of
 from services.filter.core.reads import SUBSCRIPTION
 from services.filter.metrics import FilterMetrics
 from services.filter.ports import Engine
+from services.runtime.budget import Budget
 
 CHAIN_COST_MAX: Final = 1_000_000
 """The most that the filters of a chain may cost together, in steps, at the largest entry."""
@@ -52,9 +53,12 @@ class Filters:
         *,
         programs_max: int,
         program_bytes_max: int,
+        chain_bytes_max: int,
         metrics: FilterMetrics | None = None,
     ) -> None:
         self.memo = memo
+        self.chain_bytes = Budget(chain_bytes_max)
+        """What the chains of all streams take."""
         self.metrics = metrics or FilterMetrics()
         self._engine = engine
         self._programs_max = programs_max

@@ -23,6 +23,7 @@ from services.filter.core.reads import Reads
 from services.filter.metadata import reader_of
 from services.filter.service import Filter, Filters, InvalidChain, chain_of, check_subscription
 from services.runtime.drain import Drain
+from services.runtime.load import busy, weighed
 from services.runtime.refusals import in_stream
 
 CHAINS_MAX: Final = 1_000
@@ -66,10 +67,13 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
         self, request_iterator: AsyncIterator[pb.EvaluateRequest], context: Context
     ) -> None:
         chains: dict[int, Ready] = {}
-        async for request in self._drain.requests(context):
-            with spans.asked(METHOD, request.trace, _ASKED) as span:
-                response = await self._answer(chains, request, span)
-            await context.write(response)
+        try:
+            async for request in self._drain.requests(context):
+                with spans.asked(METHOD, request.trace, _ASKED) as span:
+                    response = await self._answer(chains, request, span)
+                await context.write(response)
+        finally:
+            self._filters.chain_bytes.give(_size_of(chains))
         if self._drain.begun:
             await context.write(pb.EvaluateResponse(draining=pb.Draining()))
 
@@ -100,15 +104,16 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
     ) -> pb.EvaluateResponse:
         request_id = request.request_id
         try:
-            match request.WhichOneof("request"):
-                case "batch":
-                    verdicts = await self._judge(chains, request.batch, span)
-                    return pb.EvaluateResponse(request_id=request_id, verdicts=verdicts)
-                case "set_chain":
-                    chain = await self._set_chain(chains, request.set_chain)
-                    return pb.EvaluateResponse(request_id=request_id, chain_set=_to_set(chain))
-                case _:
-                    raise InvalidBatch("a request asks for something", field="request")
+            with weighed(request):
+                match request.WhichOneof("request"):
+                    case "batch":
+                        verdicts = await self._judge(chains, request.batch, span)
+                        return pb.EvaluateResponse(request_id=request_id, verdicts=verdicts)
+                    case "set_chain":
+                        chain = await self._set_chain(chains, request.set_chain)
+                        return pb.EvaluateResponse(request_id=request_id, chain_set=_to_set(chain))
+                    case _:
+                        raise InvalidBatch("a request asks for something", field="request")
         except DomainError as refusal:
             span.set_attribute(names.REASON, refusal.reason)
             return pb.EvaluateResponse(request_id=request_id, refused=in_stream(refusal))
@@ -121,11 +126,15 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
         chain = await self._filters.chain(
             _filters(given.filters), _topic(given.topic), dict(given.subscription)
         )
-        others = sum(each.size_bytes for key, (each, _) in chains.items() if key != number)
-        if others + chain.size_bytes > CHAIN_BYTES_MAX:
+        before = chains[number][0].size_bytes if number in chains else 0
+        if _size_of(chains) - before + chain.size_bytes > CHAIN_BYTES_MAX:
             raise InvalidChain(
                 f"the chains of a stream take at most {CHAIN_BYTES_MAX:,} bytes", field="chain"
             )
+        budget, added = self._filters.chain_bytes, chain.size_bytes - before
+        if added > 0 and budget.used > before and not budget.fits(added):
+            raise busy("the chains of all streams take what they may", limit="chain_bytes_max")
+        budget.take(added)
         chains[number] = chain, reader_of(chain)
         return chain
 
@@ -151,6 +160,10 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
         if span.is_recording():
             span.set_attributes(_said(decisions, which, len(batch.metadata), judging.evaluated))
         return pb.Verdicts(outcomes=map(_to_outcome, decisions), which=which)
+
+
+def _size_of(chains: dict[int, Ready]) -> int:
+    return sum(chain.size_bytes for chain, _ in chains.values())
 
 
 # ---- checking

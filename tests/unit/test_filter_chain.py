@@ -25,7 +25,9 @@ from services.filter.service import Filters, chain_of
 ACCEPT, REJECT, RESCHEDULE = Verdict.ACCEPT, Verdict.REJECT, Verdict.RESCHEDULE
 EU, US = {"properties": {"region": "eu"}}, {"properties": {"region": "us"}}
 
-FILTERS = Filters(CelEngine(), Memo(0, 0), programs_max=1_000, program_bytes_max=10**9)
+FILTERS = Filters(
+    CelEngine(), Memo(0, 0), programs_max=1_000, program_bytes_max=10**9, chain_bytes_max=2**20
+)
 
 
 def chain(*texts: str, topic: str = "", **subscription: str) -> Chain:
@@ -358,7 +360,9 @@ def test_turns_and_memory_change_no_verdict(regions: list[str], steps: int, kept
 
 
 def test_programs_are_kept_by_their_text_and_the_oldest_goes() -> None:
-    filters = Filters(CelEngine(), Memo(0, 0), programs_max=3, program_bytes_max=10**9)
+    filters = Filters(
+        CelEngine(), Memo(0, 0), programs_max=3, program_bytes_max=10**9, chain_bytes_max=2**20
+    )
     first = filters.program("sequence_id > 0")
     for number in range(1, 3):
         filters.program(f"sequence_id > {number}")
@@ -371,10 +375,14 @@ def test_programs_are_kept_by_their_text_and_the_oldest_goes() -> None:
 
 def test_programs_take_so_much_memory() -> None:
     size = FILTERS.program("sequence_id > 0").compiled.size_bytes
-    filters = Filters(CelEngine(), Memo(0, 0), programs_max=100, program_bytes_max=3 * size)
+    filters = Filters(
+        CelEngine(), Memo(0, 0), programs_max=100, program_bytes_max=3 * size, chain_bytes_max=2**20
+    )
     for number in range(10):
         filters.program(f"sequence_id > {number}")
     assert filters.kept == (3, 3 * size)
-    huge = Filters(CelEngine(), Memo(0, 0), programs_max=100, program_bytes_max=1)
+    huge = Filters(
+        CelEngine(), Memo(0, 0), programs_max=100, program_bytes_max=1, chain_bytes_max=2**20
+    )
     assert huge.program("true").compiled.evaluate({}) is True
     assert huge.kept == (0, 0)

@@ -114,7 +114,9 @@ async def _alone(bench: Bench) -> list[Measurement]:
 
 def _judging(kind: Kind) -> Callable[[], Any]:
     memo = Memo(DECISIONS, DECISION_BYTES)
-    filters = Filters(CelEngine(), memo, programs_max=1, program_bytes_max=DECISION_BYTES)
+    filters = Filters(
+        CelEngine(), memo, programs_max=1, program_bytes_max=DECISION_BYTES, chain_bytes_max=2**20
+    )
     program = filters.program(EXPRESSION)
     metadata = pb.Batch(metadata=_metadata(kind)).metadata
     topics = _topics(kind)
