@@ -108,7 +108,15 @@ async def _block(
     """The entries of a block that are not acknowledged, and no markers."""
     acknowledged = live.machine.acknowledged
     last = position_at(runs, min(number + limit, size(runs)) - 1)
-    found = await log.scan(live.topic, position_at(runs, number), None, limit)
+    at: Position | None = position_at(runs, number)
+    after: Position | None = None
+    found: list[StoredEntry] = []
+    while len(found) < limit:  # a page may be shorter than what there is
+        page = await log.scan(live.topic, at, after, limit - len(found))
+        if not page:
+            break
+        found += page
+        at, after = None, position_of(page[-1])
     return [
         each
         for each in found

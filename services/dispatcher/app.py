@@ -1,7 +1,6 @@
 """The dispatcher service, wired by hand. The `async with` is the life of the process."""
 
 import asyncio
-import time
 
 from grpc import aio
 
@@ -17,6 +16,7 @@ from services.dispatcher.rights import RIGHTS
 from services.dispatcher.service import Dispatcher
 from services.dispatcher.servicer import DispatcherServicer
 from services.runtime.channels import following_channel, peer_channel
+from services.runtime.clock import SteadyClock
 from services.runtime.drain import Drain
 from services.runtime.metrics import OFF, Metrics, survey_forever, telling
 from services.runtime.server import grpc_server, told_to_stop
@@ -93,13 +93,3 @@ async def serve(
             await told_to_stop()
         await end(*watching)
         await dispatcher.finish(config.stop_grace_s)
-
-
-class SteadyClock:
-    """Milliseconds since 1970 when the process started, and from then on without jumps."""
-
-    def __init__(self) -> None:
-        self._offset_s = time.time() - time.monotonic()
-
-    def __call__(self) -> int:
-        return int((time.monotonic() + self._offset_s) * 1000)

@@ -7,14 +7,28 @@ from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.types import Position
 
 OVERHEAD_BYTES: Final = 512
-"""What an entry takes besides its payload, about."""
+"""What an entry takes besides its bytes, about."""
+
+
+class Caches:
+    """How much all caches of the process keep together, and may.
+
+    Attributes:
+        size_bytes, bytes_max: that.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.size_bytes = 0
+        self.bytes_max = bytes_max
 
 
 class EntryCache:
-    """At most so many bytes; the oldest go first."""
+    """At most so many bytes; the oldest go first. Whoever adds an entry when all caches together
+    have too much makes room in its own."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, caches: Caches) -> None:
         self._bytes_max = bytes_max
+        self._caches = caches
         self._bytes = 0
         self._entries: OrderedDict[Position, StoredEntry] = OrderedDict()
 
@@ -35,23 +49,32 @@ class EntryCache:
         position = Position(entry.position.ledger_id, entry.position.entry_id)
         self.take(position)  # it may be read more than once
         self._entries[position] = entry
-        self._bytes += _size(entry)
-        while self._bytes > self._bytes_max:
+        self._count(_size(entry))
+        while self._entries and self._is_full:
             _, oldest = self._entries.popitem(last=False)
-            self._bytes -= _size(oldest)
+            self._count(-_size(oldest))
+
+    @property
+    def _is_full(self) -> bool:
+        caches = self._caches
+        return self._bytes > self._bytes_max or caches.size_bytes > caches.bytes_max
+
+    def _count(self, size_bytes: int) -> None:
+        self._bytes += size_bytes
+        self._caches.size_bytes += size_bytes
 
     def take(self, position: Position) -> StoredEntry | None:
         """An entry, which is not kept any longer; None: it was not."""
         entry = self._entries.pop(position, None)
         if entry is not None:
-            self._bytes -= _size(entry)
+            self._count(-_size(entry))
         return entry
 
     def clear(self) -> None:
         """Keep nothing."""
         self._entries.clear()
-        self._bytes = 0
+        self._count(-self._bytes)
 
 
 def _size(entry: StoredEntry) -> int:
-    return len(entry.payload) + OVERHEAD_BYTES
+    return entry.ByteSize() + OVERHEAD_BYTES

@@ -46,6 +46,14 @@ class DispatcherConfig(CallerConfig):
     idle_timeout_s: Seconds = 60
     """After how long a subscription without consumers is let go."""
 
+    dead_letter_refused_max_s: Annotated[float, Field(ge=0, le=31_536_000)] = 86_400
+    """How long a letter is tried that the dead letter topic refuses, in seconds: its key waits as
+    long. Then its entry is passed: acknowledged, counted and logged."""
+
+    filter_failed_max_s: Annotated[float, Field(gt=0, le=31_536_000)] = 86_400
+    """How long an entry waits at which a filter failed, where the subscription's policy is to park
+    it, in seconds. Then it goes to the dead letter topic."""
+
     read_entries_max: Annotated[int, Field(ge=1, le=10_000)] = 500
     """How many entries are taken in at a time."""
 
@@ -59,6 +67,22 @@ class DispatcherConfig(CallerConfig):
     cache_bytes_max: Annotated[int, Field(ge=0, le=16 * 1024 * 1024 * 1024)] = 64 * 1024 * 1024
     """How many bytes of entries are kept, of each subscription, from when they are read until they
     are sent. What is not kept is fetched again."""
+
+    caches_bytes_max: Annotated[int, Field(ge=0, le=64 * 1024 * 1024 * 1024)] = 256 * 1024 * 1024
+    """The same, of all subscriptions together."""
+
+    stream_bytes_max: Annotated[int, Field(ge=1, le=1024 * 1024 * 1024)] = 8 * 1024 * 1024
+    """How many bytes of entries that were fetched for one consumer are not sent yet. One entry is
+    fetched, whatever its size."""
+
+    streams_bytes_max: Annotated[int, Field(ge=1, le=64 * 1024 * 1024 * 1024)] = 128 * 1024 * 1024
+    """How many bytes of entries are on their way to all consumers together. Who needs more waits
+    until others have read what they are sent. (An entry takes up to three times its size while it
+    is sent.)"""
+
+    slow_consumer_s: Seconds = 10
+    """For how long a consumer may not read what it is sent while others wait for room; then it is
+    cut off."""
 
     consumers_max: Annotated[int, Field(ge=1, le=10_000)] = 1_000
     """How many consumers a subscription may have."""

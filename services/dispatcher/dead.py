@@ -5,34 +5,40 @@
 
 The numbers and the keys are properties of the subscription's cursor. A letter that is published
 again has its number, so the dead letter topic's deduplication finds it. Who takes the subscription
-over finishes what has a number before anything else is delivered; and only who has the subscription
-can give a letter a number.
+over dead-letters what has a number, and delivers it to nobody; and only who has the subscription
+can give a letter a number. Nothing but a letter's own key waits for the dead letter topic.
 
 Letters are published in the order of their numbers, since the dead letter topic takes no number
-below one that it has. The numbers of a later owner are higher than those of all before it. A letter
-that the dead letter topic refuses is passed over: its key waits, and the letter is tried again from
-time to time, under its number as long as that is not overtaken.
+below one that it has. The numbers of a later owner are higher than those of all before it. A
+letter that cannot be published is passed over: its key waits, and the letter is tried again from
+time to time, under its number as long as that is not overtaken. One that is refused for too long is
+given up: its entry is passed.
 """
 
 import asyncio
 import base64
 import json
 import time
-from collections.abc import Iterable
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 import structlog
 
+from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.message_id import MessageId
 from seqgate.telemetry import names
 from seqgate.telemetry.propagation import TRACEPARENT
 from seqgate.types import InvalidNameError, Position, TopicName
-from services.dispatcher.core.effects import AfterDeadLetter, DeadLetter, Gap, KeyState, Persist
+from services.dispatcher.core.effects import AfterDeadLetter, Because, DeadLetter, Gap, KeyState
+from services.dispatcher.core.gaps import remembered
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.entries import position_of
 from services.dispatcher.ports import (
+    GENERATION,
     INTERNAL,
     Cursor,
     Cursors,
@@ -53,11 +59,6 @@ _NEXT: Final = f"{INTERNAL}dead.next"
 _LETTER: Final = f"{INTERNAL}dead.letter."
 _KEY: Final = f"{INTERNAL}dead.key."
 
-KEY_BYTES_MAX: Final = 2_000
-"""The longest key of which it is durable what becomes of it. Of a longer one it is forgotten when
-the subscription goes to another instance."""
-
-
 NUMBERS_AN_EPOCH: Final = 1_000_000
 """By how much the numbers of an epoch are higher, at least, than those of the one before."""
 
@@ -67,6 +68,16 @@ BURIED_MAX: Final = 10_000
 RETRY_AFTER_S: Final = 0.5
 """How long a letter waits that could not be put."""
 
+REFUSED_MAX_S: Final = 86_400.0
+"""How long a letter is tried that is refused, in seconds, unless told otherwise."""
+
+GENERATIONS_MAX: Final = 100
+"""Through how many dead letter topics a message goes: what always fails, where these lead to one
+another, would be copied without end."""
+
+REFUSALS_MIN: Final = 3
+"""How often at least it is refused until it is given up: it may have waited for something else."""
+
 
 class _Open(NamedTuple):
     """A letter that has a number, and is not acknowledged."""
@@ -74,14 +85,24 @@ class _Open(NamedTuple):
     number: int
     attempts: int
     topic: TopicName
+    since_ms: int
+    line: str
 
 
 class Graveyard:
     """See the module."""
 
     def __init__(
-        self, topic: TopicName, subscription: str, cursors: Cursors, log: Log, letters: DeadLetters
+        self,
+        topic: TopicName,
+        subscription: str,
+        cursors: Cursors,
+        log: Log,
+        letters: DeadLetters,
+        now_ms: Callable[[], int] = lambda: 0,
+        refused_max_s: float = REFUSED_MAX_S,
     ) -> None:
+        """`refused_max_s` says how long a letter is tried that is refused, in seconds."""
         self.dead_letter_topic = default_topic(topic, subscription)
         """Where new letters go."""
         self.buried: dict[Position, TopicName] = {}
@@ -95,8 +116,15 @@ class Graveyard:
         self._next = 1
         self._open: dict[Position, _Open] = {}
         self._published: set[Position] = set()
-        self._refused: dict[Position, LetterRefused] = {}
+        self._failed: dict[Position, DomainError] = {}
+        self._refusals: Counter[Position] = Counter()
+        self._given_up: dict[Position, Because] = {}
+        self._now_ms = now_ms
+        self._refused_max_s = refused_max_s
+        self._highest = -1  # the highest number that was published here
+        self._line = ""
         self._done: set[Position] = set()
+        self._overtaken: dict[Position, int] = {}  # since when, of what is to have another number
         self._one_by_one = asyncio.Lock()
         named = {names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: subscription}
         self._spans = MessageSpans(names.DEAD_LETTER, str(topic), named)
@@ -106,21 +134,27 @@ class Graveyard:
         """Whether there are numbers to forget."""
         return bool(self._done)
 
+    @property
+    def begun(self) -> frozenset[Position]:
+        """Which entries have a number, and are not acknowledged: they are delivered to nobody."""
+        return frozenset(self._open.keys() - self._done)
+
     async def load(
         self, cursor: Cursor, epoch: int, acknowledged: Acknowledged
     ) -> dict[bytes, KeyState]:
-        """Finish what was begun, which is noted as acknowledged, and return what is known of
-        keys."""
+        """Begin with what is durable, and return what is known of keys."""
         async with self._one_by_one:
             self._epoch = epoch
             self._open, self._published, self._done = {}, set(), set()
-            self._refused = {}
+            self._failed = {}
             keys = {}
             for name, value in cursor.properties.items():
                 if name.startswith(_LETTER):
-                    number, attempts, to = json.loads(value)
+                    number, attempts, to, *since = json.loads(value)
                     position = _parsed(name.removeprefix(_LETTER))
-                    self._open[position] = _Open(number, attempts, TopicName.parse(to))
+                    since_ms, line = since or (self._now_ms(), "")
+                    topic = TopicName.parse(to)
+                    self._open[position] = _Open(number, attempts, topic, since_ms, line)
                 elif name.startswith(_KEY):
                     key, state = _key_state(json.loads(value))
                     keys[key] = state
@@ -134,47 +168,57 @@ class Graveyard:
             done = {position for position in self._open if position in acknowledged}
             self._published |= done
             self._done |= done
-            await self._publish_all()
-            unfinished = self._published - done
-            if unfinished:
-                what = Persist(0, tuple(unfinished), (), ())
-                await self._cursors.persist(self._topic, self._subscription, what, epoch)
-                for position in unfinished:
-                    acknowledged.add(position)
-                self._done |= unfinished
         if self._done:
             await self.tidy()
         return keys
 
-    async def bury(self, what: DeadLetter) -> None:
-        """Put an entry into the dead letter topic. May be repeated."""
+    async def bury(self, what: DeadLetter) -> Because | None:
+        """Put an entry into the dead letter topic. May be repeated. Returns why it is given up:
+        it was refused for so long, or went through so many; None: it is there."""
         async with self._one_by_one:
-            if what.position not in self._open:
+            position = what.position
+            if position not in self._open:
                 await self._number(what)
-            self._refused.pop(what.position, None)
+            self._failed.pop(position, None)
             await self._publish_all()
-            if what.position in self._refused:
-                raise self._refused[what.position]
-            if what.position not in self._published:
-                raise LedgerUnavailable("it is not its turn", retry_after_s=RETRY_AFTER_S)
+            if position in self._published:
+                self._refusals.pop(position, None)
+                return self._given_up.pop(position, None)
+            error = self._failed.get(position)
+            if isinstance(error, LetterRefused) and self._is_hopeless(position):
+                self._refusals.pop(position, None)
+                self._overtaken.pop(position, None)
+                return Because.LETTER_REFUSED
+            raise error or LedgerUnavailable("it is not its turn", retry_after_s=RETRY_AFTER_S)
+
+    def _is_hopeless(self, position: Position) -> bool:
+        """Whether a letter was refused for so long that it is given up."""
+        waited_ms = self._now_ms() - self._since_ms(position)
+        is_long = waited_ms >= self._refused_max_s * 1000
+        return is_long and self._refusals[position] >= REFUSALS_MIN
+
+    def _since_ms(self, position: Position) -> int:
+        letter = self._open.get(position)
+        return self._overtaken.get(position, self._now_ms()) if letter is None else letter.since_ms
 
     async def _number(self, what: DeadLetter) -> None:
         number, self._next = self._next, self._next + 1
-        letter = _Open(number, what.attempts, self.dead_letter_topic)
+        since_ms = self._overtaken.pop(what.position, self._now_ms())
+        letter = _Open(number, what.attempts, self.dead_letter_topic, since_ms, self._line)
         put = {
             f"{_LETTER}{_text(what.position)}": json.dumps(
-                [letter.number, letter.attempts, str(letter.topic)]
+                [letter.number, letter.attempts, str(letter.topic), letter.since_ms, letter.line]
             ),
             _NEXT: str(number + 1),
         }
-        if len(what.key) <= KEY_BYTES_MAX:
-            state = {
-                "key": base64.b64encode(what.key).decode(),
-                "after": what.after.name,
-                "position": _text(what.position),
-                "attempts": what.attempts,
-            }
-            put[_key_name(what.key)] = json.dumps(state)
+        key = remembered(what.key)
+        state = {
+            "key": base64.b64encode(key).decode(),
+            "after": what.after.name,
+            "position": _text(what.position),
+            "attempts": what.attempts,
+        }
+        put[_key_name(key)] = json.dumps(state)
         try:
             await self._put(put)
         except InvalidProperty as error:
@@ -199,12 +243,13 @@ class Graveyard:
 
     async def forget(self, key: bytes) -> None:
         """Nothing need be known of a key any more."""
-        await self._put({}, _key_name(key))
+        await self._put({}, _key_name(remembered(key)))
 
     async def _publish_all(self) -> None:
-        """Publish what is not, in the order of its numbers, until one is refused: the next may be
-        as well. What cannot be published under its number any more has none."""
-        waiting = self._open.keys() - self._published - self._refused.keys()
+        """Publish what is not, in the order of its numbers, until one cannot be: the next may not
+        be either. That one is passed over until it is tried itself, so that none waits for another
+        one. What cannot be published under its number any more has none."""
+        waiting = self._open.keys() - self._published - self._failed.keys()
         published = len(self._published)
         try:
             await self._publish_some(waiting)
@@ -218,7 +263,8 @@ class Graveyard:
             try:
                 is_there = await self._publish(position)
             except LetterRefused as error:
-                self._refused[position] = error
+                self._failed[position] = error
+                self._refusals[position] += 1
                 log.warning(
                     "dead letter refused",
                     topic=str(self._topic),
@@ -227,11 +273,31 @@ class Graveyard:
                     **error.details,
                 )
                 return
-            if is_there:
+            except LedgerUnavailable as error:
+                self._failed[position] = error
+                return
+            if position in self._given_up:
                 self._published.add(position)
+            elif is_there:
+                self._published.add(position)
+                self._highest = max(self._highest, self._open[position].number)
                 self._remember(position)
             else:
-                del self._open[position]
+                self._note_overtaken(position)
+
+    def _note_overtaken(self, position: Position) -> None:
+        """A letter cannot be published under its number: it is to have another one. Where none of
+        ours was higher, somebody else uses the producer's name: we take one that nobody knows."""
+        letter = self._open.pop(position)
+        self._overtaken[position] = letter.since_ms
+        if letter.number > self._highest and letter.line == self._line:
+            self._line = uuid.uuid4().hex[:16]
+            log.warning(
+                "dead letters are published under another name",
+                topic=str(self._topic),
+                subscription=self._subscription,
+                line=self._line,
+            )
 
     def _remember(self, position: Position) -> None:
         self.buried[position] = self._open[position].topic
@@ -240,9 +306,15 @@ class Graveyard:
 
     async def _publish(self, position: Position) -> bool:
         """Returns whether the letter is there, or the log has the entry no more."""
-        number, attempts, topic = self._open[position]
+        number, attempts, topic, _, line = self._open[position]
         for entry in await self._log.fetch(self._topic, [position]):
-            letter = Letter(topic, self._topic, self._subscription, number, attempts, entry)
+            generation = 1 + _generation(entry)
+            if generation > GENERATIONS_MAX:
+                self._given_up[position] = Because.CYCLE
+                return True
+            letter = Letter(
+                topic, self._topic, self._subscription, number, attempts, entry, line, generation
+            )
             return await self._put_letter(letter)
         return True
 
@@ -270,6 +342,12 @@ class Graveyard:
         await self._cursors.set_properties(
             self._topic, self._subscription, put, remove, epoch=self._epoch
         )
+
+
+def _generation(entry: StoredEntry) -> int:
+    """Through how many dead letter topics an entry went, by its own word."""
+    said = entry.metadata.properties.get(GENERATION, "0")
+    return int(said) if said.isascii() and said.isdecimal() and len(said) < 10 else 0
 
 
 def default_topic(topic: TopicName, subscription: str) -> TopicName:

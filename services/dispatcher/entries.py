@@ -28,7 +28,14 @@ def entry_of(stored: StoredEntry, verdict: int = ACCEPT) -> Entry:
     chunk = None
     if metadata.num_chunks_from_msg > 1:
         is_last = metadata.chunk_id == metadata.num_chunks_from_msg - 1
-        chunk = Chunk(f"{metadata.producer_name}\0{metadata.uuid}", is_last)
+        chunk = Chunk(f"{metadata.producer_name}\0{metadata.uuid}", is_last, metadata.chunk_id)
+    aborts = f"{metadata.producer_name}\0{stored.aborts}" if stored.aborts else ""
     return Entry(
-        position, key, metadata.num_messages_in_batch or 1, metadata.deliver_at_time, chunk, verdict
+        position,
+        key,
+        metadata.num_messages_in_batch or 1,
+        metadata.deliver_at_time,
+        chunk,
+        verdict,
+        aborts,
     )

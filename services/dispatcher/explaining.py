@@ -43,6 +43,8 @@ TEXTS: Final = {
     pb.REASON_RESCHEDULED: "a filter put it off: it is asked about again",
     pb.REASON_REJECTED: "its filters reject it",
     pb.REASON_DEAD_LETTERED: "it went to the dead letter topic",
+    pb.REASON_PASSED: "it was passed, and nobody received it",
+    pb.REASON_INCOMPLETE: "it waits for the turn of the last chunk of its message",
 }
 
 
@@ -57,7 +59,7 @@ _VERDICTS: Final = {
 def explain_key(live: Live, key: bytes) -> pb.ExplainResponse:
     """Why the next message of a key is not delivered."""
     machine = live.machine
-    own = _own_key(machine, key)
+    own = machine.lane_key(key)
     lane = machine.lanes.get(own)
     response = pb.ExplainResponse(key=key)
     if lane is not None:
@@ -106,6 +108,9 @@ async def explain_position(live: Live, position: Position) -> pb.ExplainResponse
         )
         response.reasons.append(said)
         return response
+    if lane.is_kept_back(position):
+        response.reasons.append(_say(pb.REASON_INCOMPLETE, position=position))
+        return response
     is_behind = lane.lag is not None and position >= lane.lag
     if is_behind:
         response.reasons.append(_say(pb.REASON_LAGGING, position=lane.lag))
@@ -129,6 +134,11 @@ async def _of_end(live: Live, entry: StoredEntry) -> list[pb.Explanation]:
         said = _say(pb.REASON_DEAD_LETTERED, position=position)
         said.text += f" {topic}"
         said.dead_letter_topic = str(topic)
+        return [said]
+    because = live.passed(position)
+    if because is not None:
+        said = _say(pb.REASON_PASSED, position=position)
+        said.text += f": {because.value}"
         return [said]
     chain = live.filtering.chains.at(position)
     if not chain.filters or entry.metadata.HasField("marker_type"):
@@ -262,11 +272,6 @@ def _why_nobody(machine: Subscription) -> Iterator[pb.Explanation]:
         yield _say(pb.REASON_CONSUMER_LIMIT, consumer=", ".join(_names(machine)))
     else:
         yield _say(pb.REASON_READY)
-
-
-def _own_key(machine: Subscription, key: bytes) -> bytes:
-    """The key of the lane in which a key's messages are."""
-    return key if machine.options.kind is Kind.KEY_SHARED else b""
 
 
 def _say(

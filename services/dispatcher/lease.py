@@ -23,13 +23,15 @@ async def keep(
     owner: str,
     epoch: int,
     lease_s: float,
+    lost_s: float,
     stop: Callable[[DomainError], None],
 ) -> None:
-    """Renew a lease that was just acquired; when it is lost, or may be, stop everything."""
+    """Renew a lease that was just acquired; when it is lost, or may be, stop everything. `lost_s`
+    is until when it is ours, by the loop's clock: it began not later than it was asked for, however
+    late the answer came."""
     loop = asyncio.get_running_loop()
-    lost_s = loop.time() + lease_s
     while True:
-        await asyncio.sleep(lease_s / RENEWALS)
+        await asyncio.sleep(min(lease_s / RENEWALS, max(0.0, lost_s - loop.time())))
         asked_s = loop.time()
         try:
             async with asyncio.timeout_at(lost_s):

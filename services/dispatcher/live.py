@@ -11,6 +11,7 @@ everything stops at once, and nothing that comes later counts: the cursor servic
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import structlog
@@ -18,10 +19,11 @@ import structlog
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.types import Position, TopicName
-from services.dispatcher import lease
-from services.dispatcher.chains import Chain, Stretch, from_properties
+from services.dispatcher import lease, resuming
+from services.dispatcher.cache import Caches, EntryCache
+from services.dispatcher.chains import Chain, Stretch, from_properties, to_properties
 from services.dispatcher.config import DispatcherConfig
-from services.dispatcher.core.effects import AfterDeadLetter, Kind, Options
+from services.dispatcher.core.effects import AfterDeadLetter, Because, Kind, Options
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.subscription import Durable, Subscription
 from services.dispatcher.dead import Graveyard
@@ -29,13 +31,14 @@ from services.dispatcher.entries import position_of
 from services.dispatcher.filtering import Filtering
 from services.dispatcher.performing import Performing
 from services.dispatcher.placement import Placement
-from services.dispatcher.ports import Cursor, InvalidProperty, Part, Ports
+from services.dispatcher.ports import Cursor, InvalidProperty, Part, Ports, TopicNotFound
 from services.dispatcher.refusals import SubscriptionBusy, TooManyConsumers
 from services.dispatcher.sending import Sending
 from services.dispatcher.session import Joining, Session
 from services.dispatcher.work import Work
 from services.errors import DomainError, Draining, Fenced
 from services.runtime.metrics import Recorder, nowhere
+from services.runtime.room import Room
 
 log = structlog.get_logger()
 
@@ -67,21 +70,38 @@ class Live:
         tasks: asyncio.TaskGroup,
         answered: Recorder = nowhere,
         handed_over: Recorder = nowhere,
+        *,
+        room: Room | None = None,
+        caches: Caches | None = None,
+        leased_s: float | None = None,
     ) -> None:
-        """`answered` and `handed_over` are told how long the filter service took, and how long keys
-        drained."""
+        """`leased_s` is when the lease was asked for, by the loop's clock; None: now. `room` and
+        `caches` are what all subscriptions share; None: nobody else has any. `answered` and
+        `handed_over` are told how long the filter service took, and how long keys drained."""
         self.topic = topic
         self.name = name
         self.epoch = epoch
         self.sessions: dict[int, Session] = {}
-        self.idle_since_s: float | None = asyncio.get_running_loop().time()
+        now_s = asyncio.get_running_loop().time()
+        self.idle_since_s: float | None = now_s
         self.analyzing = asyncio.Lock()
         self._config = config
         self._ports = ports
         self._numbers = 1
+        self._leaving: list[int] = []
+        caches = caches or Caches(config.caches_bytes_max)
+        room = room or Room(config.streams_bytes_max, slow_s=config.slow_consumer_s)
         self._changing_filters = asyncio.Lock()
         self._work = Work(topic, name, tasks, self._at_stop)
-        self._graveyard = Graveyard(topic, name, ports.cursors, ports.log, ports.dead_letters)
+        self._graveyard = Graveyard(
+            topic,
+            name,
+            ports.cursors,
+            ports.log,
+            ports.dead_letters,
+            ports.now_ms,
+            config.dead_letter_refused_max_s,
+        )
         self.filtering = Filtering(
             topic, name, ports.filters, ports.cursors, ports.now_ms, self._work.start, answered
         )
@@ -94,12 +114,23 @@ class Live:
             self.sessions,
             self._graveyard,
             self.filtering,
-            cache_bytes_max=config.cache_bytes_max,
+            cache=EntryCache(config.cache_bytes_max, caches),
+            read_entries_max=config.read_entries_max,
             handed_over=handed_over,
         )
-        self._sending = Sending(topic, name, ports.log, self._work, self._performing)
+        self._sending = Sending(
+            topic,
+            name,
+            ports.log,
+            self._work,
+            self._performing,
+            room,
+            bytes_max=min(config.stream_bytes_max, room.bytes_max),
+        )
+        lost_s = (now_s if leased_s is None else leased_s) + config.lease_s
         self._work.start(
-            lease.keep, ports.cursors, topic, name, ports.owner, epoch, config.lease_s, self.stop
+            *(lease.keep, ports.cursors, topic, name, ports.owner, epoch, config.lease_s, lost_s),
+            self.stop,
         )
 
     @property
@@ -116,6 +147,16 @@ class Live:
     def cache_bytes(self) -> int:
         """How much is kept of entries that are not sent yet, in bytes."""
         return self._performing.cache.size_bytes
+
+    @property
+    def changing(self) -> asyncio.Lock:
+        """Held while another machine takes the place of this one, or the filters change."""
+        return self._performing.changing
+
+    @property
+    def room(self) -> Room:
+        """The room for what is on its way to consumers."""
+        return self._sending.room
 
     @property
     def cache_bytes_max(self) -> int:
@@ -138,6 +179,11 @@ class Live:
         return self._performing.assignment_version
 
     @property
+    def failures(self) -> int:
+        """How often something unforeseen happened to it."""
+        return self._work.failures
+
+    @property
     def stopped(self) -> DomainError | None:
         """Why nothing is done any more; None: it is."""
         return self._work.stopped
@@ -149,6 +195,7 @@ class Live:
         self._performing.begin(await self._durable())
 
     async def _durable(self) -> Durable:
+        """What is durable, as far as the log goes. Nobody else changes it meanwhile."""
         cursors = self._ports.cursors
         cursor = await cursors.get(self.topic, self.name)
         chains = from_properties(cursor.properties).needed_after(cursor.mark_delete)
@@ -160,9 +207,15 @@ class Live:
                 left[each.position] = (1 << each.messages) - 1 & ~each.acknowledged
             else:
                 acknowledged.add_range(each.first, each.last_entry_id)
-        keys = await self._graveyard.load(cursor, self.epoch, acknowledged)
         attempts = {each: count async for each, count in cursors.attempts(self.topic, self.name)}
-        return Durable(acknowledged, left, attempts, keys)
+        if acknowledged.highest or left or attempts:
+            with suppress(TopicNotFound):  # then nothing is stored there
+                last = (await self._ports.log.ends(self.topic)).last
+                if resuming.is_beyond(acknowledged, left, attempts, last):
+                    await resuming.move_back(self._ports, self.topic, cursor, last, self.epoch)
+                    return await self._durable()
+        keys = await self._graveyard.load(cursor, self.epoch, acknowledged)
+        return Durable(acknowledged, left, attempts, keys, self._graveyard.begun)
 
     def stop(self, error: DomainError) -> None:
         """Stop at once. Consumers are told why."""
@@ -193,7 +246,8 @@ class Live:
                 log.warning(
                     "not released", topic=str(self.topic), subscription=self.name, why=str(error)
                 )
-        self.stop(Draining("the service is shutting down", retry_after_s=0.1))
+        finally:  # also when nobody waits for this any more: or the lease would be renewed for ever
+            self.stop(Draining("the service is shutting down", retry_after_s=0.1))
         await self._work.ended()
         await self.filtering.close()
 
@@ -206,9 +260,12 @@ class Live:
             SubscriptionBusy, TooManyConsumers, InvalidKeyRange, RangeConflict, NoSlotsLeft.
         """
         async with self._performing.changing:
+            await asyncio.sleep(0)  # when many connect at once, the lease is renewed in between
             self._work.check()
+            self._let_leave()
             if not self.sessions:
-                await self._change_options(joining)
+                with self._work.contained():
+                    await self._change_options(joining)
                 self._work.check()  # the lease may have been lost meanwhile
             self._check_fits(joining)
             number, self._numbers = self._numbers, self._numbers + 1
@@ -216,7 +273,9 @@ class Live:
             self.sessions[number] = session
             self.idle_since_s = None
             try:
-                self._join(session)
+                with self._work.contained():
+                    self._join(session)
+                self._work.check()
             except DomainError:
                 self._forget(session)
                 raise
@@ -231,19 +290,30 @@ class Live:
         self._work.check()
 
     def leave(self, session: Session) -> None:
-        """Somebody's stream ended, without a word."""
+        """Somebody's stream ended, without a word. Streams that end together, as all of a process
+        do, leave together: to assign slots anew for each of a thousand takes longer than a lease.
+        """
         if self._forget(session) and self.stopped is None:
+            if not self._leaving:
+                asyncio.get_running_loop().call_soon(self._let_leave)
+            self._leaving.append(session.consumer)
+
+    def _let_leave(self) -> None:
+        leaving, self._leaving = self._leaving, []
+        if leaving and self.stopped is None:
             performing = self._performing
-            performing.apply(performing.machine.leave(session.consumer, performing.now_ms()))
+            with self._work.contained():
+                performing.apply(performing.machine.leave(*leaving, now_ms=performing.now_ms()))
 
     def say_goodbye(self, session: Session, error: DomainError | None = None) -> None:
         """Somebody leaves in good order: its stream ends when what it acknowledged is durable."""
         if not self._forget(session):
             return
         performing = self._performing
-        number = performing.machine.durable_with
-        performing.apply(performing.machine.close(session.consumer, performing.now_ms()))
-        performing.answers.give(session, None, number, error)
+        with self._work.contained():
+            number = performing.machine.durable_with
+            performing.apply(performing.machine.close(session.consumer, performing.now_ms()))
+            performing.answers.give(session, None, number, error)
 
     def _forget(self, session: Session) -> bool:
         if self.sessions.get(session.consumer) is not session:
@@ -313,6 +383,7 @@ class Live:
         async with performing.changing:
             await performing.settled()
             await self._work.end_of_machine()
+            await self._work.repeated(self._keep_needed_chains)
             await self._work.repeated(
                 lambda: cursors.reset(self.topic, self.name, mark_delete, self.epoch)
             )
@@ -322,6 +393,18 @@ class Live:
                 session.forget_deliveries()
                 session.put(pb.ConsumeResponse(sought=pb.Sought()))
                 self._join(session)
+
+    async def _keep_needed_chains(self) -> None:
+        """Of the chains those are kept that what is not acknowledged needs, the first from the
+        beginning on: where the subscription is moved back, it filters all that comes before. So
+        that does not depend on what was written since."""
+        cursors = self._ports.cursors
+        cursor = await cursors.get(self.topic, self.name)
+        chains = from_properties(cursor.properties)
+        kept = chains.needed_after(cursor.mark_delete)
+        if kept != chains:
+            put, remove = to_properties(kept, cursor.properties)
+            await cursors.set_properties(self.topic, self.name, put, remove, epoch=self.epoch)
 
     # ---- other filters, and what they see
 
@@ -340,7 +423,7 @@ class Live:
             await self.filtering.check(chain)
             await self.cursor()
             async with self._performing.changing, self.filtering.changing:
-                at = self._unread if isinstance(start, Unread) else start
+                at = self._from_now_on(is_shadow=is_shadow) if isinstance(start, Unread) else start
                 cursor, is_other = await self.filtering.change(
                     Stretch(at, chain),
                     self._work.repeated,
@@ -410,6 +493,12 @@ class Live:
 
         return await self._work.finished(in_turn)
 
+    def _from_now_on(self, *, is_shadow: bool) -> Position | None:
+        """Where a change without a start begins: at what waits because a filter failed, since who
+        mends that filter means it; or where what was not read yet does."""
+        failed = None if is_shadow else self.machine.judging.first_failed()
+        return self._unread if failed is None else failed
+
     @property
     def _unread(self) -> Position | None:
         read = self.machine.read_position
@@ -427,8 +516,10 @@ class Live:
     def release_key(self, key: bytes) -> bool:
         """Let a key go on; whether it was held."""
         performing = self._performing
-        held = performing.machine.keys.get(key)
-        performing.apply(performing.machine.release_key(key, performing.now_ms()))
+        held = performing.machine.gaps.state(performing.machine.lane_key(key))
+        with self._work.contained():
+            performing.apply(performing.machine.release_key(key, performing.now_ms()))
+        self._work.check()
         return held is not None and held.after is not AfterDeadLetter.CONTINUE
 
     async def cursor(self) -> Cursor:
@@ -438,6 +529,11 @@ class Live:
     def buried(self, position: Position) -> TopicName | None:
         """Where an entry was dead-lettered; None: it was not, or that is not known any more."""
         return self._graveyard.buried.get(position)
+
+    def passed(self, position: Position) -> Because | None:
+        """Why an entry was acknowledged though nobody received it; None: it was not, or that is not
+        known any more."""
+        return self._performing.passed.get(position)
 
     async def entry(self, position: Position) -> ledger_pb2.StoredEntry | None:
         """The entry at a position, without its payload; None: the log has none there."""

@@ -41,6 +41,7 @@ TOTALS: Final = {
     told.DEAD_LETTERS: "dead_lettered",
     told.STALE: "stale",
     told.SCANNED: "scanned_entries",
+    told.PASSED: "passed_entries",
 }
 
 
@@ -57,6 +58,7 @@ class DispatcherMetrics:
         self._past_filtered: Counter[tuple[str, str, str]] = Counter()
         self._past_failures: Counter[tuple[str, str]] = Counter()
         self._past_lookups: Counter[str] = Counter()
+        self._past_surprises: Counter[str] = Counter()
         self.lags: dict[Live, int] = {}
         self._tell_counts(metrics)
         self._tell_filters(metrics)
@@ -78,6 +80,7 @@ class DispatcherMetrics:
         self._past_filtered.update(self._filtered_of(live))
         self._past_failures.update(_failures_of(live))
         self._past_lookups.update(live.filtering.lookups)
+        self._past_surprises[self._label(live.topic)] += live.failures
 
     @property
     def working(self) -> list[Live]:
@@ -90,6 +93,7 @@ class DispatcherMetrics:
         for metric, name in TOTALS.items():
             metrics.tell(metric, self._total(name))
         metrics.tell(told.REDELIVERIES, self._redeliveries)
+        metrics.tell(told.SUBSCRIPTION_FAILURES, self._surprises)
 
     def _totals(self) -> dict[str, Counter[str]]:
         totals = {label: Counter(counts) for label, counts in self._past.items()}
@@ -99,6 +103,13 @@ class DispatcherMetrics:
 
     def _total(self, name: str) -> Read:
         return lambda: [((label,), counts[name]) for label, counts in self._totals().items()]
+
+    def _surprises(self) -> Iterable[tuple[Values, float]]:
+        found = Counter(dict.fromkeys(self._past, 0))
+        found.update(self._past_surprises)
+        for live in self._lives:
+            found[self._label(live.topic)] += live.failures
+        return [((label,), count) for label, count in found.items()]
 
     def _redeliveries(self) -> Iterable[tuple[Values, float]]:
         return [

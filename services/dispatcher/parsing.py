@@ -59,8 +59,12 @@ UNACKED_MAX: Final = 1_000_000
 IN_FLIGHT_MAX: Final = 10_000
 """The highest limit of a key's entries in flight."""
 
+REDELIVERIES_DEFAULT: Final = 16
 REDELIVERIES_MAX: Final = 1_000
-"""The highest number of redeliveries."""
+"""How often a message is delivered again, unless asked otherwise, and at most."""
+
+DRAIN_DEADLINE_MS: Final = 300_000
+"""How long a key that moved waits, unless asked otherwise, in milliseconds: five minutes."""
 
 PAGE_DEFAULT: Final = 100
 PAGE_MAX: Final = 1_000
@@ -140,9 +144,12 @@ def _options(given: pb.SubscriptionOptions, config: DispatcherConfig) -> Options
         consumer_parked_max=config.consumer_parked_max,
         classic_join=given.classic_join,
         delay_holds_key=given.delay_holds_key,
-        drain_deadline_ms=given.drain_deadline_ms,
-        redeliveries_max=given.max_redeliveries if given.HasField("max_redeliveries") else None,
+        drain_deadline_ms=given.drain_deadline_ms or DRAIN_DEADLINE_MS,
+        redeliveries_max=given.max_redeliveries
+        if given.HasField("max_redeliveries")
+        else REDELIVERIES_DEFAULT,
         after_dead_letter=_AFTER[given.after_dead_letter],
+        filter_failed_max_ms=int(config.filter_failed_max_s * 1000),
     )
 
 
@@ -214,9 +221,15 @@ def _subscription_name(text: str) -> str:
 
 def _dead_letter_topic(topic: TopicName, name: str, given: str) -> TopicName:
     try:
-        return TopicName.parse(given) if given else default_topic(topic, name)
+        dead = TopicName.parse(given) if given else default_topic(topic, name)
     except InvalidNameError as error:
         raise InvalidOptions(str(error), field="options.dead_letter_topic") from error
+    if dead == topic:
+        raise InvalidOptions(
+            "a topic is not its own dead letter topic: name another one",
+            field="options.dead_letter_topic",
+        )
+    return dead
 
 
 def start(given: pb.Start) -> Start:

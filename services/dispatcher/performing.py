@@ -11,8 +11,12 @@ machine has a generation.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
+from typing import Final
+
+import structlog
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
@@ -24,6 +28,7 @@ from services.dispatcher.core.effects import (
     ACCEPT,
     REJECT,
     Assigned,
+    Because,
     DeadLetter,
     Deliver,
     Delivery,
@@ -32,6 +37,7 @@ from services.dispatcher.core.effects import (
     ForgetKey,
     Judge,
     Options,
+    Passed,
     Persist,
     Read,
     Record,
@@ -44,10 +50,33 @@ from services.dispatcher.core.subscription import Durable, Subscription
 from services.dispatcher.dead import Graveyard
 from services.dispatcher.entries import entry_of, position_of
 from services.dispatcher.filtering import Filtering
+from services.dispatcher.persisting import persist
 from services.dispatcher.placement import Placement, selector_of
-from services.dispatcher.ports import Ports
+from services.dispatcher.ports import Fetched, Ports
 from services.dispatcher.work import BACKOFF_FIRST_S, Work
 from services.runtime.metrics import Recorder, nowhere
+
+log = structlog.get_logger()
+
+PASSED_MAX: Final = 10_000
+"""Of how many entries that were passed it is remembered why, for those who ask."""
+
+JUDGED_BYTES_MAX: Final = 4 * 1024 * 1024
+"""How many bytes of entries' metadata are fetched to be judged again at a time. The others are
+asked for after them."""
+
+
+class _Changing(asyncio.Lock):
+    """Held while something changes under which the machine is not asked; `over` is called whenever
+    a change ends, whatever came of it."""
+
+    def __init__(self, over: Callable[[], None]) -> None:
+        super().__init__()
+        self._over = over
+
+    def release(self) -> None:
+        super().release()
+        self._over()
 
 
 class Performing:
@@ -61,6 +90,7 @@ class Performing:
         cache: entries that were read and are not sent yet.
         changing: held while another machine takes this one's place, or the filters change.
         assignment_version: how often it changed which consumer owns what.
+        passed: which entries were acknowledged though nobody received them, the last ones, and why.
     """
 
     def __init__(
@@ -74,18 +104,21 @@ class Performing:
         graveyard: Graveyard,
         filtering: Filtering,
         *,
-        cache_bytes_max: int,
+        cache: EntryCache,
+        read_entries_max: int,
         handed_over: Recorder = nowhere,
     ) -> None:
-        """`streams` are the ways to consumers; `handed_over` is told how long keys drained, in
+        """`streams` are the ways to consumers; the machine is given `read_entries_max` entries of
+        what was read at a time; `handed_over` is told how long keys drained, in
         seconds."""
         self.options = Options()
         self.placement = Placement.CONSISTENT_HASHING
         self.generation = 0
         self.answers = Answers()
-        self.cache = EntryCache(cache_bytes_max)
-        self.changing = asyncio.Lock()
+        self.cache = cache
+        self.changing = _Changing(self._changed)
         self.assignment_version = 0
+        self.passed: dict[Position, Because] = {}
         self._topic = topic
         self._name = name
         self._epoch = epoch
@@ -105,6 +138,8 @@ class Performing:
         self._news = asyncio.Event()
         self._reader: AsyncIterator[Sequence[ledger_pb2.StoredEntry]] | None = None
         self._reader_after: Position | None = None
+        self._rest: Sequence[ledger_pb2.StoredEntry] = ()
+        self._read_entries_max = read_entries_max
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms: int | None = None
         self.machine = self._machine(Durable(Acknowledged(None)), first_delivery=1)
@@ -126,6 +161,7 @@ class Performing:
         """Nothing is carried out any more."""
         self.generation += 1
         self._news.set()
+        self.cache.clear()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -165,6 +201,8 @@ class Performing:
                     do(self._bury, effect, generation)
                 case Judge(positions):
                     do(self._judge, positions, generation)
+                case Passed(positions, because):
+                    self._note_passed(positions, because)
                 case ForgetKey(key):
                     do(self._work.repeated, partial(self._graveyard.forget, key))
         if self.machine.flights.handed_over:
@@ -177,6 +215,20 @@ class Performing:
         for since_ms in since:
             self._handed_over(max(0, now_ms - since_ms) / 1000)
         since.clear()
+
+    def _note_passed(self, positions: Sequence[Position], because: Because) -> None:
+        log.warning(
+            "entries passed",
+            topic=str(self._topic),
+            subscription=self._name,
+            count=len(positions),
+            first=f"{positions[0].ledger_id}:{positions[0].entry_id}",
+            because=because.value,
+        )
+        for position in positions:
+            self.passed[position] = because
+            if len(self.passed) > PASSED_MAX:
+                del self.passed[next(iter(self.passed))]
 
     def _machine(self, durable: Durable, *, first_delivery: int) -> Subscription:
         return Subscription(
@@ -200,6 +252,10 @@ class Performing:
         )
         self._put(consumer, pb.ConsumeResponse(assigned=assigned))
 
+    def contained(self) -> AbstractContextManager[None]:
+        """What was not foreseen is the matter of this subscription alone."""
+        return self._work.contained()
+
     # ---- time
 
     def _set_timer(self) -> None:
@@ -217,7 +273,13 @@ class Performing:
     def _tick(self) -> None:
         self._timer_ms = None
         if self._work.stopped is None and not self.changing.locked():
-            self.apply(self.machine.tick(self.now_ms()))
+            with self._work.contained():
+                self.apply(self.machine.tick(self.now_ms()))
+
+    def _changed(self) -> None:
+        """A change is over. What was due meanwhile is looked at now; and the machine may be another
+        one, with timers of its own."""
+        self._set_timer()
 
     # ---- the log, and what filters say
 
@@ -243,9 +305,10 @@ class Performing:
             if self._reader is None or self._reader_after != after:
                 self._reader = self._ports.log.follow(self._topic, after)
                 self._reader_after = after
+                self._rest = ()
             reader = self._reader
             try:
-                entries = await anext(reader)
+                entries = self._rest or await anext(reader)
             except StopAsyncIteration:
                 self._reader = None
                 await asyncio.sleep(BACKOFF_FIRST_S)
@@ -253,6 +316,10 @@ class Performing:
             except BaseException:
                 self._reader = None
                 raise
+            entries, self._rest = (
+                entries[: self._read_entries_max],
+                entries[self._read_entries_max :],
+            )
             self._reader_after = position_of(entries[-1])
             return entries
 
@@ -275,13 +342,15 @@ class Performing:
     async def _judge(self, positions: Sequence[Position], generation: int) -> None:
         kept = [each for each in map(self.cache.peek, positions) if each is not None]
         missing = sorted(each for each in positions if each not in self.cache)
-        fetched: Sequence[ledger_pb2.StoredEntry] = []
+        fetched = Fetched((), 0)
         if missing:
             fetched = await self._work.repeated(
-                lambda: self._ports.log.fetch(self._topic, missing, metadata_only=True)
+                lambda: self._ports.log.fetch_some(
+                    self._topic, missing, bytes_max=JUDGED_BYTES_MAX, metadata_only=True
+                )
             )
-        entries = [*kept, *fetched]
-        gone = set(positions).difference(map(position_of, entries))
+        entries = [*kept, *fetched.entries]
+        gone = set(missing[: fetched.answered]).difference(map(position_of, fetched.entries))
         verdicts = await self._filtering.again(entries)
         if generation != self.generation:
             return
@@ -298,7 +367,7 @@ class Performing:
         with spans.shared(f"{names.PERSIST} {self._topic}", followed, self._persisting) as span:
             span.set_attribute(names.ENTRIES, len(what.entries) + len(what.parts))
             mark_delete = await self._work.repeated(
-                lambda: self._ports.cursors.persist(self._topic, self._name, what, self._epoch)
+                lambda: persist(self._ports, self._topic, self._name, what, self._epoch)
             )
         if generation != self.generation:
             return
@@ -317,6 +386,7 @@ class Performing:
             self.apply(self.machine.recorded(self.now_ms()))
 
     async def _bury(self, what: DeadLetter, generation: int) -> None:
-        await self._work.repeated(lambda: self._graveyard.bury(what))
+        because = await self._work.repeated(lambda: self._graveyard.bury(what))
         if generation == self.generation:
-            self.apply(self.machine.dead_lettered(what.position, what.key, self.now_ms()))
+            effects = self.machine.dead_lettered(what.position, what.key, self.now_ms(), because)
+            self.apply(effects)

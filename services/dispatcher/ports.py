@@ -22,6 +22,21 @@ class CursorsUnavailable(DomainError):
     reason = "CURSORS_UNAVAILABLE"
 
 
+class CursorsRefused(DomainError):
+    """The cursor service refuses what no repetition mends. The subscription is let go, and whoever
+    takes it again begins with what is durable."""
+
+    kind = Kind.FENCED
+    reason = "CURSORS_REFUSED"
+
+
+class CursorCorrupt(DomainError):
+    """What is stored of the subscription's cursor is damaged. Resetting the cursor helps."""
+
+    kind = Kind.DATA_LOSS
+    reason = "CURSOR_CORRUPT"
+
+
 class LedgerUnavailable(DomainError):
     """The ledger does not answer."""
 
@@ -36,6 +51,9 @@ class LetterRefused(DomainError):
     kind = Kind.UNAVAILABLE
     reason = "DEAD_LETTER_REFUSED"
 
+
+GENERATION: Final = "seqgate.dead.generation"
+"""The property of a dead letter that tells through how many dead letter topics it went."""
 
 INTERNAL: Final = "seqgate."
 """How the names of a cursor's properties begin that are not the application's."""
@@ -148,9 +166,9 @@ class Part(NamedTuple):
 class Cursors(Protocol):
     """Cursors of topics; a subscription is the one of its name.
 
-    Every method raises CursorsUnavailable when the service does not answer. Those that name a
-    cursor raise SubscriptionNotFound; those that take an epoch raise Fenced when the lease has a
-    newer one.
+    Every method raises CursorsUnavailable when the service does not answer, and CursorsRefused when
+    it refuses what would be refused again. Those that name a cursor raise SubscriptionNotFound, and
+    CursorCorrupt; those that take an epoch raise Fenced when the lease has a newer one.
     """
 
     async def create(
@@ -253,6 +271,18 @@ class Ends(NamedTuple):
     last: Position | None
 
 
+class Fetched(NamedTuple):
+    """Entries at some of the positions that were asked for.
+
+    Attributes:
+        answered: how many positions that is, from the first on. Of these, the log has none but the
+            entries that are here. Of the rest nothing is said.
+    """
+
+    entries: Sequence[ledger_pb2.StoredEntry]
+    answered: int
+
+
 class Log(Protocol):
     """The ledger service. Entries are given out as they are on the wire.
 
@@ -273,7 +303,8 @@ class Log(Protocol):
     async def scan(
         self, topic: TopicName, at: Position | None, after: Position | None, limit: int
     ) -> Sequence[ledger_pb2.StoredEntry]:
-        """So many entries, without payloads: from a position on, or after one."""
+        """At most so many entries, without payloads: from a position on, or after one. There may be
+        fewer than there are; none means that the log has none there."""
         ...
 
     async def fetch(
@@ -281,6 +312,19 @@ class Log(Protocol):
     ) -> Sequence[ledger_pb2.StoredEntry]:
         """The entries at these positions, which are in order; those that the log does not have are
         left out."""
+        ...
+
+    async def fetch_some(
+        self,
+        topic: TopicName,
+        positions: Sequence[Position],
+        *,
+        bytes_max: int,
+        metadata_only: bool = False,
+    ) -> Fetched:
+        """The entries at the first of these positions, which are in order, as far as so many bytes
+        go: at least one position is answered, whatever its size, and the last entry may be beyond
+        the limit."""
         ...
 
     async def ledgers(self, topic: TopicName) -> Sequence[Run]:
@@ -307,6 +351,9 @@ class Letter(NamedTuple):
         number: counts the subscription's dead letters: with it, an entry that is put there again
             is found there already.
         entry: as it was stored.
+        line: which of the subscription's producers publishes it, each with numbers of its own;
+            empty: the first.
+        generation: through how many dead letter topics it goes with this one.
     """
 
     topic: TopicName
@@ -315,6 +362,8 @@ class Letter(NamedTuple):
     number: int
     attempts: int
     entry: ledger_pb2.StoredEntry
+    line: str = ""
+    generation: int = 1
 
 
 class DeadLetters(Protocol):

@@ -94,6 +94,13 @@ class SlowConsumer(DomainError):
     reason = "SLOW_CONSUMER"
 
 
+class SubscriptionFailed(DomainError):
+    """Something unforeseen happened to the subscription here; it is taken anew."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "SUBSCRIPTION_FAILED"
+
+
 class KeyNotHeld(DomainError):
     """The key goes on by itself."""
 

@@ -5,7 +5,16 @@ from typing import Any, Final
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from services.runtime.access import Need, Part, Verb
-from services.runtime.rights import Right, Rights, of_subscription, of_topic, table, the_topic
+from services.runtime.rights import (
+    Right,
+    Rights,
+    Shown,
+    of_cursor,
+    of_subscription,
+    of_topic,
+    table,
+    the_topic,
+)
 
 PUBLISH, CONSUME, ADMINISTER = Verb.PUBLISH, Verb.CONSUME, Verb.ADMINISTER
 
@@ -33,7 +42,10 @@ RIGHTS: Final[Rights] = table(
         "Consume": Right(_consume),
         "CreateSubscription": Right(_OF_CONSUMERS),
         "GetSubscription": Right(_OF_CONSUMERS),
-        "ListSubscriptions": Right(of_topic(CONSUME, ADMINISTER)),
+        "ListSubscriptions": Right(
+            of_topic(CONSUME, ADMINISTER),
+            shown=Shown("subscriptions", of_cursor(CONSUME, ADMINISTER)),
+        ),
         "DeleteSubscription": Right(_OF_OPERATORS),
         "ResetSubscription": Right(_OF_CONSUMERS),  # as Seek on the stream
         "UpdateSubscriptionProperties": Right(_OF_OPERATORS),

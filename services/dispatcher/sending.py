@@ -1,10 +1,17 @@
-"""From deliveries to what is sent: each with its entry, and none that counts no more."""
+"""From deliveries to what is sent: each with its entry, and none that counts no more.
+
+deliveries ──▶ kept, or fetched? ──▶ one message ──▶ sent
+                  │ neither  ▲
+                  ▼          │
+                fetch some: so many bytes at a time
+"""
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
-
-import structlog
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
@@ -13,28 +20,40 @@ from seqgate.telemetry import names
 from seqgate.telemetry.propagation import TRACEPARENT
 from seqgate.types import Position, TopicName
 from services.dispatcher.core.effects import Delivery
-from services.dispatcher.core.subscription import Item
 from services.dispatcher.entries import position_of
 from services.dispatcher.performing import Performing
 from services.dispatcher.ports import Log
 from services.dispatcher.spans import MessageSpans
 from services.dispatcher.work import Work
-
-log = structlog.get_logger()
+from services.runtime.room import Room, Share
 
 RESPONSE_ENTRIES_MAX: Final = 500
 RESPONSE_BYTES_MAX: Final = 2 * 1024 * 1024
 """How many entries, and bytes of them, one message to a consumer holds; one entry always is."""
+
+ENTRY_BYTES: Final = 64 * 1024
+"""How large entries are thought to be before any was fetched."""
 
 
 class Sending:
     """See the module."""
 
     def __init__(
-        self, topic: TopicName, name: str, entries: Log, work: Work, performing: Performing
+        self,
+        topic: TopicName,
+        name: str,
+        entries: Log,
+        work: Work,
+        performing: Performing,
+        room: Room,
+        *,
+        bytes_max: int,
     ) -> None:
+        """`bytes_max` is how much of what was fetched for one consumer is not sent."""
+        self.room = room
+        self._bytes_max = bytes_max
+        self._entry_bytes = ENTRY_BYTES
         self._topic = topic
-        self._name = name
         self._log = entries
         self._work = work
         self._performing = performing
@@ -42,47 +61,80 @@ class Sending:
         self._spans = MessageSpans(names.DELIVER, str(topic), named)
 
     async def filled(
-        self, consumer: int, deliveries: Sequence[Delivery]
-    ) -> AsyncIterator[pb.ConsumeResponse]:
-        """Deliveries with what they deliver, but for those that count no more."""
-        performing = self._performing
-        began_ns = time.time_ns()
-        generation, cache = performing.generation, performing.cache
-        fetched = await self._missing(deliveries)
-        response, size_bytes = pb.Deliveries(), 0
-        gone = []
-        unsent = 0
-        for delivery in deliveries:
-            if generation != performing.generation:
-                continue
-            known = performing.machine.consumers.get(consumer)
+        self, consumer: int, deliveries: Sequence[Delivery], share: Share
+    ) -> AsyncGenerator[pb.ConsumeResponse, None]:
+        """Deliveries with what they deliver, but for those that count no more.
+
+        What is sent next is decided and taken in one go, without waiting. When an entry is neither
+        kept nor fetched, it is fetched, with some that follow, and everything is decided again:
+        meanwhile it may count no more, and what was kept may not be. Only an entry that the log
+        was asked for and has no more is gone."""
+        page = _Page(self._performing.generation, deque(deliveries), share)
+        try:
+            while page.pending and page.generation == self._performing.generation:
+                with self._work.contained():
+                    response = self._next(consumer, page)
+                self._work.check()
+                if response is not None:
+                    with share.writing():
+                        yield response
+                    del response
+                    share.give(page.sending_bytes)
+                    page.sending_bytes = 0
+                elif page.pending:
+                    await self._fetch(page)
+        finally:
+            share.give_all()
+
+    def _next(self, consumer: int, page: "_Page") -> pb.ConsumeResponse | None:
+        """As many of the first deliveries as one message holds, which are taken off the page; None:
+        the first that counts is not there, or no room for it, or none is left."""
+        performing, pending = self._performing, page.pending
+        known = performing.machine.consumers.get(consumer)
+        response = pb.ConsumeResponse()
+        filled = response.deliveries.deliveries
+        unsent, gone = 0, []
+        while pending:
+            delivery = pending[0]
+            position = delivery.position
             if known is None or delivery.delivery not in known.flights:
                 unsent += delivery.unacked.bit_count()
+                page.forget(position)
+                pending.popleft()
                 continue
-            entry = cache.take(delivery.position) or fetched.get(delivery.position)
+            if position in page.gone:
+                gone.append(delivery.delivery)
+                pending.popleft()
+                continue
+            entry = page.fetched.get(position) or performing.cache.peek(position)
             if entry is None:
-                unsent += delivery.unacked.bit_count()
-                gone.append(Item(delivery.delivery))
-                continue
+                break
             added = entry.ByteSize()
-            if response.deliveries and size_bytes + added > RESPONSE_BYTES_MAX:
-                yield pb.ConsumeResponse(deliveries=response)
-                response, size_bytes = pb.Deliveries(), 0
-            _fill(response.deliveries.add(), delivery, entry)
+            if filled and page.sending_bytes + added > RESPONSE_BYTES_MAX:
+                break
+            if position not in page.fetched and not page.take(added):
+                page.lacks_bytes = added
+                break
+            page.fetched.pop(position, None)
+            performing.cache.take(position)
+            _fill(filled.add(), delivery, entry)
             if self._spans.is_on and TRACEPARENT in entry.metadata.properties:
-                self._note(delivery, entry, began_ns)
-            size_bytes += added
-        if response.deliveries:
-            yield pb.ConsumeResponse(deliveries=response)
-        if generation != performing.generation:
-            return
-        machine, now_ms = performing.machine, performing.now_ms
+                self._note(delivery, entry, page.began_ns)
+            page.sending_bytes += added
+            pending.popleft()
+        page.give_reserve()
+        self._settle(consumer, gone, unsent)
+        return response if filled else None
+
+    def _settle(self, consumer: int, gone: Sequence[int], unsent: int) -> None:
+        """What is not sent: the log has it no more, or it counts no more. The consumer counts what
+        it receives, so it has its permits again."""
+        performing = self._performing
         if gone:
-            log.error("entries are gone from the log", subscription=self._name, count=len(gone))
-            effects, _, _ = machine.acknowledge(consumer, gone, now_ms())
+            effects = performing.machine.gone(consumer, gone, performing.now_ms())
             performing.apply(effects)
-        if unsent:  # the consumer counts what it receives
-            performing.apply(machine.permit(consumer, unsent, now_ms()))
+        if unsent:
+            performing.apply(performing.machine.permit(consumer, unsent, performing.now_ms()))
 
     def _note(self, delivery: Delivery, entry: ledger_pb2.StoredEntry, began_ns: int) -> None:
         """A message that carries a trace is on its way to a consumer."""
@@ -94,16 +146,115 @@ class Sending:
         }
         self._spans.note(entry.metadata.properties, began_ns, about)
 
-    async def _missing(
-        self, deliveries: Sequence[Delivery]
-    ) -> dict[Position, ledger_pb2.StoredEntry]:
-        """The entries that are not kept; without those that the log does not have."""
-        cache = self._performing.cache
-        missing = sorted(each.position for each in deliveries if each.position not in cache)
-        if not missing:
-            return {}
-        found = await self._work.repeated(lambda: self._log.fetch(self._topic, missing))
-        return {position_of(each): each for each in found}
+    async def _fetch(self, page: "_Page") -> None:
+        """Have room for the first delivery of a page, or fetch it, and some that follow."""
+        share, lacks_bytes = page.share, page.lacks_bytes
+        page.lacks_bytes = 0
+        if lacks_bytes:
+            page.drop()
+            await share.take(lacks_bytes)
+            page.reserve_bytes = lacks_bytes  # it may not be kept any more: that is decided anew
+            return
+        await self._work.repeated(lambda: self._fetch_once(page))
+
+    async def _fetch_once(self, page: "_Page") -> None:
+        """Ask the log for entries that are not kept. Room that is taken for a look-up that fails is
+        given back before there is another one."""
+        room_bytes = await self._room_for(page)
+        wanted = self._wanted(page, room_bytes)
+        try:
+            found = await self._log.fetch_some(self._topic, wanted, bytes_max=room_bytes)
+        except BaseException:
+            page.share.give(room_bytes)
+            raise
+        page.note(wanted[: found.answered], found.entries)
+        page.was_left_out = page.pending[0].position not in wanted[: found.answered]
+        fetched_bytes = sum(each.ByteSize() for each in found.entries)
+        page.share.add(fetched_bytes)
+        page.share.give(room_bytes)
+        if found.entries:
+            self._entry_bytes = max(1, fetched_bytes // len(found.entries))
+
+    async def _room_for(self, page: "_Page") -> int:
+        """Take room to fetch. Returns how much, in bytes. Whoever has to wait for it drops what it
+        has."""
+        share = page.share
+        left_bytes = self._bytes_max - share.size_bytes
+        if page.was_left_out:  # one entry may be beyond the limit
+            left_bytes = max(left_bytes, self._entry_bytes)
+        if left_bytes > 0 and share.try_take(left_bytes):
+            return left_bytes
+        page.drop()
+        await share.take(self._bytes_max)
+        return self._bytes_max
+
+    def _wanted(self, page: "_Page", room_bytes: int) -> list[Position]:
+        """What to fetch: the first delivery's entry and about as many more of the next as there is
+        room for, in the order of the log; or it alone."""
+        cache, first = self._performing.cache, page.pending[0].position
+        if page.was_left_out:
+            return [first]
+        some = islice(page.pending, min(RESPONSE_ENTRIES_MAX, 1 + room_bytes // self._entry_bytes))
+        wanted = {each.position for each in some if each.position not in cache}
+        return sorted({first} | wanted - page.fetched.keys() - page.gone)
+
+
+@dataclass(slots=True)
+class _Page:
+    """Deliveries that are on their way to a consumer.
+
+    Attributes:
+        generation: of the machine that made them.
+        pending: those that are not sent, in their order.
+        share: the room that is taken for the entries below, and for what is being sent.
+        fetched: entries that were fetched, and are not sent.
+        gone: where the log was asked for an entry and has none any more.
+        sending_bytes: how large is what is being sent.
+        lacks_bytes: how much room the first lacks, which is kept; 0: none.
+        reserve_bytes: how much room was waited for, and is not used yet.
+        was_left_out: whether the first was asked for, and nothing was said of it: it is fetched
+            alone.
+        began_ns: since when they are on their way.
+    """
+
+    generation: int
+    pending: deque[Delivery]
+    share: Share
+    fetched: dict[Position, ledger_pb2.StoredEntry] = field(default_factory=dict)
+    gone: set[Position] = field(default_factory=set)
+    sending_bytes: int = 0
+    lacks_bytes: int = 0
+    reserve_bytes: int = 0
+    was_left_out: bool = False
+    began_ns: int = field(default_factory=time.time_ns)
+
+    def take(self, size_bytes: int) -> bool:
+        """Take room for an entry that is kept, if it is there; whether it was."""
+        if size_bytes > self.reserve_bytes:
+            return self.share.try_take(size_bytes)
+        self.reserve_bytes -= size_bytes
+        return True
+
+    def give_reserve(self) -> None:
+        """What was waited for, and is not used, is given back."""
+        self.share.give(self.reserve_bytes)
+        self.reserve_bytes = 0
+
+    def note(self, answered: Sequence[Position], entries: Sequence[ledger_pb2.StoredEntry]) -> None:
+        """The log was asked for these, and has these entries of them."""
+        self.fetched.update((position_of(each), each) for each in entries)
+        self.gone.update(each for each in answered if each not in self.fetched)
+
+    def forget(self, position: Position) -> None:
+        """An entry is not sent."""
+        entry = self.fetched.pop(position, None)
+        if entry is not None:
+            self.share.give(entry.ByteSize())
+
+    def drop(self) -> None:
+        """Have nothing, to wait for room. It is fetched again."""
+        self.fetched.clear()
+        self.share.give_all()
 
 
 def _fill(wire: pb.Delivery, delivery: Delivery, entry: ledger_pb2.StoredEntry) -> None:

@@ -8,6 +8,7 @@ import structlog
 
 from seqgate.types import Position, TopicName
 from services.dispatcher.analysis import Analysis, analyze
+from services.dispatcher.cache import Caches
 from services.dispatcher.chains import Chain, Chains, from_properties
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.live import Live, Unread
@@ -26,7 +27,9 @@ from services.dispatcher.refusals import (
     TooManyConsumers,
 )
 from services.dispatcher.session import Joining, Session
-from services.errors import DomainError
+from services.errors import DomainError, Draining
+from services.runtime.locks import Locks
+from services.runtime.room import Room
 
 log = structlog.get_logger()
 
@@ -82,8 +85,12 @@ class Dispatcher:
         self._ports = ports
         self._tasks = tasks
         self._live: dict[tuple[TopicName, str], Live] = {}
-        self._opening: dict[tuple[TopicName, str], asyncio.Lock] = {}
+        self._opening: Locks[tuple[TopicName, str]] = Locks()
+        self._taking: set[tuple[TopicName, str]] = set()
+        self._finished = False
         self._metrics = metrics or DispatcherMetrics()
+        self._room = Room(config.streams_bytes_max, slow_s=config.slow_consumer_s)
+        self._caches = Caches(config.caches_bytes_max)
 
     # ---- consumers
 
@@ -110,40 +117,53 @@ class Dispatcher:
         """A subscription that this instance has, or now takes.
 
         Raises:
-            SubscriptionNotFound, NotOwner, TooManyConsumers.
+            SubscriptionNotFound, NotOwner, TooManyConsumers; Draining: everything was given back.
         """
         key = (topic, name)
-        async with self._opening.setdefault(key, asyncio.Lock()):
-            live = self._live.get(key)
-            if live is not None and live.stopped is None:
-                return live
-            if len(self._live) >= self._config.subscriptions_max:
+        async with self._opening.of(key):
+            before = self._live.get(key)
+            if before is not None and before.stopped is None:
+                return before
+            # Those that are being taken count: others may be at it between here and there.
+            if len((self._live.keys() | self._taking) - {key}) >= self._config.subscriptions_max:
                 raise TooManyConsumers(
                     "this instance has as many subscriptions as it may",
                     retry_after_s=1.0,
                     subscriptions_max=self._config.subscriptions_max,
                 )
-            duration_ms = int(self._config.lease_s * 1000)
-            cursors, owner = self._ports.cursors, self._ports.owner
-            lease = await cursors.acquire(topic, name, owner, duration_ms)
-            # It may be the one that this instance had before it was started again. What was
-            # delivered then must not count.
-            await cursors.release(topic, name, lease.epoch)
-            lease = await cursors.acquire(topic, name, owner, duration_ms)
-            before, live = live, self._new(topic, name, lease.epoch)
+            self._taking.add(key)
             try:
-                await live.load()
-            except BaseException:
+                live = await self._taken(topic, name)
+            finally:
+                self._taking.discard(key)
+            if self._finished:
                 await live.close(self._config.call_timeout_s)
-                raise
+                raise Draining("the service is shutting down", retry_after_s=0.1)
             self._live[key] = live
             if before is not None:
                 self._metrics.end(before)
             self._metrics.begin(live)
-            log.info("subscription taken", topic=str(topic), subscription=name, epoch=lease.epoch)
+            log.info("subscription taken", topic=str(topic), subscription=name, epoch=live.epoch)
             return live
 
-    def _new(self, topic: TopicName, name: str, epoch: int) -> Live:
+    async def _taken(self, topic: TopicName, name: str) -> Live:
+        duration_ms = int(self._config.lease_s * 1000)
+        cursors, owner = self._ports.cursors, self._ports.owner
+        lease = await cursors.acquire(topic, name, owner, duration_ms)
+        # It may be the one that this instance had before it was started again. What was delivered
+        # then must not count.
+        await cursors.release(topic, name, lease.epoch)
+        asked_s = asyncio.get_running_loop().time()
+        lease = await cursors.acquire(topic, name, owner, duration_ms)
+        live = self._new(topic, name, lease.epoch, asked_s)
+        try:
+            await live.load()
+        except BaseException:
+            await live.close(self._config.call_timeout_s)
+            raise
+        return live
+
+    def _new(self, topic: TopicName, name: str, epoch: int, leased_s: float) -> Live:
         metrics = self._metrics
         return Live(
             self._config,
@@ -154,6 +174,9 @@ class Dispatcher:
             self._tasks,
             metrics.answer_duration,
             metrics.handover_duration,
+            room=self._room,
+            caches=self._caches,
+            leased_s=leased_s,
         )
 
     # ---- administration
@@ -180,10 +203,13 @@ class Dispatcher:
             SubscriptionNotFound, NotOwner; SubscriptionBusy: consumers are connected.
         """
         live = await self.live(topic, name)
-        if live.sessions and not force:
-            raise SubscriptionBusy("consumers are connected", consumers=len(live.sessions))
-        await self._ports.cursors.delete(topic, name)
-        live.stop(SubscriptionNotFound("the subscription was deleted"))
+        async with live.changing:  # nobody connects between the look and the deletion
+            if live.stopped is not None:
+                raise live.stopped  # another instance may have it, and consumers
+            if live.sessions and not force:
+                raise SubscriptionBusy("consumers are connected", consumers=len(live.sessions))
+            await self._ports.cursors.delete(topic, name)
+            live.stop(SubscriptionNotFound("the subscription was deleted"))
 
     async def reset(self, topic: TopicName, name: str, start: Start) -> Cursor:
         """Move a subscription.
@@ -344,19 +370,20 @@ class Dispatcher:
             for key, live in list(self._live.items()):
                 idle_s = 0.0 if live.idle_since_s is None else loop.time() - live.idle_since_s
                 if live.stopped is not None or idle_s > self._config.idle_timeout_s:
-                    async with self._opening.setdefault(key, asyncio.Lock()):
+                    async with self._opening.of(key):
                         if live.sessions and live.stopped is None:
                             continue
                         if self._live.get(key) is live:
                             del self._live[key]
-                        await live.close(self._config.call_timeout_s)
+                        try:
+                            await live.close(self._config.call_timeout_s)
+                        except Exception:  # of one subscription: others are kept
+                            log.exception("not let go", topic=str(key[0]), subscription=key[1])
                         self._metrics.end(live)
-            for key in [each for each, lock in self._opening.items() if not lock.locked()]:
-                if key not in self._live:
-                    del self._opening[key]
 
     async def finish(self, timeout_s: float) -> None:
-        """Give everything back."""
+        """Give everything back; nothing is taken any more."""
+        self._finished = True
         lives = list(self._live.values())
         self._live.clear()
         results = await asyncio.gather(

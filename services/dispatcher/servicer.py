@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any, Final
 
 from grpc import aio
@@ -27,6 +28,7 @@ from services.dispatcher.service import Dispatcher
 from services.dispatcher.session import Session
 from services.errors import DomainError, Draining
 from services.runtime.drain import Drain
+from services.runtime.guard import caller_of
 from services.runtime.refusals import in_stream
 from services.runtime.tasks import end
 
@@ -56,15 +58,14 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
             topic, name, joining, create_at, dict(subscribe.properties)
         )
         failure = asyncio.create_task(session.failure())
-        tasks = [
-            failure,
-            asyncio.create_task(self._receive(live, session, context)),
-            asyncio.create_task(self._tell_draining(live, session)),
-        ]
+        tasks: list[asyncio.Task[Any]] = [failure]
         try:
             cursor = await self._dispatcher.get(topic, name)
-            sending = asyncio.create_task(self._send(live, session, cursor, context))
-            tasks.append(sending)
+            # A stream whose first message is cut off, by an error in what comes next, never ends.
+            await context.write(_subscribed(live, session, cursor))
+            sending = asyncio.create_task(self._send(session, context))
+            receiving = asyncio.create_task(self._receive(live, session, context))
+            tasks += sending, receiving, asyncio.create_task(self._tell_draining(live, session))
             # Who does not read what it is sent is told so, and holds nobody up.
             await asyncio.wait({sending, failure}, return_when=asyncio.FIRST_COMPLETED)
             if failure.done():
@@ -77,10 +78,10 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
                 if not task.cancelled():
                     task.exception()  # the first is enough
 
-    async def _send(self, live: Live, session: Session, cursor: Cursor, context: Context) -> None:
-        await context.write(_subscribed(live, session, cursor))
-        async for response in session.responses():
-            await context.write(response)
+    async def _send(self, session: Session, context: Context) -> None:
+        async with aclosing(session.responses()) as responses:
+            async for response in responses:
+                await context.write(response)
 
     async def _receive(self, live: Live, session: Session, context: Context) -> None:
         """Take what the consumer says, until it says goodbye or closes its side."""
@@ -182,7 +183,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
     ) -> pb.UpdateSubscriptionPropertiesResponse:
         topic, name = parsing.names(request)
         cursor = await self._dispatcher.set_properties(
-            topic, name, dict(request.put), list(request.remove), caller=context.peer()
+            topic, name, dict(request.put), list(request.remove), caller=caller_of(context)
         )
         return pb.UpdateSubscriptionPropertiesResponse(subscription=_to_subscription(topic, cursor))
 
@@ -203,7 +204,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
             parsing.chain(request),
             parsing.start(request.start) if request.HasField("start") else None,
             is_shadow=request.mode == pb.FILTER_MODE_SHADOW,
-            caller=context.peer(),
+            caller=caller_of(context),
         )
         return pb.SetFiltersResponse(filters=reporting.filters(chains))
 
@@ -290,6 +291,8 @@ def _settle(live: Live, session: Session, kind: str, asked: pb.ConsumeRequest) -
         return
     if request.epoch != live.epoch:
         session.stale(request_id, len(items), span)
+    elif kind == "give_back":
+        session.give_back(request_id, items, span, no_room=request.no_room)
     else:
         getattr(session, kind)(request_id, items, span)
 

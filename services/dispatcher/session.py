@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from typing import Final, NamedTuple
 
 from google.rpc import status_pb2
@@ -12,7 +13,7 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.telemetry import names
 from seqgate.types import TopicName
 from services.dispatcher.answers import settled
-from services.dispatcher.core.effects import Delivery, Options, Outcome
+from services.dispatcher.core.effects import Delivery, Options, Outcome, Revoke
 from services.dispatcher.core.selectors import SlotRange
 from services.dispatcher.core.subscription import Item, Refused
 from services.dispatcher.performing import Performing
@@ -58,6 +59,7 @@ class Session:
         self._performing = performing
         self._sending = sending
         self._leave = leave
+        self._share = sending.room.share(self._cut_off)
         self._outbox: deque[Delivery | pb.ConsumeResponse] = deque()
         self._news = asyncio.Event()
         self._failed = asyncio.Event()
@@ -85,10 +87,14 @@ class Session:
         self._outbox.extend(items)
         self._news.set()
         if len(self._outbox) > OUTBOX_ITEMS_MAX + self._permitted():
-            error = SlowConsumer("the consumer does not read what it is sent", retry_after_s=0.5)
-            self.finish(error)
-            # Not at once: the machine's effects are being carried out.
-            asyncio.get_running_loop().call_soon(self._leave, self)
+            self._cut_off()
+
+    def _cut_off(self) -> None:
+        """The consumer does not read."""
+        error = SlowConsumer("the consumer does not read what it is sent", retry_after_s=0.5)
+        self.finish(error)
+        # Not at once: the machine's effects are being carried out.
+        asyncio.get_running_loop().call_soon(self._leave, self)
 
     def forget_deliveries(self) -> None:
         """Deliveries that are not sent yet are not sent."""
@@ -110,7 +116,7 @@ class Session:
         assert self._error is not None
         return self._error
 
-    async def responses(self) -> AsyncIterator[pb.ConsumeResponse]:
+    async def responses(self) -> AsyncGenerator[pb.ConsumeResponse, None]:
         """What is sent.
 
         Raises:
@@ -122,8 +128,10 @@ class Session:
             while self._outbox:
                 first = self._outbox[0]
                 if isinstance(first, Delivery):
-                    async for response in self._sending.filled(self.consumer, self._deliveries()):
-                        yield response
+                    some = self._sending.filled(self.consumer, self._deliveries(), self._share)
+                    async with aclosing(some):
+                        async for response in some:
+                            yield response
                 else:
                     self._outbox.popleft()
                     self._unanswered -= first.HasField("settled")
@@ -164,48 +172,64 @@ class Session:
 
     def permit(self, messages: int) -> None:
         """It takes more."""
-        performing, now_ms = self._performing, self._performing.now_ms()
-        performing.apply(performing.machine.permit(self.consumer, messages, now_ms))
+        with self._performing.contained():
+            performing, now_ms = self._performing, self._performing.now_ms()
+            performing.apply(performing.machine.permit(self.consumer, messages, now_ms))
 
     def acknowledge(
         self, request_id: int, items: Iterable[Item], span: Span = INVALID_SPAN
     ) -> None:
         """It is done with deliveries."""
-        performing, now_ms = self._performing, self._performing.now_ms()
-        effects, outcomes, number = performing.machine.acknowledge(self.consumer, items, now_ms)
-        self._answer(request_id, outcomes, span, number)
-        performing.apply(effects)
+        with self._performing.contained():
+            performing, now_ms = self._performing, self._performing.now_ms()
+            effects, outcomes, number = performing.machine.acknowledge(self.consumer, items, now_ms)
+            self._answer(request_id, outcomes, span, number)
+            performing.apply(effects)
 
     def acknowledge_through(self, request_id: int, item: Item, span: Span = INVALID_SPAN) -> None:
         """It is done with a delivery and everything before it."""
-        performing, now_ms = self._performing, self._performing.now_ms()
-        effects, outcome, number = performing.machine.acknowledge_through(
-            self.consumer, item, now_ms
-        )
-        self._answer(request_id, [outcome], span, number)
-        performing.apply(effects)
+        with self._performing.contained():
+            performing, now_ms = self._performing, self._performing.now_ms()
+            effects, outcome, number = performing.machine.acknowledge_through(
+                self.consumer, item, now_ms
+            )
+            self._answer(request_id, [outcome], span, number)
+            performing.apply(effects)
 
     def refuse(self, request_id: int, items: Iterable[Refused], span: Span = INVALID_SPAN) -> None:
         """It failed to process deliveries."""
-        performing, now_ms = self._performing, self._performing.now_ms()
-        effects, outcomes = performing.machine.refuse(self.consumer, items, now_ms)
-        performing.apply(effects)
-        self._answer(request_id, outcomes, span)
+        with self._performing.contained():
+            performing, now_ms = self._performing, self._performing.now_ms()
+            effects, outcomes = performing.machine.refuse(self.consumer, items, now_ms)
+            performing.apply(effects)
+            self._answer(request_id, outcomes, span)
 
     def give_back(
-        self, request_id: int, deliveries: Iterable[int], span: Span = INVALID_SPAN
+        self,
+        request_id: int,
+        deliveries: Iterable[int],
+        span: Span = INVALID_SPAN,
+        *,
+        no_room: bool = False,
     ) -> None:
-        """It returns deliveries unprocessed."""
-        performing, now_ms = self._performing, self._performing.now_ms()
-        effects, outcomes = performing.machine.give_back(self.consumer, deliveries, now_ms)
-        performing.apply(effects)
-        self._answer(request_id, outcomes, span)
+        """It returns deliveries unprocessed. It hears what is taken back with them before the
+        answer, and gets what comes again after it: what comes before would go back as well."""
+        with self._performing.contained():
+            performing, now_ms = self._performing, self._performing.now_ms()
+            effects, outcomes = performing.machine.give_back(
+                self.consumer, deliveries, now_ms, no_room=no_room
+            )
+            taken_back = [each for each in effects if isinstance(each, Revoke)]
+            performing.apply(taken_back)
+            self._answer(request_id, outcomes, span)
+            performing.apply(each for each in effects if not isinstance(each, Revoke))
 
     def renew(self, request_id: int, deliveries: Iterable[int], span: Span = INVALID_SPAN) -> None:
         """It needs more time."""
-        performing, now_ms = self._performing, self._performing.now_ms()
-        outcomes = performing.machine.renew(self.consumer, deliveries, now_ms)
-        self._answer(request_id, outcomes, span)
+        with self._performing.contained():
+            performing, now_ms = self._performing, self._performing.now_ms()
+            outcomes = performing.machine.renew(self.consumer, deliveries, now_ms)
+            self._answer(request_id, outcomes, span)
 
     def stale(self, request_id: int, count: int, span: Span = INVALID_SPAN) -> None:
         """It uses tokens of another epoch."""

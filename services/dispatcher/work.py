@@ -3,13 +3,15 @@ fail is repeated until it succeeds."""
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import structlog
 
 from seqgate.types import TopicName
 from services.dispatcher.ports import EntryCorrupt, LetterRefused
+from services.dispatcher.refusals import SubscriptionFailed
 from services.errors import DomainError, Kind
 from services.runtime.tasks import end
 
@@ -22,12 +24,16 @@ BACKOFF_MAX_S: Final = 2.0
 """How long something that failed waits before it is tried again, doubling from the first to the
 longest."""
 
+FAILED_RETRY_AFTER_S: Final = 0.5
+"""How soon consumers connect again to a subscription to which something unforeseen happened."""
+
 
 class Work:
     """See the module.
 
     Attributes:
         stopped: why nothing is done any more; None: it is.
+        failures: how often something unforeseen happened.
     """
 
     def __init__(
@@ -39,6 +45,7 @@ class Work:
     ) -> None:
         """`at_stop` is called once, with the reason."""
         self.stopped: DomainError | None = None
+        self.failures = 0
         self._topic = topic
         self._name = name
         self._tasks = tasks
@@ -63,6 +70,29 @@ class Work:
         self._at_stop(error)
         for task in self._running:
             task.cancel()
+
+    @contextmanager
+    def contained(self) -> Iterator[None]:
+        """What was not foreseen is the matter of this subscription alone. Nobody knows what state
+        its machine is in: it is dropped, its streams end, and who connects next takes the
+        subscription anew, with what is durable."""
+        try:
+            yield
+        except DomainError:
+            raise
+        except Exception:
+            self._fail()
+
+    def _fail(self) -> None:
+        """Amid an exception: stop because of it."""
+        self.failures += 1
+        log.exception("subscription failed", topic=str(self._topic), subscription=self._name)
+        self.stop(
+            SubscriptionFailed(
+                "something unforeseen happened to the subscription",
+                retry_after_s=FAILED_RETRY_AFTER_S,
+            )
+        )
 
     async def ended(self) -> None:
         """Return when nothing is under way any more."""
@@ -157,7 +187,8 @@ class Work:
         self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
     ) -> None:
         try:
-            await work(*arguments)
+            with self.contained():
+                await work(*arguments)
         except DomainError:
-            if self.stopped is None:
-                raise
+            if self.stopped is None:  # nothing that is done here is refused for good
+                self._fail()

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -12,25 +13,31 @@ from grpc import aio
 
 from seqgate.api.cursor.v1 import cursor_pb2_grpc
 from seqgate.types import Position, TopicName
+from services.cursor import servicer as limits
 from services.cursor.adapters.managed import export_managed_cursor, import_managed_cursor
 from services.cursor.adapters.sqlite import open_sqlite_store
 from services.cursor.config import CursorConfig
 from services.cursor.service import ManagedCursors
 from services.cursor.servicer import CursorServicer
+from services.dispatcher.adapters import cursors as adapter
 from services.dispatcher.adapters.cursors import CALL_ITEMS_MAX, GrpcCursors
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.core.effects import Persist
+from services.dispatcher.persisting import persist
 from services.dispatcher.ports import (
     Cursors,
+    CursorsRefused,
     CursorsUnavailable,
+    Ends,
     InvalidProperty,
     Lease,
     NotOwner,
     Part,
+    Ports,
     Run,
     SubscriptionNotFound,
 )
-from services.errors import DomainError, Fenced, InvalidPage
+from services.errors import DomainError, Fenced, InvalidPage, Kind
 from services.runtime.channels import peer_channel
 from services.runtime.drain import Drain
 from services.runtime.server import grpc_server
@@ -55,6 +62,13 @@ async def cursors(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         yield MemoryCursors(lambda: time.time_ns() // 1_000_000)
         return
     config = CursorConfig(listen="127.0.0.1:0", store_path=tmp_path / "cursor.db")
+    async with serving(config) as cursors:
+        yield cursors
+
+
+@asynccontextmanager
+async def serving(config: CursorConfig) -> AsyncIterator[GrpcCursors]:
+    """A cursor service, and the way to it."""
     async with open_sqlite_store(config.store_path) as store:
 
         def register(server: aio.Server) -> None:
@@ -268,6 +282,13 @@ async def test_who_gives_the_lease_back_is_fenced_by_whoever_comes_next(cursors:
     assert (await cursors.get(TOPIC, NAME)).mark_delete == at(0)
 
 
+async def test_the_epochs_of_a_deleted_cursor_do_not_come_again(cursors: Cursors) -> None:
+    epoch = await leased(cursors)
+    await cursors.delete(TOPIC, NAME)
+    assert await leased(cursors) == epoch + 1
+    await all_fenced(cursors, epoch)
+
+
 async def test_a_lease_that_is_over_is_kept_until_somebody_takes_it(cursors: Cursors) -> None:
     await cursors.create(TOPIC, NAME, None, {})
     epoch = (await cursors.acquire(TOPIC, NAME, "me", 100)).epoch
@@ -304,6 +325,97 @@ async def all_fenced(cursors: Cursors, epoch: int) -> None:
             await call()  # type: ignore[no-untyped-call]
     assert await cursors.get(TOPIC, NAME) == before
     assert await attempts(cursors) == {}
+
+
+# ---- what no repetition mends
+
+
+async def test_what_follows_is_told_otherwise_after_a_trim_and_a_reset(cursors: Cursors) -> None:
+    """And is made durable, with where the log begins now: unless nothing explains it."""
+    epoch = await leased(cursors, at(9))
+    await cursors.persist(TOPIC, NAME, entries(successions=((at(9), at(0, 2)),)), epoch)
+    await cursors.reset(TOPIC, NAME, at(9), epoch)
+    what = entries(at(0, 3), successions=((at(9), at(0, 3)),))
+    with pytest.raises(CursorsRefused) as caught:
+        await cursors.persist(TOPIC, NAME, what, epoch)
+    assert caught.value.details == {"because": "INVALID_POSITION"}
+    for first, expected in ((None, CursorsRefused), (at(0, 2), CursorsRefused), (at(0, 3), None)):
+        log: Any = Beginning(first)
+        ports = Ports(log, cursors, UNUSED, UNUSED, "me", lambda: 0)
+        if expected is None:
+            assert await persist(ports, TOPIC, NAME, what, epoch) == at(0, 3)
+        else:
+            with pytest.raises(expected):
+                await persist(ports, TOPIC, NAME, what, epoch)
+            assert (await cursors.get(TOPIC, NAME)).mark_delete == at(9)
+
+
+UNUSED: Any = None
+
+
+class Beginning:
+    """A log that begins somewhere."""
+
+    def __init__(self, first: Position | None) -> None:
+        self._first = first
+
+    async def ends(self, topic: TopicName) -> Ends:
+        del topic
+        return Ends(self._first, self._first)
+
+
+async def test_what_is_refused_once_and_for_all_is_not_called_away(cursors: Cursors) -> None:
+    epoch = await leased(cursors)
+    if isinstance(cursors, MemoryCursors):
+        return
+    with pytest.raises(CursorsRefused) as caught:
+        await cursors.persist(TOPIC, NAME, entries(at(0, 0)), epoch)
+    assert caught.value.details == {"because": "INVALID_POSITION"}
+    assert caught.value.kind is Kind.FENCED
+    with pytest.raises(CursorsRefused):
+        await cursors.acquire(TOPIC, NAME, "me", limits.LEASE_MAX_MS + 1)
+
+
+def test_a_call_asks_for_no_more_than_the_service_takes() -> None:
+    assert (
+        min(limits.RANGES_MAX, limits.BATCHES_MAX, limits.SUCCESSIONS_MAX, limits.ATTEMPTS_MAX)
+        >= adapter.CALL_ITEMS_MAX
+    )
+    assert adapter.RUN_ENTRIES_MAX <= limits.RANGE_ENTRIES_MAX
+    assert adapter.RUN_ENTRIES_MAX <= adapter.CALL_ENTRIES_MAX <= limits.ENTRIES_MAX
+    assert limits.BATCH_MESSAGES_MAX <= adapter.CALL_INDEXES_MAX
+
+
+async def test_runs_longer_than_a_range_or_a_call_holds_are_made_durable(
+    cursors: Cursors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "RANGE_ENTRIES_MAX", 4)
+    monkeypatch.setattr(adapter, "RUN_ENTRIES_MAX", 4)
+    monkeypatch.setattr(limits, "ENTRIES_MAX", 9)
+    monkeypatch.setattr(adapter, "CALL_ENTRIES_MAX", 9)
+    monkeypatch.setattr(adapter, "CALL_INDEXES_MAX", 12)
+    epoch = await leased(cursors)
+    whole = [at(each) for each in range(1, 40)]
+    parts = tuple((at(each), 10, 0b1111111) for each in range(50, 55))
+    assert await cursors.persist(TOPIC, NAME, entries(*whole, parts=parts), epoch) is None
+    found = await beyond(cursors)
+    assert found == [Run(at(1), 39), *(Part(*each) for each in parts)]
+    assert await cursors.persist(TOPIC, NAME, entries(at(0)), epoch) == at(39)
+
+
+async def test_messages_larger_than_the_service_takes_are_cut(tmp_path: Path) -> None:
+    config = CursorConfig(
+        listen="127.0.0.1:0", store_path=tmp_path / "cursor.db", message_bytes_max=64 * 1024
+    )
+    async with serving(config) as cursors:
+        epoch = await leased(cursors)
+        whole = [at(2**40 + 2 * each, 2**40) for each in range(9_999)]
+        parts = tuple((at(each, 2**41), 10, 0b1010101010) for each in range(9_999))
+        await cursors.persist(TOPIC, NAME, entries(*whole, parts=parts), epoch)
+        assert len(await beyond(cursors)) == len(whole) + len(parts)
+        counts = [(at(2**40 + 2 * each, 2**42), 2**31) for each in range(9_999)]
+        await cursors.record(TOPIC, NAME, counts, epoch)
+        assert await attempts(cursors) == dict(counts)
 
 
 # ---- what is not there

@@ -122,6 +122,7 @@ async def serving(listen: str = "127.0.0.1:0", drain: Drain | None = None) -> As
         Memo(config.decisions_max, config.decision_bytes_max),
         programs_max=config.programs_max,
         program_bytes_max=config.program_bytes_max,
+        chain_bytes_max=config.chain_bytes_max,
     )
     mine = drain or Drain()
 

@@ -9,32 +9,51 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.types import Position, TopicName
 from services.dispatcher import dead
+from services.dispatcher.adapters.letters import published
 from services.dispatcher.adapters.memory import MemoryCursors
-from services.dispatcher.core.effects import AfterDeadLetter, DeadLetter
+from services.dispatcher.core.effects import AfterDeadLetter, Because, DeadLetter, Options
+from services.dispatcher.core.gaps import Gaps, remembered
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.dead import BURIED_MAX, Graveyard
-from services.dispatcher.ports import Letter
+from services.dispatcher.ports import GENERATION, LedgerUnavailable, Letter, LetterRefused
+from services.errors import DomainError
 
 TOPIC = TopicName.parse("test/dead/topic")
 DLQ = TopicName.parse("test/dead/topic-s-DLQ")
 
 
 class Everything:
-    """A log that has every entry, and a dead letter topic that takes every letter."""
+    """A log that has every entry, and a dead letter topic that takes every letter but those that
+    fail; None: somebody else has published with a higher number."""
+
+    now_ms = 0
 
     def __init__(self) -> None:
         self.put_: list[Position] = []
+        self.letters: list[Letter] = []
+        self.properties: dict[str, str] = {}
+        self.fails: dict[Position, DomainError | None] = {}
 
     async def fetch(
         self, topic: TopicName, positions: Iterable[Position]
     ) -> Sequence[ledger_pb2.StoredEntry]:
         return [
-            ledger_pb2.StoredEntry(position=entry_pb2.Position(ledger_id=each[0], entry_id=each[1]))
+            ledger_pb2.StoredEntry(
+                position=entry_pb2.Position(ledger_id=each[0], entry_id=each[1]),
+                metadata=entry_pb2.EntryMetadata(properties=self.properties),
+            )
             for each in positions
         ]
 
     async def put(self, letter: Letter) -> bool:
         at = letter.entry.position
+        position = Position(at.ledger_id, at.entry_id)
+        if position in self.fails:
+            error = self.fails[position]
+            if error is None:
+                return False
+            raise error
+        self.letters.append(letter)
         self.put_.append(Position(at.ledger_id, at.entry_id))
         return True
 
@@ -42,7 +61,9 @@ class Everything:
 async def opened(cursors: MemoryCursors, everything: Any) -> Graveyard:
     """That of who has the subscription now."""
     lease = await cursors.acquire(TOPIC, "s", "me", 60_000)
-    graveyard = Graveyard(TOPIC, "s", cursors, everything, everything)
+    graveyard = Graveyard(
+        TOPIC, "s", cursors, everything, everything, lambda: everything.now_ms, refused_max_s=60
+    )
     await graveyard.load(await cursors.get(TOPIC, "s"), lease.epoch, Acknowledged(None))
     return graveyard
 
@@ -77,3 +98,131 @@ async def test_who_takes_the_subscription_over_does_not_know_where_letters_went(
     positions = await bury(before, 2)
     assert list(before.buried) == positions
     assert not (await opened(cursors, everything)).buried
+
+
+FIRST, SECOND = Position(1, 0), Position(1, 1)
+REFUSED = LetterRefused("no", retry_after_s=30)
+AWAY = LedgerUnavailable("away", retry_after_s=1)
+
+
+def letter(position: Position, key: bytes = b"k") -> DeadLetter:
+    return DeadLetter(position, key, 1, AfterDeadLetter.HOLD)
+
+
+@pytest.mark.parametrize("error", [REFUSED, AWAY])
+async def test_who_takes_the_subscription_over_does_not_wait_for_the_dead_letter_topic(
+    error: DomainError,
+) -> None:
+    cursors, everything = MemoryCursors(), Everything()
+    await cursors.create(TOPIC, "s", None, {})
+    everything.fails = {FIRST: error}
+    before = await opened(cursors, everything)
+    with pytest.raises(type(error)):
+        await before.bury(letter(FIRST))
+    after = await opened(cursors, everything)
+    assert after.begun == {FIRST}
+    assert everything.put_ == []
+    everything.fails = {}
+    assert await after.bury(letter(FIRST)) is None
+    assert [each.number for each in everything.letters] == [1_000_000]
+
+
+@pytest.mark.parametrize("error", [REFUSED, AWAY])
+async def test_a_letter_that_cannot_be_put_holds_up_no_other_one(error: DomainError) -> None:
+    cursors, everything = MemoryCursors(), Everything()
+    await cursors.create(TOPIC, "s", None, {})
+    graveyard = await opened(cursors, everything)
+    everything.fails = {FIRST: error}
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            await graveyard.bury(letter(FIRST))
+    assert await graveyard.bury(letter(SECOND)) is None
+    assert everything.put_ == [SECOND]
+    everything.fails = {}
+    assert await graveyard.bury(letter(FIRST)) is None
+
+
+async def test_a_letter_that_is_refused_for_too_long_is_given_up() -> None:
+    cursors, everything = MemoryCursors(), Everything()
+    await cursors.create(TOPIC, "s", None, {})
+    everything.fails = {FIRST: REFUSED}
+    graveyard = await opened(cursors, everything)
+    with pytest.raises(LetterRefused):
+        await graveyard.bury(letter(FIRST))
+    graveyard = await opened(cursors, everything)  # it is remembered since when
+    everything.now_ms = 60_000
+    for _ in range(dead.REFUSALS_MIN - 1):
+        with pytest.raises(LetterRefused):
+            await graveyard.bury(letter(FIRST))
+    assert await graveyard.bury(letter(FIRST)) is Because.LETTER_REFUSED
+
+
+async def test_a_letter_that_finds_the_ledger_away_is_never_given_up() -> None:
+    cursors, everything = MemoryCursors(), Everything()
+    await cursors.create(TOPIC, "s", None, {})
+    everything.fails = {FIRST: AWAY}
+    graveyard = await opened(cursors, everything)
+    for _ in range(2 * dead.REFUSALS_MIN):
+        everything.now_ms += 100_000
+        with pytest.raises(LedgerUnavailable):
+            await graveyard.bury(letter(FIRST))
+
+
+async def test_who_publishes_under_the_letters_name_does_not_stop_them() -> None:
+    cursors, everything = MemoryCursors(), Everything()
+    await cursors.create(TOPIC, "s", None, {})
+    graveyard = await opened(cursors, everything)
+    everything.fails = {FIRST: None}  # some number of theirs is higher
+    with pytest.raises(LedgerUnavailable):
+        await graveyard.bury(letter(FIRST))
+    everything.fails = {}
+    assert await graveyard.bury(letter(FIRST)) is None
+    assert await graveyard.bury(letter(SECOND)) is None
+    lines = {each.line for each in everything.letters}
+    assert len(lines) == 1
+    assert lines != {""}
+
+
+async def test_a_long_key_that_is_held_is_held_by_who_takes_over() -> None:
+    cursors, everything = MemoryCursors(), Everything()
+    await cursors.create(TOPIC, "s", None, {})
+    graveyard, key = await opened(cursors, everything), b"k" * 5_000
+    await graveyard.bury(letter(FIRST, key))
+    lease = await cursors.acquire(TOPIC, "s", "me", 60_000)
+    again = Graveyard(TOPIC, "s", cursors, everything, everything)
+    cursor = await cursors.get(TOPIC, "s")
+    keys = await again.load(cursor, lease.epoch, Acknowledged(None))
+    gaps = Gaps(Options(), keys)
+    assert gaps.is_beyond(key, SECOND, AfterDeadLetter.HOLD)
+    assert len(remembered(key)) < 100
+    assert gaps.forget(key) is not None
+    await again.forget(key)
+    assert not await again.load(await cursors.get(TOPIC, "s"), lease.epoch, Acknowledged(None))
+
+
+@pytest.mark.parametrize(
+    ("said", "generation"), [(None, 1), ("1", 2), ("99", 100), ("-1", 1), ("²", 1), ("9" * 40, 1)]
+)
+async def test_a_letter_says_through_how_many_dead_letter_topics_it_went(
+    said: str | None, generation: int
+) -> None:
+    cursors, everything = MemoryCursors(), Everything()
+    await cursors.create(TOPIC, "s", None, {})
+    everything.properties = {} if said is None else {GENERATION: said}
+    graveyard = await opened(cursors, everything)
+    assert await graveyard.bury(letter(FIRST)) is None
+    (put,) = everything.letters
+    assert put.generation == generation
+    entry = published(put)
+    assert entry.metadata.properties[GENERATION] == str(generation)
+
+
+async def test_a_cycle_of_dead_letter_topics_ends() -> None:
+    cursors, everything = MemoryCursors(), Everything()
+    await cursors.create(TOPIC, "s", None, {})
+    everything.properties = {GENERATION: str(dead.GENERATIONS_MAX)}
+    graveyard = await opened(cursors, everything)
+    assert await graveyard.bury(letter(FIRST)) is Because.CYCLE
+    assert everything.letters == []
+    everything.properties = {}
+    assert await graveyard.bury(letter(SECOND)) is None

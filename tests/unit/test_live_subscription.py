@@ -1,21 +1,33 @@
 """A subscription that this instance has: services/dispatcher/live.py."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from grpc import aio
 
-from seqgate.types import TopicName
+from seqgate.types import Position, TopicName
 from services.dispatcher.adapters.filters import GrpcFilters
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.config import DispatcherConfig
-from services.dispatcher.core.effects import Options
+from services.dispatcher.core.effects import Options, Persist
 from services.dispatcher.live import Live
 from services.dispatcher.placement import Placement
-from services.dispatcher.ports import Cursor, Ports
+from services.dispatcher.ports import (
+    Cursor,
+    CursorsRefused,
+    CursorsUnavailable,
+    Ports,
+    SubscriptionNotFound,
+)
+from services.dispatcher.refusals import TooManyConsumers
+from services.dispatcher.service import Dispatcher
 from services.dispatcher.session import Joining
-from services.errors import Fenced
+from services.errors import Draining, Fenced
+from services.runtime.tasks import end
+from tests.support.waiting import eventually
 
 TOPIC = TopicName.parse("test/live/topic")
 
@@ -56,3 +68,201 @@ async def test_who_connects_while_the_lease_is_lost_is_told() -> None:
             await connecting
         assert not live.sessions
         await live.close(1)
+
+
+class Refusing(MemoryCursors):
+    """Cursors that refuse to keep anything, as often as they are asked."""
+
+    persists = 0
+
+    async def persist(
+        self, topic: TopicName, name: str, what: Persist, epoch: int
+    ) -> Position | None:
+        self.persists += 1
+        raise CursorsRefused("refused", because="INVALID_POSITION")
+
+
+async def test_a_persist_that_is_refused_for_good_ends_in_the_subscription_being_taken_anew() -> (
+    None
+):
+    cursors = Refusing()
+    await cursors.create(TOPIC, "s", None, {})
+    unused: Any = None
+    async with aio.insecure_channel("127.0.0.1:1") as channel, asyncio.TaskGroup() as tasks:
+        filters = GrpcFilters(channel, timeout_s=1)
+        ports = Ports(unused, cursors, unused, filters, "me", lambda: 0)
+        dispatcher = Dispatcher(DispatcherConfig(), ports, tasks)
+        live = await dispatcher.live(TOPIC, "s")
+        live._performing.apply([Persist(1, (Position(1, 0),), (), ())])
+        await eventually(lambda: live.stopped is not None)
+        assert isinstance(live.stopped, CursorsRefused)
+        assert cursors.persists == 1
+        anew = await dispatcher.live(TOPIC, "s")
+        assert anew is not live
+        assert anew.stopped is None
+        assert anew.epoch > live.epoch
+        await dispatcher.finish(1)
+
+
+class Slow(MemoryCursors):
+    """Cursors of which every call lets others have their turns."""
+
+    async def acquire(self, *args: Any) -> Any:
+        lease = await super().acquire(*args)
+        await asyncio.sleep(0)
+        return lease
+
+
+@contextlib.asynccontextmanager
+async def dispatching(cursors: MemoryCursors, **settings: Any) -> AsyncIterator[Dispatcher]:
+    unused: Any = None
+    async with aio.insecure_channel("127.0.0.1:1") as channel, asyncio.TaskGroup() as tasks:
+        filters = GrpcFilters(channel, timeout_s=1)
+        ports = Ports(unused, cursors, unused, filters, "me", lambda: 0)
+        dispatcher = Dispatcher(DispatcherConfig(**settings), ports, tasks)
+        yield dispatcher
+        await dispatcher.finish(1)
+
+
+async def test_no_more_subscriptions_are_taken_at_once_than_there_may_be() -> None:
+    cursors = Slow()
+    for name in "abc":
+        await cursors.create(TOPIC, name, None, {})
+    async with dispatching(cursors, subscriptions_max=2) as dispatcher:
+        taken = await asyncio.gather(
+            *(dispatcher.live(TOPIC, name) for name in "abc"), return_exceptions=True
+        )
+        assert sum(isinstance(each, Live) for each in taken) == 2
+        assert sum(isinstance(each, TooManyConsumers) for each in taken) == 1
+
+
+async def test_a_subscription_that_was_lost_makes_room_for_itself() -> None:
+    cursors = MemoryCursors()
+    await cursors.create(TOPIC, "a", None, {})
+    async with dispatching(cursors, subscriptions_max=1) as dispatcher:
+        lost = await dispatcher.live(TOPIC, "a")
+        lost.stop(Fenced("the lease on the subscription was lost"))
+        assert await dispatcher.live(TOPIC, "a") is not lost
+
+
+async def test_a_lease_lasts_from_when_it_was_asked_for_however_late_the_answer_came() -> None:
+    cursors = MemoryCursors()
+    await cursors.create(TOPIC, "s", None, {})
+    loop = asyncio.get_running_loop()
+    unused: Any = None
+
+    async def fails(*_: Any) -> None:
+        raise CursorsUnavailable("nobody answers")
+
+    cursors.renew = fails  # type: ignore[method-assign]
+    async with aio.insecure_channel("127.0.0.1:1") as channel, asyncio.TaskGroup() as tasks:
+        filters = GrpcFilters(channel, timeout_s=1)
+        ports = Ports(unused, cursors, unused, filters, "me", lambda: 0)
+        leased = await cursors.acquire(TOPIC, "s", "me", 60_000)
+        config = DispatcherConfig(lease_s=3_600)
+        late_s = loop.time() - 3_600
+        live = Live(config, TOPIC, "s", leased.epoch, ports, tasks, leased_s=late_s)
+        await eventually(lambda: live.stopped is not None)
+        assert isinstance(live.stopped, Fenced)
+        await live.close(1)
+
+
+async def test_a_subscription_whose_closing_is_cut_off_renews_its_lease_no_more() -> None:
+    cursors = MemoryCursors()
+    await cursors.create(TOPIC, "s", None, {})
+    async with dispatching(cursors) as dispatcher:
+        live = await dispatcher.live(TOPIC, "s")
+        releasing = asyncio.Event()
+
+        async def hangs(*_: Any) -> None:
+            releasing.set()
+            await asyncio.Event().wait()
+
+        cursors.release = hangs  # type: ignore[method-assign]
+        closing = asyncio.create_task(live.close(60))
+        await releasing.wait()
+        await end(closing)
+        assert live.stopped is not None
+
+
+async def test_a_dispatcher_that_has_given_everything_back_keeps_nothing_that_comes_late() -> None:
+    cursors = HeldUp()
+    await cursors.create(TOPIC, "s", None, {})
+    async with dispatching(cursors) as dispatcher:
+        cursors.answers.clear()
+        cursors.asked.clear()
+        taking = asyncio.create_task(dispatcher.live(TOPIC, "s"))
+        await cursors.asked.wait()
+        await dispatcher.finish(1)
+        cursors.answers.set()
+        with pytest.raises(Draining):
+            await taking
+
+
+class SlowToDelete(MemoryCursors):
+    """Cursors that are deleted when they are told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.goes_on = asyncio.Event()
+
+    async def delete(self, topic: TopicName, name: str) -> None:
+        self.asked.set()
+        await self.goes_on.wait()
+        await super().delete(topic, name)
+
+
+async def test_nobody_connects_to_a_subscription_that_is_being_deleted_because_nobody_is() -> None:
+    cursors = SlowToDelete()
+    await cursors.create(TOPIC, "s", None, {})
+    joining = Joining("c", Options(), Placement.AUTO_SPLIT, None, (), 1, 0)
+    async with dispatching(cursors) as dispatcher:
+        live = await dispatcher.live(TOPIC, "s")
+        deleting = asyncio.create_task(dispatcher.delete(TOPIC, "s", force=False))
+        await cursors.asked.wait()
+        connecting = asyncio.create_task(live.subscribe(joining))
+        for _ in range(5):  # as far as it comes
+            await asyncio.sleep(0)
+        assert not live.sessions
+        cursors.goes_on.set()
+        await deleting
+        with pytest.raises(SubscriptionNotFound):
+            await connecting
+
+
+async def test_a_subscription_that_was_lost_meanwhile_is_not_deleted() -> None:
+    cursors = MemoryCursors()
+    await cursors.create(TOPIC, "s", None, {})
+    async with dispatching(cursors) as dispatcher:
+        live = await dispatcher.live(TOPIC, "s")
+        async with live.changing:
+            deleting = asyncio.create_task(dispatcher.delete(TOPIC, "s", force=False))
+            await asyncio.sleep(0)
+            live.stop(Fenced("the lease on the subscription was lost"))
+        with pytest.raises(Fenced):
+            await deleting
+        assert await cursors.get(TOPIC, "s")
+
+
+async def test_consumers_whose_streams_end_together_leave_together() -> None:
+    cursors = MemoryCursors()
+    await cursors.create(TOPIC, "s", None, {})
+    async with dispatching(cursors) as dispatcher:
+        live = await dispatcher.live(TOPIC, "s")
+        options = Options(redeliveries_max=7)
+        sessions = [
+            await live.subscribe(
+                Joining(name, options, Placement.CONSISTENT_HASHING, None, (), 1, 0)
+            )
+            for name in ("a", "b", "c", "d")
+        ]
+        before = live.assignment_version
+        for session in sessions[1:]:
+            live.leave(session)
+        assert set(live.sessions) == {sessions[0].consumer}
+        await eventually(lambda: set(live.machine.consumers) == {sessions[0].consumer})
+        assert live.assignment_version == before + 1, "the one that is left is told once"
+        live.leave(sessions[0])
+        joined = await live.subscribe(sessions[0].joining)
+        assert set(live.machine.consumers) == {joined.consumer}, "who left before is not there"

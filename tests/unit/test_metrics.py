@@ -42,6 +42,7 @@ from services.runtime.metrics import (
     store_free,
     store_size,
     summed,
+    survey_rest_s,
     telling,
 )
 from services.runtime.refusals import Refusals
@@ -429,3 +430,13 @@ def test_holes_lie_beyond_the_mark_delete_position_and_before_what_is_acknowledg
         first = mark_delete.entry_id + 1 if is_marked and mark_delete else 0
         expected += sum(entry_id not in ids for entry_id in range(first, max(ids)))
     assert holes_of(CursorState(head, holes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("took_s", "interval_s", "rest_s"),
+    [(0.1, 15.0, 15.0), (2.0, 15.0, 40.0), (100.0, 15.0, 60.0), (100.0, 300.0, 300.0)],
+)
+def test_after_a_long_look_there_is_a_longer_rest_and_an_end_to_it(
+    took_s: float, interval_s: float, rest_s: float
+) -> None:
+    assert survey_rest_s(took_s, interval_s) == rest_s

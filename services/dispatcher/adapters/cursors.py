@@ -5,11 +5,13 @@ may be made again.
 """
 
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from itertools import islice
-from typing import Any, Final, NoReturn
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, Final, NoReturn, TypeVar
 
 import structlog
+from google.protobuf.message import Message
+from grpc import StatusCode
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import cursor_pb2_grpc as pb_grpc
@@ -19,6 +21,8 @@ from seqgate.types import Position, TopicName
 from services.dispatcher.core.effects import Persist
 from services.dispatcher.ports import (
     Cursor,
+    CursorCorrupt,
+    CursorsRefused,
     CursorsUnavailable,
     InvalidProperty,
     Lease,
@@ -32,6 +36,9 @@ from services.runtime.refused import Refused, answer
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+R = TypeVar("R", bound=Message)
+
 RETRY_AFTER_S: Final = 0.5
 """What a caller is told to wait when the cursor service does not answer."""
 
@@ -41,8 +48,32 @@ PAGE_SIZE: Final = 10_000
 CALL_ITEMS_MAX: Final = 10_000
 """How many ranges, batches, successions or attempts one call takes."""
 
-EXPECTED: Final = frozenset({"", "STORE_UNAVAILABLE", "STORE_FULL", "DRAINING"}) | CHANGING_HANDS
-"""Why the cursor service does nothing now; for any other reason, somebody has to look."""
+RUN_ENTRIES_MAX: Final = 10_000_000
+"""How many entries one range holds."""
+
+CALL_ENTRIES_MAX: Final = 100_000_000
+"""How many entries the ranges of one call hold together."""
+
+CALL_INDEXES_MAX: Final = 1_000_000
+"""How many messages the batches of one call name together: two bytes each."""
+
+EXPECTED: Final = (
+    frozenset({"", "STORE_UNAVAILABLE", "STORE_FULL", "SERVICE_BUSY", "DRAINING"}) | CHANGING_HANDS
+)
+"""Why the cursor service does nothing now."""
+
+RIGHTS: Final = frozenset(
+    {
+        "MISSING_CREDENTIALS",
+        "INVALID_TOKEN",
+        "TOKEN_EXPIRED",
+        "TOKEN_NOT_YET_VALID",
+        "WRONG_AUDIENCE",
+        "WRONG_ISSUER",
+        "PERMISSION_DENIED",
+    }
+)
+"""Why it does nothing until an operator has mended what is given to the dispatcher."""
 
 
 class GrpcCursors:
@@ -101,7 +132,7 @@ class GrpcCursors:
     async def acknowledged(self, topic: TopicName, name: str) -> AsyncIterator[Run | Part]:
         request = pb.ReadAcknowledgedRequest(topic=str(topic), name=name, page_size=PAGE_SIZE)
         while True:
-            page = await self._call(self._stub.ReadAcknowledged, request)
+            page = await self._page(self._stub.ReadAcknowledged, request)
             for run in page.ranges:
                 yield Run(_position(run.first), run.last_entry_id)
             for batch in page.batches:
@@ -114,7 +145,7 @@ class GrpcCursors:
     async def attempts(self, topic: TopicName, name: str) -> AsyncIterator[tuple[Position, int]]:
         request = pb.ListAttemptsRequest(topic=str(topic), name=name, page_size=PAGE_SIZE)
         while True:
-            page = await self._call(self._stub.ListAttempts, request)
+            page = await self._page(self._stub.ListAttempts, request)
             for each in page.entries:
                 yield _position(each.position), each.attempts
             if not page.HasField("next_after"):
@@ -124,40 +155,45 @@ class GrpcCursors:
     async def persist(
         self, topic: TopicName, name: str, what: Persist, epoch: int
     ) -> Position | None:
-        successions = iter(
-            [pb.Succession(last=_wire(last), next=_wire(next_)) for last, next_ in what.successions]
+        successions = [
+            pb.Succession(last=_wire(last), next=_wire(next_)) for last, next_ in what.successions
+        ]
+        batches = [_batch(*part) for part in what.parts]
+        calls = zip_longest(
+            _shares(successions, lambda _: 0, CALL_ITEMS_MAX),
+            _shares(_ranges(what.entries), _entries_of, CALL_ENTRIES_MAX),
+            _shares(batches, lambda batch: len(batch.indexes), CALL_INDEXES_MAX),
+            fillvalue=(),
         )
-        ranges = iter(_ranges(what.entries))
-        batches = iter([_batch(*part) for part in what.parts])
-        while True:
+        reply: pb.AcknowledgeResponse | None = None
+        for said, ranges, parts in calls:
             request = pb.AcknowledgeRequest(
                 topic=str(topic),
                 name=name,
-                ranges=islice(ranges, CALL_ITEMS_MAX),
-                batches=islice(batches, CALL_ITEMS_MAX),
-                successions=islice(successions, CALL_ITEMS_MAX),
+                ranges=ranges,
+                batches=parts,
+                successions=said,
                 epoch=epoch,
             )
-            reply = await self._call(self._stub.Acknowledge, request)
-            items = max(len(request.ranges), len(request.batches), len(request.successions))
-            if items < CALL_ITEMS_MAX:
-                return _position(reply.mark_delete) if reply.HasField("mark_delete") else None
+            reply = await self._in_parts(
+                self._stub.Acknowledge, request, "ranges", "batches", "successions"
+            )
+        assert reply is not None
+        return _position(reply.mark_delete) if reply.HasField("mark_delete") else None
 
     async def record(
         self, topic: TopicName, name: str, attempts: Sequence[tuple[Position, int]], epoch: int
     ) -> None:
         for start in range(0, len(attempts), CALL_ITEMS_MAX):
             some = attempts[start : start + CALL_ITEMS_MAX]
-            await self._call(
-                self._stub.RecordAttempts,
-                pb.RecordAttemptsRequest(
-                    topic=str(topic),
-                    name=name,
-                    positions=[_to_wire(position) for position, _ in some],
-                    attempts=[count for _, count in some],
-                    epoch=epoch,
-                ),
+            request = pb.RecordAttemptsRequest(
+                topic=str(topic),
+                name=name,
+                positions=[_to_wire(position) for position, _ in some],
+                attempts=[count for _, count in some],
+                epoch=epoch,
             )
+            await self._in_parts(self._stub.RecordAttempts, request, "positions", "attempts")
 
     async def set_properties(
         self,
@@ -197,11 +233,41 @@ class GrpcCursors:
     async def check(self) -> None:
         await self._call(self._stub.ListCursors, pb.ListCursorsRequest(page_size=1, local=True))
 
+    async def _in_parts(self, method: Any, request: Message, *fields: str) -> Any:
+        """Do what a request asks, in halves and halves of these where the service takes no message
+        so large. Returns the last answer."""
+        reply: Any = None
+        waiting = [request]
+        while waiting:
+            part = waiting.pop()
+            try:
+                reply = await self._call(method, part)
+            except _TooLarge:
+                halves = _halves(part, *fields)
+                if halves is None:
+                    raise
+                waiting += reversed(halves)
+        return reply
+
+    async def _page(self, method: Any, request: Any) -> Any:
+        """A page of what is read, smaller where the service sends no message so large."""
+        while True:
+            try:
+                return await self._call(method, request)
+            except _TooLarge:
+                if request.page_size == 1:
+                    raise
+                request.page_size //= 2
+
     async def _call(self, method: Any, request: Any) -> Any:
         try:
             return await answer(method(request, timeout=self._timeout_s))
         except Refused as refused:
             _give_up(refused)
+
+
+class _TooLarge(CursorsRefused):
+    """A message is larger than the service takes, or sends."""
 
 
 def _give_up(refused: Refused) -> NoReturn:
@@ -220,13 +286,72 @@ def _give_up(refused: Refused) -> NoReturn:
             raise InvalidProperty(refused.message, field="properties") from refused
         case "INVALID_PAGE":
             raise InvalidPage(refused.message, field="page_token") from refused
+        case "CURSOR_CORRUPT":
+            raise CursorCorrupt("the subscription's cursor is damaged") from refused
+    if refused.code is StatusCode.RESOURCE_EXHAUSTED and TOO_LARGE in refused.message:
+        raise _TooLarge(
+            "a message is larger than the cursor service takes", because=refused.code.name
+        ) from refused
+    if refused.reason not in EXPECTED and refused.reason not in RIGHTS:
+        raise _refused(refused) from refused
+    if refused.code is StatusCode.UNIMPLEMENTED:
+        raise _refused(refused) from refused
     log.debug("cursors do not answer", reason=refused.reason, error=refused.message)
-    if refused.reason not in EXPECTED:
+    if refused.reason in RIGHTS:
         log.error("the cursor service refused", reason=refused.reason, detail=refused.message)
     because = {"because": refused.reason} if refused.reason else {}
     raise CursorsUnavailable(
         "the cursor service does not answer", retry_after_s=RETRY_AFTER_S, **because
     ) from refused
+
+
+TOO_LARGE: Final = "message larger than max"
+"""What gRPC says of a message above a limit, at either end."""
+
+
+def _refused(refused: Refused) -> CursorsRefused:
+    """The same call would be refused again."""
+    log.error("the cursor service refused", reason=refused.reason, detail=refused.message)
+    return CursorsRefused(
+        "the cursor service refuses what it was told", because=refused.reason or refused.code.name
+    )
+
+
+def _shares(
+    items: Sequence[T], weight: Callable[[T], int], weight_max: int
+) -> Iterator[Sequence[T]]:
+    """Items in shares of CALL_ITEMS_MAX, and of so much weight together, at most; one at least."""
+    start = total = 0
+    for index, item in enumerate(items):
+        added = weight(item)
+        if index > start and (index - start >= CALL_ITEMS_MAX or total + added > weight_max):
+            yield items[start:index]
+            start, total = index, 0
+        total += added
+    yield items[start:]
+
+
+def _halves(request: R, *fields: str) -> tuple[R, R] | None:
+    """A request in two, the first with half of what each field has; None: nothing has two."""
+    if all(len(getattr(request, field)) < 2 for field in fields):
+        return None
+    first, second = _copied(request), _copied(request)
+    for field in fields:
+        half = (len(getattr(request, field)) + 1) // 2
+        del getattr(first, field)[half:]
+        del getattr(second, field)[:half]
+    return first, second
+
+
+def _copied(request: R) -> R:
+    """The same message again."""
+    copy = type(request)()
+    copy.CopyFrom(request)
+    return copy
+
+
+def _entries_of(run: pb.PositionRange) -> int:
+    return int(run.last_entry_id - run.first.entry_id + 1)
 
 
 def _ranges(entries: Iterable[Position]) -> list[pb.PositionRange]:
@@ -238,6 +363,7 @@ def _ranges(entries: Iterable[Position]) -> list[pb.PositionRange]:
             last is not None
             and last.first.ledger_id == position.ledger_id
             and last.last_entry_id + 1 == position.entry_id
+            and _entries_of(last) < RUN_ENTRIES_MAX
         ):
             last.last_entry_id += 1
         else:

@@ -3,6 +3,7 @@
 No call is retried here, but for publishing, which the client library does.
 """
 
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, NoReturn
 
@@ -14,7 +15,14 @@ from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.owners import CHANGING_HANDS, FollowingChannel
 from seqgate.types import Position, TopicName
-from services.dispatcher.ports import Ends, EntryCorrupt, LedgerUnavailable, Run, TopicNotFound
+from services.dispatcher.ports import (
+    Ends,
+    EntryCorrupt,
+    Fetched,
+    LedgerUnavailable,
+    Run,
+    TopicNotFound,
+)
 from services.runtime.channels import check_health
 from services.runtime.refused import Refused, answer, refused
 
@@ -28,7 +36,14 @@ RETRY_AFTER_S: Final = 0.5
 READ_TIMEOUT_S: Final = 30.0
 """How long one page of a log may take."""
 
-EXPECTED: Final = frozenset({"", "STORE_UNAVAILABLE", "DRAINING"}) | CHANGING_HANDS
+RESPONSE_BYTES_MAX: Final = 1024 * 1024
+"""How large what the ledger sends at a time is, about, unless it is one entry."""
+
+SCAN_BYTES_MAX: Final = 4 * 1024 * 1024
+"""After how many bytes a page of a scan ends, though there is more."""
+
+_BUSY: Final = frozenset({"SERVICE_BUSY", "TOO_MANY_STREAMS", "SLOW_READER"})
+EXPECTED: Final = frozenset({"", "STORE_UNAVAILABLE", "DRAINING"}) | _BUSY | CHANGING_HANDS
 """Why the ledger does nothing now; for any other reason, somebody has to look."""
 
 
@@ -76,7 +91,8 @@ class GrpcLog:
             request.after.CopyFrom(_wire(after))
         else:
             request.earliest.SetInParent()
-        return await self._collect(self._stub.Read(request, timeout=READ_TIMEOUT_S))
+        call = self._stub.Read(request, timeout=READ_TIMEOUT_S)
+        return await self._collect(call, SCAN_BYTES_MAX)
 
     async def fetch(
         self, topic: TopicName, positions: Sequence[Position], *, metadata_only: bool = False
@@ -85,6 +101,35 @@ class GrpcLog:
             topic=str(topic), positions=map(_wire, positions), metadata_only=metadata_only
         )
         return await self._collect(self._stub.ReadEntries(request, timeout=READ_TIMEOUT_S))
+
+    async def fetch_some(
+        self,
+        topic: TopicName,
+        positions: Sequence[Position],
+        *,
+        bytes_max: int,
+        metadata_only: bool = False,
+    ) -> Fetched:
+        request = pb.ReadEntriesRequest(
+            topic=str(topic), positions=map(_wire, positions), metadata_only=metadata_only
+        )
+        entries: list[pb.StoredEntry] = []
+        size_bytes = 0
+        call = self._stub.ReadEntries(request, timeout=READ_TIMEOUT_S)
+        try:
+            async for response in call:
+                if response.HasField("draining"):
+                    raise LedgerUnavailable("the ledger moves", retry_after_s=RETRY_AFTER_S)
+                entries += response.entries.entries
+                size_bytes += response.ByteSize()
+                if entries and size_bytes + RESPONSE_BYTES_MAX > bytes_max:
+                    last = _position(entries[-1].position)
+                    return Fetched(entries, bisect_right(positions, last))
+        except aio.AioRpcError as error:
+            _give_up(refused(error))
+        finally:
+            call.cancel()
+        return Fetched(entries, len(positions))
 
     async def last_before(self, topic: TopicName, ledger_id: int) -> Position | None:
         last = None
@@ -115,17 +160,23 @@ class GrpcLog:
     async def check(self) -> None:
         await check_health(self._channel, SERVICE)
 
-    async def _collect(self, call: Any) -> Sequence[pb.StoredEntry]:
-        """All entries of a stream that ends."""
+    async def _collect(self, call: Any, bytes_max: int | None = None) -> Sequence[pb.StoredEntry]:
+        """The entries of a stream that ends: all of them, or about so many bytes of the first."""
         entries: list[pb.StoredEntry] = []
+        size_bytes = 0
         try:
             async for response in call:
                 if response.HasField("entries"):
                     entries += response.entries.entries
+                    size_bytes += response.ByteSize()
+                    if bytes_max is not None and size_bytes >= bytes_max:
+                        break
                 elif response.HasField("draining"):
                     raise LedgerUnavailable("the ledger moves", retry_after_s=RETRY_AFTER_S)
         except aio.AioRpcError as error:
             _give_up(refused(error))
+        finally:
+            call.cancel()
         return entries
 
     async def _call(self, method: Any, request: Any) -> Any:

@@ -11,7 +11,7 @@ from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.owners import CHANGING_HANDS, FollowingChannel
 from seqgate.types import PRODUCER_NAME_BYTES_MAX
-from services.dispatcher.ports import LedgerUnavailable, Letter, LetterRefused
+from services.dispatcher.ports import GENERATION, LedgerUnavailable, Letter, LetterRefused
 from services.runtime.refused import refused
 
 RETRY_AFTER_S: Final = 0.5
@@ -29,6 +29,9 @@ PROPERTIES_MAX: Final = 128
 REFUSED_RETRY_AFTER_S: Final = 30.0
 """How long a letter waits that was refused: somebody has to do something about it."""
 
+FAILED_RETRY_AFTER_S: Final = 2.0
+"""How long a letter waits that could not be stored, in seconds: the next one may be."""
+
 _REFUSING: Final = frozenset(
     {
         StatusCode.INVALID_ARGUMENT,
@@ -42,6 +45,26 @@ _REFUSING: Final = frozenset(
     }
 )
 """How a stream ends that is not to be opened again with the same."""
+
+_CHUNK_REFUSED: Final = frozenset(
+    {
+        pb.RECEIPT_STATUS_CHUNK_GAP,
+        pb.RECEIPT_STATUS_LAYOUT_CONFLICT,
+        pb.RECEIPT_STATUS_STALE,
+    }
+)
+"""What a chunk is told that continues nothing."""
+
+_OF_CHUNKS: Final = (
+    "uuid",
+    "chunk_id",
+    "num_chunks_from_msg",
+    "total_chunk_msg_size",
+    "message_crc32c",
+    "compression",
+    "uncompressed_size",
+)
+"""What metadata say of a chunk that is not so of a message which is as it is."""
 
 _THERE: Final = frozenset({pb.RECEIPT_STATUS_STORED, pb.RECEIPT_STATUS_DUPLICATE})
 
@@ -61,7 +84,12 @@ class GrpcDeadLetters:
 
     async def put(self, letter: Letter) -> bool:
         """See the port."""
-        entry = published(letter)
+        is_there = await self._put(letter, published(letter))
+        if is_there is None:  # rather a message that tells what it is of than none
+            is_there = await self._put(letter, published(letter, is_alone=True))
+        return is_there is True
+
+    async def _put(self, letter: Letter, entry: pb.Entry) -> bool | None:
         call = self._stub.Publish()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -85,7 +113,8 @@ class GrpcDeadLetters:
         finally:
             call.cancel()
 
-    async def _publish(self, call: Any, letter: Letter, entry: pb.Entry) -> bool:
+    async def _publish(self, call: Any, letter: Letter, entry: pb.Entry) -> bool | None:
+        """See put; None: it is a chunk, and the topic has not those before it."""
         producer = entry.metadata.producer_name
         opening = pb.Open(topic=str(letter.topic), producer_name=producer, takeover=True)
         await call.write(pb.PublishRequest(open=opening))
@@ -101,13 +130,12 @@ class GrpcDeadLetters:
                     return True
                 if receipt.status == pb.RECEIPT_STATUS_STALE:
                     return False
+                if receipt.status in _CHUNK_REFUSED and is_chunk(entry):
+                    return None
+                because = receipt.error.message or _status_name(receipt.status)
                 if receipt.status == pb.RECEIPT_STATUS_REFUSED:
-                    raise _refused(letter, receipt.error.message)
-                raise LedgerUnavailable(
-                    "the dead letter was not stored",
-                    retry_after_s=RETRY_AFTER_S,
-                    because=_status_name(receipt.status),
-                )
+                    raise _refused(letter, because)
+                raise _refused(letter, because, retry_after_s=FAILED_RETRY_AFTER_S)
         raise _closed()
 
 
@@ -120,22 +148,31 @@ def _status_name(status: int) -> str:
     return str(status) if known is None else known.name
 
 
-def _refused(letter: Letter, because: str) -> LetterRefused:
+def _refused(
+    letter: Letter, because: str, retry_after_s: float = REFUSED_RETRY_AFTER_S
+) -> LetterRefused:
     return LetterRefused(
         "the dead letter topic does not take a letter",
-        retry_after_s=REFUSED_RETRY_AFTER_S,
+        retry_after_s=retry_after_s,
         dead_letter_topic=letter.topic,
         because=because,
     )
 
 
-def published(letter: Letter) -> pb.Entry:
-    """What is published: the entry, with where it comes from among its properties."""
+def is_chunk(entry: pb.Entry) -> bool:
+    """Whether an entry is a chunk of a large message."""
+    return entry.metadata.num_chunks_from_msg > 1
+
+
+def published(letter: Letter, *, is_alone: bool = False) -> pb.Entry:
+    """What is published: the entry, with where it comes from among its properties. A chunk that
+    `is_alone` is published as a message of its own, which says what it is a chunk of."""
     source = letter.entry
     metadata = entry_pb2.EntryMetadata()
     metadata.CopyFrom(source.metadata)
     metadata.ClearField("deliver_at_time")
     origin = {
+        GENERATION: str(letter.generation),
         "seqgate.origin.topic": str(letter.source),
         "seqgate.origin.subscription": letter.subscription,
         "seqgate.origin.id": f"{source.position.ledger_id}:{source.position.entry_id}",
@@ -143,11 +180,22 @@ def published(letter: Letter) -> pb.Entry:
         "seqgate.origin.sequence_id": str(source.metadata.sequence_id),
         "seqgate.attempts": str(letter.attempts),
     }
+    if is_alone:
+        origin["seqgate.origin.chunk"] = (
+            f"{metadata.chunk_id + 1} of {metadata.num_chunks_from_msg}"
+        )
+        origin["seqgate.origin.uuid"] = metadata.uuid
+        if metadata.compression:  # a part of it cannot be opened
+            origin["seqgate.origin.compression"] = entry_pb2.CompressionType.Name(
+                metadata.compression
+            )
+        for field in _OF_CHUNKS:
+            metadata.ClearField(field)
     for name, value in origin.items():
         metadata.properties[name] = value
         if len(metadata.properties) > PROPERTIES_MAX or metadata.ByteSize() > ROOM_BYTES:
             del metadata.properties[name]  # rather the letter without it than none
-    if source.metadata.num_chunks_from_msg > 1:
+    if metadata.num_chunks_from_msg > 1:
         metadata.producer_name = _producer(
             letter, source.metadata.producer_name, source.metadata.uuid
         )
@@ -162,7 +210,8 @@ def published(letter: Letter) -> pb.Entry:
 
 
 def _producer(letter: Letter, *more: str) -> str:
-    name = "/".join(("seqgate.dead", str(letter.source), letter.subscription, *more))
+    line = (letter.line,) if letter.line else ()
+    name = "/".join(("seqgate.dead", str(letter.source), letter.subscription, *line, *more))
     if len(name.encode()) <= PRODUCER_NAME_BYTES_MAX:
         return name
     return f"seqgate.dead/{blake2b(name.encode(), digest_size=16).hexdigest()}"

@@ -1,6 +1,6 @@
 """Cursors in memory, for tests and simulations."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -8,6 +8,7 @@ from seqgate.types import Position, TopicName
 from services.dispatcher.core.effects import Persist
 from services.dispatcher.ports import (
     Cursor,
+    CursorsRefused,
     CursorsUnavailable,
     InvalidProperty,
     Lease,
@@ -44,6 +45,20 @@ class _Kept:
         is_before = self.mark_delete is not None and position <= self.mark_delete
         return is_before or position in self.whole
 
+    def learn(self, successions: Iterable[tuple[Position, Position]]) -> None:
+        """Note what follows; of two that contradict each other the later, if the log was trimmed
+        up to there."""
+        told = dict(self.successions)
+        for last, following in successions:
+            told[last] = max(following, told.get(last, following))
+        first = told.get(_START, _START)
+        for last, following in (*successions, *self.successions.items()):
+            if following != told[last] > first:
+                raise CursorsRefused(
+                    "the cursor service refuses what it was told", because="INVALID_POSITION"
+                )
+        self.successions = told
+
     def advance(self) -> None:
         """Move over everything that is acknowledged without a gap."""
         while True:
@@ -61,9 +76,6 @@ class _Kept:
         if end is not None:
             self.parts = {each: part for each, part in self.parts.items() if each > end}
             self.attempts = {each: count for each, count in self.attempts.items() if each > end}
-            self.successions = {
-                last: next_ for last, next_ in self.successions.items() if next_ > end
-            }
 
 
 class MemoryCursors:
@@ -77,6 +89,7 @@ class MemoryCursors:
         self.available = True
         self._now_ms = now_ms
         self._kept: dict[tuple[TopicName, str], _Kept] = {}
+        self._spent: dict[TopicName, int] = {}
 
     async def create(
         self,
@@ -110,15 +123,17 @@ class MemoryCursors:
         return page, page[-1].name if len(names) > limit else ""
 
     async def delete(self, topic: TopicName, name: str) -> None:
-        self._get(topic, name)
+        lease = self._get(topic, name).lease
         del self._kept[topic, name]
+        if lease is not None:
+            self._spent[topic] = max(self._spent.get(topic, 0), lease.epoch)
 
     async def reset(
         self, topic: TopicName, name: str, mark_delete: Position | None, epoch: int
     ) -> None:
         kept = self._fenced(topic, name, epoch)
         kept.mark_delete = mark_delete
-        kept.whole, kept.parts, kept.successions, kept.attempts = set(), {}, {}, {}
+        kept.whole, kept.parts, kept.attempts = set(), {}, {}
 
     async def acknowledged(self, topic: TopicName, name: str) -> AsyncIterator[Run | Part]:
         kept = self._get(topic, name)
@@ -142,7 +157,7 @@ class MemoryCursors:
         self, topic: TopicName, name: str, what: Persist, epoch: int
     ) -> Position | None:
         kept = self._fenced(topic, name, epoch)
-        kept.successions.update(what.successions)
+        kept.learn(what.successions)
         done = list(what.entries)
         for position, messages, bits in what.parts:
             if position in kept:
@@ -188,7 +203,7 @@ class MemoryCursors:
         kept, now_ms = self._get(topic, name), self._now_ms()
         lease = kept.lease
         if lease is None or kept.expires_ms <= now_ms:
-            lease = Lease(owner, 1 if lease is None else lease.epoch + 1)
+            lease = Lease(owner, (self._spent.get(topic, 0) if lease is None else lease.epoch) + 1)
         elif lease.owner != owner:
             raise NotOwner(
                 "another instance has the subscription", retry_after_s=0.5, owner=lease.owner

@@ -11,12 +11,14 @@ is a line of `_withheld`. What withholds a key must wake it when it is over.
 from typing import Final
 
 from seqgate.types import Position
-from services.dispatcher.core.effects import AfterDeadLetter, DeadLetter, Delivery, Options
+from services.dispatcher.core.attempts import Attempts
+from services.dispatcher.core.effects import AfterDeadLetter, Because, DeadLetter, Delivery, Options
 from services.dispatcher.core.flights import Flights
 from services.dispatcher.core.gaps import Gaps
-from services.dispatcher.core.lane import Consumer, Lane, Reason, Returned
+from services.dispatcher.core.lane import Consumer, Gathering, Lane, Reason, Returned
 from services.dispatcher.core.outgoing import Outgoing
 from services.dispatcher.core.parking import Parking
+from services.dispatcher.core.passing import Passing
 from services.dispatcher.core.positions import Parked
 from services.dispatcher.core.settling import Settling
 from services.dispatcher.core.timers import Timers
@@ -24,6 +26,10 @@ from services.dispatcher.core.verdicts import reason_for
 
 TURN_ENTRIES: Final = 16
 """How many entries of a key are delivered before another key has its turn."""
+
+KEPT_BACK_MAX: Final = 20_000
+"""How many chunks of large messages a subscription keeps back that consumers have no room for, some
+400 bytes each; what is beyond counts as failed."""
 
 
 class Delivering:
@@ -38,6 +44,8 @@ class Delivering:
         gaps: Gaps,
         timers: Timers,
         out: Outgoing,
+        large: Attempts,
+        passing: Passing,
     ) -> None:
         self._options = options
         self._orders_keys = options.orders_keys
@@ -47,6 +55,8 @@ class Delivering:
         self._gaps = gaps
         self._timers = timers
         self._out = out
+        self._large = large
+        self._passing = passing
 
     def serve(self, now_ms: int) -> None:
         """Deliver what can be."""
@@ -57,6 +67,8 @@ class Delivering:
     def _serve(self, consumer: Consumer, now_ms: int) -> bool:
         """Deliver to a consumer some of what is ready for it. Returns whether there may be
         more."""
+        while consumer.gathering is not None and consumer.has_room:
+            self._offer(consumer.gathering.lane, consumer, now_ms)
         slots = consumer.queue.slots
         turns = TURN_ENTRIES
         while slots and consumer.has_room:
@@ -80,27 +92,44 @@ class Delivering:
         for _ in range(TURN_ENTRIES):
             head = lane.head(hurries=lane.slot.queue.is_choked and not self._orders_keys)
             if head is None:
+                consumer.gathering = None
                 if not lane.flights:
                     parking.drop_if_idle(lane)
                 return
             if head.position in settling.acknowledged:
                 parking.take(lane, head)
                 continue
-            target = consumer
-            if lane.rare is not None and lane.holder is not None:
-                holder = self._flights.consumers.get(lane.holder, consumer)
-                target = holder if lane.is_amid_message(holder) else consumer
+            if self._is_useless(lane, head.position):
+                parking.take(lane, head)
+                self._passing.pass_over([head.position], Because.HEADLESS, lane)
+                continue
+            if lane.rare is not None and (lane.rare.kept_back or consumer.gathering is not None):
+                reason = self._gather(lane, head, consumer, now_ms)
+                if reason is Reason.READY:
+                    continue
+                if reason is not None:
+                    consumer.gathering = None
+                    parking.withhold(lane, reason, now_ms)
+                    return
+            target = self._target(lane, consumer)
+            if target is None:
+                consumer.gathering = None
+                parking.withhold(lane, Reason.DRAINING, now_ms)
+                return
             if target is consumer and not consumer.has_room:
                 break
             reason = self._withheld(lane, head, target, now_ms)
             if reason is not None:
+                consumer.gathering = None
                 parking.withhold(lane, reason, now_ms)
                 return
-            if (settling.attempts or self._gaps.keys) and self._is_dead(lane, head.position):
+            if self._may_be_dead(lane) and self._is_dead(lane, head.position):
                 parking.take(lane, head)
+                consumer.gathering = None
                 self._dead_letter(lane, head.position, now_ms)
                 return
             if lane.undecided is not None and head.position in lane.undecided.states:
+                consumer.gathering = None
                 if self._orders_keys:
                     state = lane.undecided.states[head.position]
                     parking.withhold(lane, reason_for(state), now_ms)
@@ -109,7 +138,60 @@ class Delivering:
                 continue
             parking.take(lane, head)
             self._deliver(lane, head, target, now_ms)
+            if consumer.gathering is not None and self._is_last(lane, head.position):
+                consumer.gathering = None
         parking.wake(lane)
+
+    def _target(self, lane: Lane, owner: Consumer) -> Consumer | None:
+        """Who gets the next entry of a key: its owner, or whoever has some chunks of the large
+        message that goes on. None: that one takes no more now; its next permit wakes the key."""
+        if lane.rare is None or lane.holder is None:
+            return owner
+        holder = self._flights.consumers.get(lane.holder, owner)
+        if holder is owner or not lane.is_amid_message(holder):
+            return owner
+        return holder if holder.has_room else None
+
+    def _is_useless(self, lane: Lane, position: Position) -> bool:
+        """Whether a chunk waits whose first was acknowledged meanwhile: nobody can have its
+        message. One that failed too often goes where the first went."""
+        chunk = None if lane.rare is None else lane.rare.chunks.get(position)
+        if chunk is None or not self._large.is_headless(chunk):
+            return False
+        return not self._settling.failed_beyond(self._options.redeliveries_max, position)
+
+    def _is_last(self, lane: Lane, position: Position) -> bool:
+        chunk = None if lane.rare is None else lane.rare.chunks.get(position)
+        return chunk is None or chunk.is_last
+
+    def _gather(
+        self, lane: Lane, head: Parked | Returned, consumer: Consumer, now_ms: int
+    ) -> Reason | None:
+        """Chunks of a key are kept back, and its next entry may be one: it is kept back, too
+        (READY), unless its message is on its way already, or it is the last. Then its turn has
+        come, and all of its message is delivered (READY), before anything else, as soon as nothing
+        of it is in flight (why it is not). None: it is delivered like any other."""
+        rare, parking = lane.rare, self._parking
+        assert rare is not None
+        chunk = rare.chunks.get(head.position)
+        if chunk is None or consumer.gathering == (lane, chunk.attempt):
+            return None
+        chunks = (rare.chunks.get(position) for position in lane.flights)
+        in_flight = any(each is not None and each.attempt == chunk.attempt for each in chunks)
+        if chunk.attempt not in rare.kept_back and (in_flight or chunk.is_last):
+            return None
+        if chunk.is_last:
+            if in_flight:
+                return Reason.RETRY
+            parking.bring_back(lane, chunk.attempt)
+            consumer.gathering = Gathering(lane, chunk.attempt)
+            return Reason.READY
+        is_undecided = lane.undecided is not None and head.position in lane.undecided.states
+        if is_undecided or parking.kept_back >= KEPT_BACK_MAX:
+            return None
+        parking.take(lane, head)
+        parking.keep_back(lane, head.position, chunk.attempt, now_ms)
+        return Reason.READY
 
     def _withheld(
         self, lane: Lane, head: Parked | Returned, consumer: Consumer, now_ms: int
@@ -146,13 +228,23 @@ class Delivering:
             return Reason.JOINING
         return None
 
+    def _may_be_dead(self, lane: Lane) -> bool:
+        settling = self._settling
+        known = settling.attempts or settling.doomed or self._gaps.keys
+        return bool(known) or lane.rare is not None
+
     def _is_dead(self, lane: Lane, position: Position) -> bool:
         if self._gaps.keys and self._gaps.is_beyond(lane.key, position, AfterDeadLetter.TAIL):
+            return True
+        chunk = None if lane.rare is None else lane.rare.chunks.get(position)
+        if chunk is not None and self._large.is_dead(chunk):
             return True
         return self._settling.failed_beyond(self._options.redeliveries_max, position)
 
     def _dead_letter(self, lane: Lane, position: Position, now_ms: int) -> None:
         if lane.rare is not None:
+            if (chunk := lane.rare.chunks.get(position)) is not None:
+                self._large.note_dead(chunk.attempt)
             lane.rare.forget(position)
         lane.dead = position
         attempts, after = self._settling.attempts.get(position, 0), self._gaps.after(lane.key)
@@ -163,9 +255,8 @@ class Delivering:
         self, lane: Lane, head: Parked | Returned, consumer: Consumer, now_ms: int
     ) -> None:
         settling, position, messages = self._settling, head.position, head.messages
-        unacked = (1 << messages) - 1
-        if settling.partial:
-            unacked = settling.partial.get(position, unacked)
+        lane.last_reason = Reason.READY
+        unacked = settling.left(position, messages)
         attempts = settling.attempts.get(position, 0) if settling.attempts else 0
         flight = self._flights.launch(
             lane, position, messages, consumer, unacked=unacked, now_ms=now_ms

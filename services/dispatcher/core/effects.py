@@ -75,6 +75,8 @@ class Options:
             unless the consumer says how long, doubling with each attempt.
         reschedule_max_ms: how long filters may put an entry off at a time; longer counts as that.
         reschedules_max: how often in a row; then it is delivered.
+        unfinished_max_ms: how long chunks wait for the last of their message that a consumer has
+            no room for; then they are dead-lettered.
     """
 
     kind: Kind = Kind.KEY_SHARED
@@ -94,6 +96,8 @@ class Options:
     retry_max_ms: int = 60_000
     reschedule_max_ms: int = 3_600_000
     reschedules_max: int = 100
+    unfinished_max_ms: int = 86_400_000
+    filter_failed_max_ms: int = 86_400_000
 
     @property
     def orders_keys(self) -> bool:
@@ -112,6 +116,7 @@ class Entry(NamedTuple):
         deliver_at_ms: not before; 0: at once.
         chunk: of a large message.
         verdict: what the filters say of it.
+        aborts: which attempt at a large message it ends, unfinished; empty: none.
     """
 
     position: Position
@@ -120,6 +125,16 @@ class Entry(NamedTuple):
     deliver_at_ms: int = 0
     chunk: Chunk | None = None
     verdict: int = ACCEPT
+    aborts: str = ""
+
+
+class Because(Enum):
+    """Why an entry was passed: acknowledged, though nobody received it."""
+
+    HEADLESS = "the first chunk of its large message is not there"
+    LETTER_REFUSED = "the dead letter topic does not take it"
+    GONE = "the log has it no more"
+    CYCLE = "it went through as many dead letter topics as a message may"
 
 
 class Gap(NamedTuple):
@@ -259,6 +274,14 @@ class ForgetKey:
     key: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Say that entries were acknowledged that nobody received, and why. Ends in nothing."""
+
+    positions: tuple[Position, ...]
+    because: Because
+
+
 Effect = (
     Deliver
     | Revoke
@@ -271,6 +294,7 @@ Effect = (
     | DeadLetter
     | Judge
     | ForgetKey
+    | Passed
 )
 
 

@@ -68,6 +68,15 @@ class Flights:
         gone.timer_ms = None
         return flights
 
+    def permit(self, consumer: Consumer, messages: int) -> None:
+        """Somebody takes so many more. Where it has a large message in part and does not own the
+        key, the rest may have waited for that."""
+        consumer.permits += messages
+        if consumer.unfinished and consumer.has_room:
+            for each in consumer.large.values():
+                if each.lane.reason is Reason.DRAINING:
+                    self._parking.wake(each.lane)
+
     def launch(
         self,
         lane: Lane,

@@ -53,7 +53,7 @@ class Judging:
             entry = entry._replace(verdict=self._of_chunk(entry, entry.chunk, key, now_ms))
         if entry.verdict == ACCEPT:
             return entry
-        if self._is_beyond(entry.position):
+        if self.is_beyond(entry.position):
             return entry._replace(verdict=ACCEPT)
         if entry.verdict == REJECT:
             if entry.chunk is not None:
@@ -65,7 +65,7 @@ class Judging:
         return entry
 
     def _of_chunk(self, entry: Entry, chunk: Chunk, key: bytes, now_ms: int) -> int:
-        if chunk.attempt in self._rejected:
+        if self.is_rejected(chunk):
             return REJECT
         lane = self._parking.lanes.get(key)
         if lane is None or (entry.verdict == ACCEPT and lane.undecided is None):
@@ -99,7 +99,7 @@ class Judging:
         if any(each in lane.flights for each in chunks):
             return
         for each in chunks:
-            if not self._is_beyond(each):
+            if not self.is_beyond(each):
                 self._verdicts.note(lane, each, UNJUDGED)
 
     def _chunks(self, lane: Lane, chunk: Chunk) -> list[Position]:
@@ -107,7 +107,12 @@ class Judging:
         chunks = {} if lane.rare is None else lane.rare.chunks
         return sorted(each for each, other in chunks.items() if other.attempt == chunk.attempt)
 
-    def _is_beyond(self, position: Position) -> bool:
+    def is_rejected(self, chunk: Chunk) -> bool:
+        """Whether the first chunks of a large message were rejected, as far as is known."""
+        return chunk.attempt in self._rejected
+
+    def is_beyond(self, position: Position) -> bool:
+        """Whether an entry failed more often than it may."""
         return self._settling.failed_beyond(self._options.redeliveries_max, position)
 
     # ---- what filters say
@@ -146,7 +151,9 @@ class Judging:
         times = 1 + max(lane.undecided.times.get(each, 0) for each in positions)
         until_ms = now_ms + min(verdict, self._options.reschedule_max_ms)
         for each in positions:
-            if verdict in (UNJUDGED, PARK):
+            if verdict == PARK:
+                self._verdicts.note_failed(lane, each, now_ms)
+            elif verdict == UNJUDGED:
                 self._verdicts.note(lane, each, verdict)
             elif verdict > 0 and times <= self._options.reschedules_max:
                 self._verdicts.note_put_off(lane, each, until_ms, times)
@@ -170,6 +177,19 @@ class Judging:
     def _settle(self, position: Position) -> None:
         self._totals["rejected_entries"] += 1
         self._settling.settle_whole(position, None)
+
+    def give_up(self, lane: Lane, positions: Sequence[Position]) -> None:
+        """At these entries filters failed, and nobody has mended them for so long: they go to the
+        dead letter topic."""
+        for position in positions:
+            self._settling.doomed.add(position)
+            self._parking.accept(lane, position)
+
+    def first_failed(self) -> Position | None:
+        """The first entry that waits because its filters failed; None: none does."""
+        lanes = self._parking.lanes.values()
+        waiting = (lane.undecided.failed_ms for lane in lanes if lane.undecided is not None)
+        return min((min(each) for each in waiting if each), default=None)
 
     # ---- when filters change
 

@@ -55,10 +55,12 @@ class Reason(Enum):
 
 
 class Chunk(NamedTuple):
-    """Of which attempt at a large message an entry is a chunk, and whether it is the last."""
+    """Of which attempt at a large message an entry is a chunk, whether it is the last, and which,
+    from 0; None: that is not known, and it is taken to be in its place."""
 
     attempt: str
     is_last: bool
+    number: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -197,12 +199,17 @@ class Rare:
         later: the entries that are to be delivered later, and hold nothing.
         chunks: of what waits or is in flight and is a chunk, of which message.
         rests: how many of these wait, by attempt.
+        kept_back: chunks that a consumer had no room for, by attempt: they wait, and hold nothing,
+            until the turn of their last has come.
+        kept_since_ms: of these attempts, since when.
     """
 
     delays: dict[Position, int] = field(default_factory=dict)
     later: set[Position] = field(default_factory=set)
     chunks: dict[Position, Chunk] = field(default_factory=dict)
     rests: dict[str, int] = field(default_factory=dict)
+    kept_back: dict[str, list[Position]] = field(default_factory=dict)
+    kept_since_ms: dict[str, int] = field(default_factory=dict)
 
     def forget(self, position: Position) -> None:
         """Nothing more need be known of an entry, which does not wait."""
@@ -228,11 +235,13 @@ class Undecided:
     Attributes:
         states: UNJUDGED, PARK, or, of an entry that was put off, until when; of at least one.
         times: how often an entry was put off in a row.
+        failed_ms: of those at which filters failed, since when they wait.
         aside: where keys have no order, those of them whose turn had come: they hold nothing.
     """
 
     states: dict[Position, int] = field(default_factory=dict)
     times: dict[Position, int] = field(default_factory=dict)
+    failed_ms: dict[Position, int] = field(default_factory=dict)
     aside: "dict[Position, Parked | Returned]" = field(default_factory=dict)
 
 
@@ -248,6 +257,7 @@ class Lane:
         unresolved: what was negatively acknowledged and is not acknowledged since, in order: a
             message after one of these is withheld.
         recording: how many of its failed deliveries are being recorded.
+        last_reason: why it was withheld last, since its last delivery: `since_ms` is since when.
         lag: as a slot's, for this key alone.
         is_released: whether it was held, and was released while one of its messages was on its
             way to the dead letter topic.
@@ -257,6 +267,7 @@ class Lane:
     key: bytes
     slot: Slot
     reason: Reason = Reason.READY
+    last_reason: Reason = Reason.READY
     since_ms: int = 0
     is_ready: bool = False
     next_ready: "Lane | None" = None
@@ -308,7 +319,7 @@ class Lane:
             or self.waiting
             or self.recording
             or (self.undecided and self.undecided.aside)
-            or (self.rare and self.rare.later)
+            or (self.rare and (self.rare.later or self.rare.kept_back))
             or self.dead
             or self.lag
             or self.unresolved
@@ -317,6 +328,11 @@ class Lane:
     def is_behind(self, position: Position) -> bool:
         """Whether an entry was not kept for the key's sake."""
         return self.lag is not None and position >= self.lag
+
+    def is_kept_back(self, position: Position) -> bool:
+        """Whether an entry is a chunk that waits for the turn of its message's last."""
+        kept_back = {} if self.rare is None else self.rare.kept_back
+        return any(position in positions for positions in kept_back.values())
 
     def awaits(self, when_ms: int) -> bool:
         """Whether it is to be looked at again at this time."""
@@ -382,6 +398,13 @@ class Flight:
         return not self.unacked & ~self.asked
 
 
+class Gathering(NamedTuple):
+    """A large message of a key of which all chunks are delivered, one after the other."""
+
+    lane: Lane
+    attempt: str
+
+
 @dataclass(slots=True, eq=False)
 class Consumer:
     """Somebody who is connected.
@@ -398,6 +421,8 @@ class Consumer:
         large: of which large messages it has chunks, by attempt.
         unfinished: of how many of these it has not the last. While it has
             any, limits on what is unacknowledged do not count: it could never go below them.
+        gathering: the large message that it is sent before anything else, since there was no room
+            for it beside others; None: there is none.
         timer_ms: when it is looked at again, whether deliveries timed out; None: there is no need.
     """
 
@@ -414,6 +439,7 @@ class Consumer:
     flights: dict[int, Flight] = field(default_factory=dict)
     large: dict[str, Large] = field(default_factory=dict)
     unfinished: int = 0
+    gathering: "Gathering | None" = None
     timer_ms: int | None = None
 
     @property

@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush
 from itertools import chain
 
 from seqgate.types import Position
-from services.dispatcher.core.effects import ACCEPT, Entry, Kind, Options, Scan
+from services.dispatcher.core.effects import ACCEPT, PARK, Entry, Kind, Options, Scan
 from services.dispatcher.core.lags import Lags
 from services.dispatcher.core.lane import (
     Consumer,
@@ -42,6 +42,7 @@ class Parking:
         slots: the slots with work.
         withheld: the lanes that may not be delivered of, by reason.
         delayed: how many entries are to be delivered later, and hold nothing.
+        kept_back: how many chunks wait for the last of their message, and hold nothing.
         lags: what was read and not kept.
         verdicts: what waits for the word of filters.
         pool: the queue that all consumers share; None: each has its own.
@@ -54,6 +55,7 @@ class Parking:
         self.slots: dict[int, Slot] = {}
         self.withheld: dict[Reason, dict[Lane, None]] = {reason: {} for reason in Reason}
         self.delayed = 0
+        self.kept_back = 0
         self.lags = Lags(options)
         self.verdicts = Verdicts(options, timers, totals)
         self._options = options
@@ -252,6 +254,8 @@ class Parking:
         if entry.verdict > 0:
             until_ms = now_ms + min(entry.verdict, self._options.reschedule_max_ms)
             self.verdicts.note_put_off(lane, entry.position, until_ms)
+        elif entry.verdict == PARK:
+            self.verdicts.note_failed(lane, entry.position, now_ms)
         else:
             self.verdicts.note(lane, entry.position, entry.verdict)
 
@@ -282,13 +286,17 @@ class Parking:
             if not lane.waiting:
                 lane.waiting = None
 
-    def take_before(self, lane: Lane, end: Position) -> Sequence[Position]:
+    def take_before(self, lane: Lane, end: Position, *, whole: Set[str]) -> Sequence[Position]:
         """What waits in a key before this entry does not any more. It was delivered before, or is
-        to be delivered later: whatever else waits comes after what is in flight."""
+        to be delivered later: whatever else waits comes after what is in flight. Of large messages
+        only those end before it that are `whole` there."""
         taken = []
-        while lane.returned and lane.returned[0].position < end:
-            taken.append(lane.returned[0].position)
-            self.take(lane, lane.returned[0])
+        chunks = {} if lane.rare is None else lane.rare.chunks
+        for head in sorted(each for each in lane.returned or () if each.position < end):
+            chunk = chunks.get(head.position)
+            if chunk is None or chunk.attempt in whole:
+                taken.append(head.position)
+        self.discard(lane, {*taken})
         if lane.rare is not None:
             for position in sorted(each for each in lane.rare.later if each < end):
                 taken.append(position)
@@ -303,6 +311,8 @@ class Parking:
         """Entries of a key do not wait any more, wherever they are in it."""
         queue = lane.slot.queue
         was_full = queue.parked > queue.parked_max // 2
+        if lane.rare is not None and lane.rare.kept_back:
+            self._discard_kept(lane, positions)
         gone = 0 if lane.waiting is None else lane.waiting.discard(positions)
         if not lane.waiting:
             lane.waiting = None
@@ -329,6 +339,46 @@ class Parking:
         if lane.lag is not None:
             self.lags.note_change(lane)
 
+    # ---- chunks that nobody has room for
+
+    def keep_back(self, lane: Lane, position: Position, attempt: str, now_ms: int) -> None:
+        """A chunk waits for the turn of the last of its message, and holds nothing."""
+        rare = lane.rare
+        assert rare is not None
+        rare.kept_back.setdefault(attempt, []).append(position)
+        since_ms = rare.kept_since_ms.setdefault(attempt, now_ms)
+        self.kept_back += 1
+        self._timers.look_at(lane, since_ms + self._options.unfinished_max_ms)
+
+    def bring_back(self, lane: Lane, attempt: str) -> None:
+        """The chunks of a message that were kept back are delivered before its last."""
+        for position in self.take_kept(lane, attempt):
+            self._push(lane, Returned(position, 1))
+            self._count_parked(lane, 1)
+            assert lane.rare is not None
+            lane.rare.count_rest(position, 1)
+
+    def take_kept(self, lane: Lane, attempt: str) -> Sequence[Position]:
+        """The chunks of a message are kept back no more."""
+        assert lane.rare is not None
+        positions = lane.rare.kept_back.pop(attempt, [])
+        lane.rare.kept_since_ms.pop(attempt, None)
+        self.kept_back -= len(positions)
+        return positions
+
+    def _discard_kept(self, lane: Lane, positions: Set[Position]) -> None:
+        assert lane.rare is not None
+        for attempt, kept in list(lane.rare.kept_back.items()):
+            left = [each for each in kept if each not in positions]
+            if len(left) < len(kept):
+                self.kept_back -= len(kept) - len(left)
+                lane.rare.kept_back[attempt] = left
+                if not left:
+                    self.take_kept(lane, attempt)
+                for each in kept:
+                    if each in positions:
+                        lane.rare.count_rest(each, 1)  # it is in no count
+
     def set_aside(self, lane: Lane, head: Parked | Returned) -> None:
         """The turn of the next entry of a key has come, and it is undecided: it waits, and holds
         nothing."""
@@ -354,6 +404,8 @@ class Parking:
         yield from (each.position for each in lane.returned or ())
         if lane.rare is not None:
             yield from lane.rare.later
+            for kept in lane.rare.kept_back.values():
+                yield from kept
         if lane.undecided is not None:
             yield from lane.undecided.aside
 
@@ -429,7 +481,9 @@ class Parking:
                 self._release(lane)
             self.withheld[reason][lane] = None
             lane.reason = reason
-            lane.since_ms = now_ms
+            if lane.last_reason is not reason:  # else it was only looked at
+                lane.last_reason = reason
+                lane.since_ms = now_ms
 
     def _release(self, lane: Lane) -> None:
         del self.withheld[lane.reason][lane]
@@ -443,6 +497,7 @@ class Parking:
             lane.timer_ms = None
             del self.lanes[lane.key]
             del lane.slot.lanes[lane]
+            self._timers.trim()
             self.drop_idle_slot(lane.slot)
 
     def drop_all_idle(self, lanes: Collection[Lane]) -> None:

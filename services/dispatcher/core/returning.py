@@ -45,6 +45,15 @@ class Returning:
         returned = Returned(flight.position, flight.messages, not_before_ms)
         self._parking.put_back(flight.lane, returned)
 
+    def keep_back(self, flight: Flight, attempt: str, now_ms: int) -> None:
+        """A chunk is not in flight any more: its consumer has no room for it beside other large
+        messages. These go on; it waits for the turn of the last chunk, where its message is."""
+        lane = flight.lane
+        self._flights.land(flight)
+        if lane.unresolved and flight.position in lane.unresolved:
+            lane.unresolved.remove(flight.position)
+        self._parking.keep_back(lane, flight.position, attempt, now_ms)
+
     def take_back_after(self, lane: Lane, position: Position) -> None:
         """Later deliveries of a key count no more: what is before them comes first."""
         for flight in list(lane.flights.values()):
@@ -52,6 +61,23 @@ class Returning:
                 self._out.revoke(flight)
                 self._totals["returned"] += 1
                 self.give_back(flight)
+
+    def take_back_rest(self, lane: Lane, attempt: str, position: Position) -> Position | None:
+        """Later chunks of a large message count no more, either. Returns where the last of them is,
+        if it was delivered."""
+        last = None
+        chunks = {} if lane.rare is None else lane.rare.chunks
+        for flight in list(lane.flights.values()):
+            chunk = chunks.get(flight.position)
+            if chunk is None or chunk.attempt != attempt or flight.position <= position:
+                continue
+            if chunk.is_last:
+                last = flight.position
+            if not flight.is_settling:
+                self._out.revoke(flight)
+                self._totals["returned"] += 1
+                self.give_back(flight)
+        return last
 
     def fail(self, lane: Lane, flights: Sequence[tuple[Flight, int | None]], now_ms: int) -> None:
         """Deliveries of a key failed, and wait for so long, or, None, as long as the options
@@ -96,7 +122,8 @@ class Returning:
         self._flights.look_again(consumer, now_ms)
 
     def drain_over(self, lane: Lane, now_ms: int) -> None:
-        """A consumer that does not own a key any more may have had its time to acknowledge it."""
+        """A consumer that does not own a key any more may have had its time to acknowledge it. What
+        is taken from it has not failed: it may have been processed well all the while."""
         since_ms, deadline_ms = lane.draining_since_ms, self._options.drain_deadline_ms
         if since_ms is None or not deadline_ms:
             return
@@ -109,5 +136,3 @@ class Returning:
             self._out.revoke(flight)
             self.give_back(flight)
         self._totals["drained"] += len(flights)
-        for flight in flights[:1]:
-            self._settling.note_failure(flight)

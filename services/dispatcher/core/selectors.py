@@ -182,6 +182,7 @@ class Ring(_Table):
         super().__init__(RING_SLOT_FIRST, size)
         self._points, self._size = points, size
         self._members: dict[int, _Member] = {}  # in the order in which they joined
+        self._is_placed = True
 
     def add(
         self, consumer: int, *, name: str, weight: int = 1, ranges: Sequence[SlotRange] = ()
@@ -194,16 +195,32 @@ class Ring(_Table):
         name_index = next(each for each in count() if each not in taken)
         points = ring_points(name, name_index, weight * self._points, self._size)
         self._members[consumer] = _Member(name, name_index, array("H", points))
-        self._place()
+        self._is_placed = False
 
     def remove(self, consumer: int) -> None:
         del self._members[consumer]
+        self._is_placed = False
+
+    def owner(self, slot: int) -> int | None:
         self._place()
+        return super().owner(slot)
+
+    def ranges(self, consumer: int) -> tuple[SlotRange, ...]:
+        self._place()
+        return super().ranges(consumer)
+
+    def snapshot(self) -> Snapshot:
+        self._place()
+        return super().snapshot()
 
     def slot(self, key: bytes) -> int:
         return ring_slot(key, self._size)
 
     def _place(self) -> None:
+        """Cut the slots, once for all who came and left since the last look at them."""
+        if self._is_placed:
+            return
+        self._is_placed = True
         points: dict[int, int] = {}
         for consumer, member in reversed(self._members.items()):
             points.update(dict.fromkeys(member.points, consumer))

@@ -8,14 +8,19 @@ that is acknowledged stays in flight until that is durable, so nothing is though
 a crash would bring back.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Final
 
 from seqgate.types import Position
 from services.dispatcher.core.effects import Persist, Record
 from services.dispatcher.core.lane import Flight, Lane
 from services.dispatcher.core.positions import Acknowledged
+
+UNSETTLED_MAX: Final = 20_000
+"""How many entries may be acknowledged and not durably before reading stops, about 300 bytes each.
+What filters reject needs no permit, so nothing else bounds it while nothing can be made durable."""
 
 
 @dataclass(slots=True)
@@ -44,6 +49,7 @@ class Settling:
         acknowledged: which entries are, durably.
         partial: of batches, which messages are not acknowledged (bits).
         attempts: how often deliveries of entries failed.
+        doomed: which entries go to the dead letter topic, however often that was.
     """
 
     def __init__(
@@ -51,10 +57,12 @@ class Settling:
         acknowledged: Acknowledged,
         partial: Mapping[Position, int],
         attempts: Mapping[Position, int],
+        doomed: Iterable[Position] = (),
     ) -> None:
         self.acknowledged = acknowledged
         self.partial = dict(partial)
         self.attempts = dict(attempts)
+        self.doomed = set(doomed)
         self._batch = Batch(1)
         self._persisting: Batch | None = None
         self._to_record: dict[Position, Lane] = {}
@@ -78,6 +86,12 @@ class Settling:
         """The entries, whole, that are acknowledged and not durably."""
         return chain(self._batch.whole, self._persisting.whole if self._persisting else ())
 
+    @property
+    def is_full(self) -> bool:
+        """Whether so many entries wait to be made durable that no more are to be read."""
+        persisting = 0 if self._persisting is None else len(self._persisting.whole)
+        return len(self._batch.whole) + persisting >= UNSETTLED_MAX
+
     # ---- acknowledgements
 
     def note_succession(self, before: Position | None, position: Position) -> None:
@@ -96,7 +110,15 @@ class Settling:
             self._batch.parts.pop(flight.position, None)
             self._batch.whole[flight.position] = flight.lane
         else:
-            self._batch.parts[flight.position] = (flight.lane, flight.messages, flight.asked)
+            asked = flight.asked | _asked(self._batch, flight.position)
+            self._batch.parts[flight.position] = (flight.lane, flight.messages, asked)
+
+    def left(self, position: Position, messages: int) -> int:
+        """Which messages of an entry that is not in flight are not acknowledged (bits), neither
+        durably nor soon: what an earlier delivery acknowledged of it never comes again."""
+        left = self.partial.get(position, (1 << messages) - 1)
+        left &= ~_asked(self._batch, position)
+        return left if self._persisting is None else left & ~_asked(self._persisting, position)
 
     def settle_whole(self, position: Position, lane: Lane | None) -> None:
         """An entry that is not in flight is acknowledged; None: it is no message."""
@@ -130,6 +152,7 @@ class Settling:
         self.acknowledged.add(position)
         self.partial.pop(position, None)
         self.attempts.pop(position, None)
+        self.doomed.discard(position)
 
     def is_settled(self, position: Position) -> bool:
         """Whether an entry is acknowledged, whole, durably or soon."""
@@ -140,7 +163,10 @@ class Settling:
     # ---- failures
 
     def failed_beyond(self, limit: int | None, position: Position) -> bool:
-        """Whether deliveries of an entry failed more often than that; None: they may."""
+        """Whether deliveries of an entry failed more often than that (None: they may), or it is
+        doomed anyway."""
+        if position in self.doomed:
+            return True
         return limit is not None and self.attempts.get(position, 0) > limit
 
     def note_failure(self, flight: Flight) -> None:
@@ -165,3 +191,9 @@ class Settling:
         for lane in recording.values():
             lane.recording -= 1
         return list(recording.values())
+
+
+def _asked(batch: Batch, position: Position) -> int:
+    """Which messages of an entry are acknowledged in part with a batch (bits)."""
+    part = batch.parts.get(position)
+    return 0 if part is None else part[2]

@@ -36,10 +36,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from seqgate.types import Position
-from services.dispatcher.core.delivering import Delivering
+from services.dispatcher.core.attempts import Attempts
+from services.dispatcher.core.delivering import KEPT_BACK_MAX, Delivering
 from services.dispatcher.core.effects import (
     ACCEPT,
     AfterDeadLetter,
+    Because,
     Effect,
     Entry,
     ForgetKey,
@@ -49,15 +51,16 @@ from services.dispatcher.core.effects import (
     Options,
     Outcome,
     Read,
+    Scan,
 )
 from services.dispatcher.core.flights import Flights
 from services.dispatcher.core.gaps import Gaps
 from services.dispatcher.core.handover import HandOver
 from services.dispatcher.core.judging import Judging
-from services.dispatcher.core.lags import SCAN_ENTRIES
-from services.dispatcher.core.lane import Consumer, Delayed, Flight, Lane, Reason, Slot
+from services.dispatcher.core.lane import Chunk, Consumer, Delayed, Flight, Lane, Reason, Slot
 from services.dispatcher.core.outgoing import Outgoing
 from services.dispatcher.core.parking import Parking
+from services.dispatcher.core.passing import Passing
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.returning import Returning
 from services.dispatcher.core.selectors import Selector, SlotRange
@@ -78,6 +81,7 @@ TOTALS: Final = (
     "scanned_entries",
     "rejected_entries",
     "put_off",
+    "passed_entries",
 )
 """What is counted since the machine began; dispatcher.proto says what each is."""
 
@@ -104,13 +108,15 @@ class Durable(NamedTuple):
         acknowledged: which entries are.
         partial: of batches, which messages are not acknowledged (bits).
         attempts: how often deliveries of entries failed.
-        keys: those of which a message was dead-lettered.
+        keys: those of which a message was dead-lettered, by what is remembered of each.
+        doomed: which entries are on their way to the dead letter topic.
     """
 
     acknowledged: Acknowledged
     partial: Mapping[Position, int] = {}
     attempts: Mapping[Position, int] = {}
     keys: Mapping[bytes, KeyState] = {}
+    doomed: frozenset[Position] = frozenset()
 
 
 class Subscription:
@@ -136,12 +142,18 @@ class Subscription:
         self.timers = timers = Timers(self._timed_max)
         self.parking = parking = Parking(options, selector, timers, self.totals)
         self.flights = flights = Flights(options, parking, timers, first_delivery)
-        self.settling = settling = Settling(durable.acknowledged, durable.partial, durable.attempts)
+        self.settling = settling = Settling(
+            durable.acknowledged, durable.partial, durable.attempts, durable.doomed
+        )
         self.gaps = gaps = Gaps(options, durable.keys)
+        self.large = Attempts(settling)
+        self.passing = passing = Passing(settling, out, self.totals)
         self.judging = Judging(options, parking, settling, self.totals)
         self.handover = HandOver(options, selector, parking, flights, timers, out)
         self.returning = Returning(options, parking, flights, settling, timers, out, self.totals)
-        self.delivering = Delivering(options, parking, flights, settling, gaps, timers, out)
+        self.delivering = Delivering(
+            options, parking, flights, settling, gaps, timers, out, self.large, passing
+        )
 
         self.consumers = flights.consumers
         self.lanes = parking.lanes
@@ -154,6 +166,7 @@ class Subscription:
         self.verdicts.is_filtered = is_filtered
         self.read_position = self.acknowledged.mark_delete
         self._is_reading = False
+        self._scanned_to = self.read_position
 
     @property
     def next_timer_ms(self) -> int | None:
@@ -242,6 +255,11 @@ class Subscription:
             return entry.chunk.attempt.encode()
         return b"%d:%d" % entry.position
 
+    def lane_key(self, key: bytes) -> bytes:
+        """The key of the lane that a key's messages are in: where a whole topic comes in order all
+        keys have one."""
+        return key if self.options.kind is Kind.KEY_SHARED else b""
+
     def verdict_of(self, lane: Lane, position: Position) -> int:
         """What is known of an entry that waits in a lane: ACCEPT, UNJUDGED, PARK, or until when it
         was put off."""
@@ -286,10 +304,13 @@ class Subscription:
         self.handover.reassign(now_ms, joined=consumer)
         return self._effects(now_ms)
 
-    def leave(self, consumer: int, now_ms: int) -> list[Effect]:
-        """Somebody disconnected without a word: what it had in flight goes to others, and whatever
-        it may have been working on counts as failed."""
-        self.returning.lose(self._remove(consumer))
+    def leave(self, *consumers: int, now_ms: int) -> list[Effect]:
+        """Consumers disconnected without a word: what they had in flight goes to others, and
+        whatever they may have been working on counts as failed. Slots are assigned anew once for
+        all of them; who is not known has left before."""
+        for consumer in consumers:
+            if consumer in self.consumers:
+                self.returning.lose(self._remove(consumer))
         return self._reassigned(now_ms)
 
     def close(self, consumer: int, now_ms: int) -> list[Effect]:
@@ -304,7 +325,7 @@ class Subscription:
         """Somebody takes so many more messages."""
         known = self.consumers.get(consumer)
         if known is not None:
-            known.permits += messages
+            self.flights.permit(known, messages)
         return self._effects(now_ms)
 
     def _remove(self, consumer: int) -> list[Flight]:
@@ -323,17 +344,25 @@ class Subscription:
     def read(self, entries: Sequence[Entry], now_ms: int) -> list[Effect]:
         """What follows in the log, in its order."""
         self._is_reading = False
+        passed: list[Position] = []
         for entry in entries:
             before = self.read_position
             if before is None or before.ledger_id != entry.position.ledger_id:
                 self.settling.note_succession(before, entry.position)
             self.read_position = entry.position
+            if entry.aborts:
+                self._abort(entry.aborts)
             if entry.position in self.acknowledged:
                 continue
             if entry.key is None:
                 self.settling.settle_whole(entry.position, None)
                 continue
             key = self.key_of(entry)
+            if entry.chunk is not None:
+                if self._is_useless(entry, entry.chunk):
+                    passed.append(entry.position)
+                    continue
+                self.large.note_read(entry.chunk, entry.position, key)
             if entry.verdict or entry.chunk is not None:
                 keeps = self.parking.keeps(key)
                 counted = self.judging.as_read(entry, key, now_ms, keeps=keeps)
@@ -341,20 +370,61 @@ class Subscription:
                     continue
                 entry = counted
             self.parking.keep_read(entry, key, now_ms)
+        self.passing.pass_over(passed, Because.HEADLESS)
         return self._effects(now_ms)
 
+    def _is_useless(self, entry: Entry, chunk: Chunk) -> bool:
+        """Whether a chunk is passed: nobody can have the large message that it is of. What filters
+        rejected with the first is rejected, and what failed too often goes where the first went."""
+        if self.judging.is_rejected(chunk) or self.judging.is_beyond(entry.position):
+            return False
+        return self.large.is_headless(chunk)
+
+    def _abort(self, name: str) -> None:
+        """An attempt at a large message will not be finished. Who has chunks of it is told, or
+        finds out; what is kept back of it is part of no message."""
+        attempt = self.large.note_over(name)
+        lane = None if attempt is None else self.lanes.get(attempt.key)
+        if lane is not None and lane.rare is not None and name in lane.rare.kept_back:
+            self._drop_kept(lane, name)
+
+    def _drop_kept(self, lane: Lane, name: str) -> None:
+        assert lane.rare is not None
+        for position in self.parking.take_kept(lane, name):
+            self.verdicts.forget(lane, position)
+            self.settling.settle_whole(position, lane)
+
     def scanned(self, entries: Sequence[Entry], now_ms: int) -> list[Effect]:
-        """A page of what was read before, in the order of the log."""
+        """A page of what was read before, in the order of the log, as it was at any time since Scan
+        asked for it: what was read meanwhile may be missing. It may be shorter than Scan says; one
+        that is empty says that nothing is left of what had been read when Scan asked."""
         end = self.read_position
         assert end is not None
         self.totals["scanned_entries"] += len(entries)
+        passed: list[Position] = []
         for entry in entries:
             known = entry.position > end or self.settling.is_settled(entry.position)
-            if not known and entry.key is not None:
-                self._keep_scanned(entry, self.key_of(entry), now_ms)
-        is_last = len(entries) < SCAN_ENTRIES or entries[-1].position >= end
-        self.out.add(self.parking.end_page(None if is_last else entries[-1].position))
+            if known or entry.key is None:
+                continue
+            key = self.key_of(entry)
+            if entry.chunk is not None and self._is_useless(entry, entry.chunk):
+                if self.parking.was_passed_over(key, entry.position):
+                    passed.append(entry.position)
+                continue
+            self._keep_scanned(entry, key, now_ms)
+        self.passing.pass_over(passed, Because.HEADLESS)
+        reached = self._reached(entries)
+        self._scan(self.parking.end_page(None if reached is None or reached >= end else reached))
         return self._effects(now_ms)
+
+    def _reached(self, entries: Sequence[Entry]) -> Position | None:
+        """Up to where a page of a scan says all."""
+        return entries[-1].position if entries else self._scanned_to
+
+    def _scan(self, scan: Scan | None) -> None:
+        """Ask for a page of what was read so far."""
+        self._scanned_to = self.read_position
+        self.out.add(scan)
 
     def _keep_scanned(self, entry: Entry, key: bytes, now_ms: int) -> None:
         counted: Entry | None = entry
@@ -416,14 +486,40 @@ class Subscription:
             return self._effects(now_ms), Outcome.STALE, self.durable_with
         if item.messages >> last.messages:
             return self._effects(now_ms), Outcome.INVALID, self.durable_with
+        whole = self._whole_before(last)
         for flight in known.flights.values():
-            if flight.position < last.position:
+            chunk = _chunk_of(flight)
+            if flight.position < last.position and (chunk is None or chunk.attempt in whole):
                 self.settling.settle(flight, (1 << flight.messages) - 1)
-        for position in self.parking.take_before(last.lane, last.position):
+        for position in self.parking.take_before(last.lane, last.position, whole=whole):
             self.settling.settle_whole(position, last.lane)
         self.settling.settle(last, item.messages or (1 << last.messages) - 1)
         number = self.durable_with
         return self._effects(now_ms), Outcome.DONE, number
+
+    def _whole_before(self, last: Flight) -> set[str]:
+        """Which large messages end before a delivery of a topic that comes in order, or with it: an
+        unfinished one comes later, where its last chunk is."""
+        chunks = {position: _chunk_of(flight) for position, flight in last.lane.flights.items()}
+        return {
+            chunk.attempt
+            for position, chunk in chunks.items()
+            if chunk is not None and chunk.is_last and position <= last.position
+        }
+
+    def gone(self, consumer: int, deliveries: Iterable[int], now_ms: int) -> list[Effect]:
+        """The log has entries no more that are on their way to somebody, who is not sent them: they
+        are passed, and it takes as many others."""
+        known = self.consumers.get(consumer)
+        passed: list[Position] = []
+        for delivery in deliveries:
+            flight = None if known is None else known.flights.get(delivery)
+            if known is not None and flight is not None:
+                passed.append(flight.position)
+                self.settling.settle(flight, flight.unacked)
+                self.flights.permit(known, flight.unacked.bit_count())
+        self.passing.note(passed, Because.GONE)
+        return self._effects(now_ms)
 
     def refuse(
         self, consumer: int, items: Iterable[Refused], now_ms: int
@@ -449,12 +545,16 @@ class Subscription:
         return self._effects(now_ms), outcomes
 
     def give_back(
-        self, consumer: int, deliveries: Iterable[int], now_ms: int
+        self, consumer: int, deliveries: Iterable[int], now_ms: int, *, no_room: bool = False
     ) -> tuple[list[Effect], list[Outcome]]:
-        """Somebody returns what it has not begun to process: no attempt is counted."""
+        """Somebody returns what it has not begun to process: no attempt is counted. With a chunk
+        the rest of its message is taken back, and what follows that one's last chunk. Where
+        there is `no_room` for chunks beside those of other large messages, they come again when it
+        is the turn of their last."""
         known = self.consumers.get(consumer)
         outcomes = []
-        lanes: dict[Lane, Position] = {}
+        lanes: dict[Lane, list[Position]] = {}
+        rests: dict[tuple[Lane, str], Position] = {}
         for delivery in deliveries:
             flight = None if known is None else known.flights.get(delivery)
             if flight is None or flight.is_settling:
@@ -462,15 +562,39 @@ class Subscription:
                 continue
             outcomes.append(Outcome.DONE)
             lane = flight.lane
-            lanes[lane] = min(flight.position, lanes.get(lane, flight.position))
+            if no_room and self._kept_back(flight, now_ms):
+                self.parking.wake(lane)
+                self.parking.drop_if_idle(lane)
+                continue
+            places = lanes.setdefault(lane, [])
+            if (chunk := _chunk_of(flight)) is None or chunk.is_last:
+                places.append(flight.position)
+            else:
+                rests[lane, chunk.attempt] = flight.position
             self.returning.give_back(flight)
-        for lane, first in lanes.items():
-            if self.options.orders_keys:
-                self.returning.take_back_after(lane, first)
+        for (lane, attempt), position in rests.items():
+            last = self.returning.take_back_rest(lane, attempt, position)
+            lanes[lane] += [] if last is None else [last]
+        for lane, places in lanes.items():
+            if self.options.orders_keys and places:
+                self.returning.take_back_after(lane, min(places))
             self.parking.wake(lane)
         self.totals["returned"] += outcomes.count(Outcome.DONE)
         self._count_stale(outcomes)
         return self._effects(now_ms), outcomes
+
+    def _kept_back(self, flight: Flight, now_ms: int) -> bool:
+        """Whether a chunk that there is no room for waits for the last of its message."""
+        chunk, lane = _chunk_of(flight), flight.lane
+        if chunk is None or chunk.is_last:
+            return False
+        if self.large.is_over(chunk.attempt):
+            self.settling.settle(flight, 1)
+        elif self.parking.kept_back >= KEPT_BACK_MAX:
+            self.returning.fail(lane, [(flight, None)], now_ms)
+        else:
+            self.returning.keep_back(flight, chunk.attempt, now_ms)
+        return True
 
     def renew(self, consumer: int, deliveries: Iterable[int], now_ms: int) -> list[Outcome]:
         """Somebody needs more time: the whole of its time-out, from now on."""
@@ -514,13 +638,19 @@ class Subscription:
             self.parking.drop_if_idle(lane)  # what failed may be settled meanwhile
         return self._effects(now_ms)
 
-    def dead_lettered(self, position: Position, key: bytes, now_ms: int) -> list[Effect]:
-        """What DeadLetter said is durable."""
+    def dead_lettered(
+        self, position: Position, key: bytes, now_ms: int, because: Because | None = None
+    ) -> list[Effect]:
+        """What DeadLetter said is durable; or, for this reason, it is given up, and the entry is
+        passed."""
         lane = self.lanes[key]
         assert lane.dead == position
         lane.dead = None
-        self.totals["dead_lettered"] += 1
-        self.settling.settle_whole(position, lane)
+        if because is None:
+            self.totals["dead_lettered"] += 1
+            self.settling.settle_whole(position, lane)
+        else:
+            self.passing.pass_over([position], because, lane)
         if self.options.orders_keys:
             lane.note_unresolved(position)
         if self.options.kind is Kind.SHARED or lane.is_released:
@@ -534,7 +664,8 @@ class Subscription:
 
     def release_key(self, key: bytes, now_ms: int) -> list[Effect]:
         """Somebody lets a key go on that is held, or whose messages all go to the dead letter
-        topic."""
+        topic: the key of a message, whichever lane it is in."""
+        key = self.lane_key(key)
         lane, forgotten = self.lanes.get(key), self.gaps.forget(key)
         self.out.add(forgotten)
         if lane is not None:
@@ -551,6 +682,7 @@ class Subscription:
         if flight is not None:
             self.flights.land(flight)
         if lane.rare is not None:
+            self._end_chunk(lane, lane.rare.chunks.get(position))
             lane.rare.forget(position)
         if lane.unresolved and position in lane.unresolved:
             lane.unresolved.remove(position)
@@ -558,6 +690,13 @@ class Subscription:
             self.out.add(self.gaps.forget(lane.key))
         self.parking.wake(lane)
         self.parking.drop_if_idle(lane)
+
+    def _end_chunk(self, lane: Lane, chunk: Chunk | None) -> None:
+        """The last chunk of a message was acknowledged without others, which nobody awaits."""
+        if chunk is None or not chunk.is_last or lane.rare is None:
+            return
+        if chunk.attempt in lane.rare.kept_back:
+            self._drop_kept(lane, chunk.attempt)
 
     # ---- time
 
@@ -572,9 +711,21 @@ class Subscription:
                 case Lane():
                     subject.timer_ms = None
                     self.returning.drain_over(subject, now_ms)
-                    self.verdicts.note_due(subject, now_ms)
+                    self.judging.give_up(subject, self.verdicts.note_due(subject, now_ms))
+                    self._give_up_unfinished(subject, now_ms)
                     self.parking.wake(subject)
         return self._effects(now_ms)
+
+    def _give_up_unfinished(self, lane: Lane, now_ms: int) -> None:
+        """What was kept back for so long that nobody will finish it goes to the dead letter
+        topic."""
+        since_ms = {} if lane.rare is None else lane.rare.kept_since_ms
+        for name, since in list(since_ms.items()):
+            if since + self.options.unfinished_max_ms > now_ms:
+                self.timers.look_at(lane, since + self.options.unfinished_max_ms)
+            elif not self.large.is_finished(name):
+                self.large.note_dead(name)
+                self.parking.bring_back(lane, name)
 
     def _timed_max(self) -> int:
         """How many timers may be needed: one for each that one may be for."""
@@ -597,8 +748,15 @@ class Subscription:
                 self.consumers[consumer] = self.consumers.pop(consumer)
         self.out.add(self.settling.persist(), self.settling.record(), self.verdicts.ask())
         if not self.parking.lags.is_scanning:
-            self.out.add(self.parking.lags.start(self.parking.queues))
-        if not self._is_reading and self.flights.takes_more and not self.verdicts.is_full:
+            self._scan(self.parking.lags.start(self.parking.queues))
+        may_read = not (self._is_reading or self.settling.is_full)
+        if may_read and self.flights.takes_more and not self.verdicts.is_full:
             self._is_reading = True
             self.out.add(Read(self.read_position))
         return self.out.take()
+
+
+def _chunk_of(flight: Flight) -> Chunk | None:
+    """Which chunk a delivery is; None: it is none."""
+    rare = flight.lane.rare
+    return None if rare is None else rare.chunks.get(flight.position)

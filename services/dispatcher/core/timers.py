@@ -48,11 +48,15 @@ class Timers:
 
     def set(self, subject: Subject, when_ms: int) -> None:
         """Something is to be looked at then, whatever else it waits for."""
+        self.trim()
+        heappush(self._heap, _Timer(when_ms, next(self._numbers), subject))
+
+    def trim(self) -> None:
+        """Fewer timers may be needed now: forget those that nobody needs, if they are many."""
         heap = self._heap
         if len(heap) > TIMERS_SPARE + 2 * self._needed_max():
             heap[:] = [each for each in heap if each.subject.awaits(each.when_ms)]
             heapify(heap)
-        heappush(heap, _Timer(when_ms, next(self._numbers), subject))
 
     def look_at(self, subject: Lane | Consumer, when_ms: int) -> None:
         """A key or a consumer is to be looked at then, unless it is before that anyway."""

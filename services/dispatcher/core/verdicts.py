@@ -49,6 +49,7 @@ class Verdicts:
         self.back: list[tuple[Lane, Position]] = []
         self._timers = timers
         self._totals = totals
+        self._failed_max_ms = options.filter_failed_max_ms
         self._waiting_max = options.consumer_parked_max if options.kind is Kind.SHARED else None
         self._to_ask: dict[Lane, None] = {}
         self._asked: dict[Position, Lane] | None = None
@@ -88,8 +89,17 @@ class Verdicts:
         self._count(undecided.states.get(position), -1)
         self._count(state, 1)
         undecided.states[position] = state
+        undecided.failed_ms.pop(position, None)
         if state == UNJUDGED:
             self._to_ask[lane] = None
+
+    def note_failed(self, lane: Lane, position: Position, now_ms: int) -> None:
+        """The filters failed at an entry that waits (PARK)."""
+        before = None if lane.undecided is None else lane.undecided.failed_ms.get(position)
+        self.note(lane, position, PARK)
+        assert lane.undecided is not None
+        since_ms = lane.undecided.failed_ms[position] = now_ms if before is None else before
+        self._timers.look_at(lane, since_ms + self._failed_max_ms)
 
     def note_put_off(self, lane: Lane, position: Position, until_ms: int, times: int = 1) -> None:
         """An entry that waits is judged again then, and was put off so many times in a row."""
@@ -105,10 +115,17 @@ class Verdicts:
         assert lane.undecided is not None
         lane.undecided.times.pop(position, None)
 
-    def note_due(self, lane: Lane, now_ms: int) -> None:
-        """It is so late: what was put off until now is to be judged again."""
+    def note_due(self, lane: Lane, now_ms: int) -> list[Position]:
+        """It is so late: what was put off until now is to be judged again. Returns at what filters
+        failed so long ago that it waits for them no more."""
         undecided = lane.undecided
         later_ms = []
+        given_up = []
+        for position, since_ms in undecided.failed_ms.items() if undecided else ():
+            if since_ms + self._failed_max_ms <= now_ms:
+                given_up.append(position)
+            else:
+                later_ms.append(since_ms + self._failed_max_ms)
         for position, state in list(undecided.states.items()) if undecided else ():
             if 0 < state <= now_ms:
                 self.note(lane, position, UNJUDGED)
@@ -116,6 +133,7 @@ class Verdicts:
                 later_ms.append(state)
         if later_ms:
             self._timers.look_at(lane, min(later_ms))
+        return given_up
 
     def forget(self, lane: Lane, position: Position) -> None:
         """An entry is accepted, or does not wait any more."""
@@ -125,6 +143,7 @@ class Verdicts:
             return
         self._count(state, -1)
         undecided.times.pop(position, None)
+        undecided.failed_ms.pop(position, None)
         if not undecided.states:
             lane.undecided = None
             self._to_ask.pop(lane, None)

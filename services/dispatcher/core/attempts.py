@@ -1,0 +1,103 @@
+"""The large messages that were read of: where each begins, and whether it can be whole.
+
+    chunk 0 ──▶ an attempt ──chunk n──▶ follows, as long as the first is there and not acknowledged
+
+A large message is where its last chunk is, and is delivered whole or not at all. So a chunk whose
+first is not there is of use to nobody: the subscription began after it, or was moved there; it was
+trimmed; filters rejected it; or it was acknowledged without the rest. What is not acknowledged is
+read from its beginning, in order, so all of that is known when a chunk is read.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from seqgate.types import Position
+from services.dispatcher.core.lane import Chunk
+from services.dispatcher.core.settling import Settling
+
+UNFINISHED_MAX: Final = 10_000
+"""How many large messages are remembered of which the last chunk was not read; then the oldest is
+forgotten, and from then on chunks that continue nothing are delivered, and may fail."""
+
+FINISHED_MAX: Final = 1_000
+"""How many others are: their chunks may be read again."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A large message, as far as it was read.
+
+    Attributes:
+        first: where its first chunk is.
+        key: of its lane.
+        is_dead: whether a chunk of it went to the dead letter topic, so that all do.
+    """
+
+    first: Position
+    key: bytes
+    is_dead: bool = False
+
+
+class Attempts:
+    """See the module."""
+
+    def __init__(self, settling: Settling) -> None:
+        self._settling = settling
+        self._unfinished: OrderedDict[str, Attempt] = OrderedDict()
+        self._finished: OrderedDict[str, Attempt] = OrderedDict()
+        self._over: OrderedDict[str, None] = OrderedDict()
+        self._has_forgotten = False
+
+    def note_read(self, chunk: Chunk, position: Position, key: bytes) -> None:
+        """A chunk was read for the first time, and is not acknowledged."""
+        if not chunk.number and (chunk.number == 0 or self._get(chunk.attempt) is None):
+            self._finished.pop(chunk.attempt, None)
+            self._unfinished[chunk.attempt] = Attempt(position, key)
+            if len(self._unfinished) > UNFINISHED_MAX:
+                self._unfinished.popitem(last=False)
+                self._has_forgotten = True
+        if chunk.is_last and chunk.attempt in self._unfinished:
+            self._finished[chunk.attempt] = self._unfinished.pop(chunk.attempt)
+            if len(self._finished) > FINISHED_MAX:
+                self._finished.popitem(last=False)
+
+    def note_over(self, name: str) -> Attempt | None:
+        """The log says that an attempt will not be finished. Returns it, if it is known."""
+        self._over[name] = None
+        if len(self._over) > FINISHED_MAX:
+            self._over.popitem(last=False)
+        return self._unfinished.pop(name, None)
+
+    def note_dead(self, name: str) -> None:
+        """A chunk goes to the dead letter topic, and so do the others of its message."""
+        attempt = self._get(name)
+        if attempt is not None:
+            attempt.is_dead = True
+
+    def is_over(self, name: str) -> bool:
+        """Whether the log says that an attempt will not be finished, as far as is known."""
+        return name in self._over
+
+    def is_finished(self, name: str) -> bool:
+        """Whether the last chunk of an attempt was read, as far as is known."""
+        return name in self._finished
+
+    def is_dead(self, chunk: Chunk) -> bool:
+        """Whether a chunk belongs where others of its message went: to the dead letter topic."""
+        attempt = self._get(chunk.attempt)
+        return attempt is not None and attempt.is_dead
+
+    def is_headless(self, chunk: Chunk) -> bool:
+        """Whether a chunk continues something that nobody can have: its message cannot be whole."""
+        if not chunk.number:
+            return False
+        attempt = self._get(chunk.attempt)
+        if attempt is None:
+            return not self._has_forgotten
+        if attempt.is_dead:
+            return False
+        return self._settling.is_settled(attempt.first)
+
+    def _get(self, name: str) -> Attempt | None:
+        return self._unfinished.get(name) or self._finished.get(name)

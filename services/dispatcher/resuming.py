@@ -1,0 +1,80 @@
+"""A cursor that says more than there is goes back to the end of the log.
+
+A cursor may say that entries are acknowledged that the log does not have yet: it was imported, say,
+or the log was restored from an older copy. What is stored there later would never be delivered to
+anybody. So nothing that is beyond the last entry counts, and it is taken out of the cursor before
+anything is read.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+
+from seqgate.types import Position, TopicName
+from services.dispatcher.core.effects import Persist
+from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.ports import Cursor, Part, Ports
+
+log = structlog.get_logger()
+
+BATCH_ENTRIES: Final = 1_000
+"""How many acknowledged entries are made durable again at a time."""
+
+
+def is_beyond(
+    acknowledged: Acknowledged,
+    left: Mapping[Position, int],
+    attempts: Mapping[Position, int],
+    last: Position | None,
+) -> bool:
+    """Whether anything is known of entries behind the last one; None: there never was one."""
+    known = [*([acknowledged.highest] if acknowledged.highest else ()), *left, *attempts]
+    return bool(known) and (last is None or max(known) > last)
+
+
+async def move_back(
+    ports: Ports, topic: TopicName, cursor: Cursor, last: Position | None, epoch: int
+) -> None:
+    """Take out of a cursor what is behind the log's last entry; None: there never was one.
+
+    Raises:
+        CursorsUnavailable, Fenced, SubscriptionNotFound: some of it may be done; do it again. What
+            was acknowledged beyond the mark-delete position may be forgotten then.
+    """
+    cursors, name = ports.cursors, cursor.name
+    mark_delete = cursor.mark_delete
+    if mark_delete is not None:
+        mark_delete = None if last is None else min(mark_delete, last)
+    log.error(
+        "cursor beyond the log",
+        topic=str(topic),
+        subscription=name,
+        mark_delete=_text(cursor.mark_delete),
+        last=_text(last),
+        moved_to=_text(mark_delete),
+    )
+    entries: list[Position] = []
+    parts: list[tuple[Position, int, int]] = []
+    async for each in cursors.acknowledged(topic, name):
+        if isinstance(each, Part):
+            parts.append((each.position, each.messages, each.acknowledged))
+            continue
+        ledger_id, first = each.first
+        entries += [Position(ledger_id, at) for at in range(first, each.last_entry_id + 1)]
+    attempts = [each async for each in cursors.attempts(topic, name)]
+    entries = [each for each in entries if last is not None and each <= last]
+    await cursors.reset(topic, name, mark_delete, epoch)
+    for start in range(0, len(entries), BATCH_ENTRIES):
+        some = tuple(entries[start : start + BATCH_ENTRIES])
+        await cursors.persist(topic, name, Persist(0, some, (), ()), epoch)
+    kept = tuple(each for each in parts if last is not None and each[0] <= last)
+    if kept:
+        await cursors.persist(topic, name, Persist(0, (), kept, ()), epoch)
+    counted = [each for each in attempts if last is not None and each[0] <= last]
+    if counted:
+        await cursors.record(topic, name, counted, epoch)
+
+
+def _text(position: Position | None) -> str:
+    return "" if position is None else f"{position.ledger_id}:{position.entry_id}"

@@ -1,0 +1,222 @@
+"""What a subscription makes of chunks that nobody can put together, one scenario each."""
+
+import pytest
+
+from seqgate.types import Position
+from services.dispatcher.core.effects import (
+    REJECT,
+    Because,
+    DeadLetter,
+    Effect,
+    Entry,
+    Kind,
+    Outcome,
+    Passed,
+)
+from services.dispatcher.core.lane import Chunk
+from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.core.selectors import Ring
+from services.dispatcher.core.subscription import Durable, Item, Subscription
+from tests.unit.test_subscription import A, B, Stage, stage
+
+KINDS = list(Kind)
+
+
+def chunks(attempt: str, count: int) -> list[Chunk]:
+    """All of a large message."""
+    return [Chunk(attempt, each == count - 1, each) for each in range(count)]
+
+
+def passed(effects: list[Effect]) -> list[int]:
+    """What was passed, and said to be."""
+    told = [each for each in effects if isinstance(each, Passed)]
+    assert all(each.because is Because.HEADLESS for each in told)
+    return [position.entry_id for each in told for position in each.positions]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rest_of_a_message_that_began_before_the_subscription_is_passed(kind: Kind) -> None:
+    it = stage(kind=kind)
+    _, second, last = chunks("attempt", 3)
+    it.publish(A, chunk=second)
+    it.publish(A)
+    it.publish(A, chunk=last)
+    it.publish(A, B)
+    assert it.got(1) == [1, 3, 4]
+    assert passed(it.effects) == [0, 2]
+    assert it.acknowledged() == [0, 2]
+    assert it.sub.totals["passed_entries"] == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rest_of_a_message_whose_beginning_was_acknowledged_is_passed(kind: Kind) -> None:
+    it = stage(kind=kind)
+    first, second, last = chunks("attempt", 3)
+    it.publish(A, chunk=first)
+    it.publish(A, chunk=second)
+    it.acknowledge(1, 0, 1)
+    it.publish(A, chunk=last)
+    it.publish(A)
+    assert it.got(1) == [0, 1, 3]
+    assert passed(it.effects) == [2]
+
+
+def test_what_filters_rejected_with_its_first_chunk_is_rejected_and_not_passed() -> None:
+    it = stage(is_filtered=True)
+    first, second, last = chunks("attempt", 3)
+    it.publish(A, chunk=first, verdict=REJECT)
+    it.publish(A, chunk=second)
+    it.publish(A, chunk=last)
+    assert it.got(1) == passed(it.effects) == []
+    assert it.sub.totals["rejected_entries"] == 3
+
+
+def test_a_rest_that_was_not_kept_is_passed_when_it_is_read_again() -> None:
+    it = stage(permits=1, key_parked_max=1, consumer_parked_max=1)
+    first, second, last = chunks("attempt", 3)
+    it.publish(A, chunk=first)
+    it.publish(A)
+    it.publish(A, chunk=second)
+    it.publish(A, chunk=last)
+    assert it.got(1) == [0]
+    it.acknowledge(1, 0)
+    it.permit(1, 10)
+    assert it.got(1) == [1]
+    assert passed(it.effects) == [2, 3]
+
+
+def test_of_very_many_unfinished_messages_none_is_passed_by_mistake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.dispatcher.core.attempts.UNFINISHED_MAX", 2)
+    it = stage()
+    messages = [chunks(f"attempt-{each}", 2) for each in range(4)]
+    for first, _ in messages:
+        it.publish(A, chunk=first)
+    for _, last in messages:
+        it.publish(A, chunk=last)
+    assert it.got(1) == list(range(8))
+    assert passed(it.effects) == []
+
+
+def test_who_takes_over_passes_what_is_left_of_a_message_that_was_acknowledged_in_part() -> None:
+    before = stage()
+    for each in chunks("attempt", 2):
+        before.publish(A, chunk=each)
+    it = Stage()
+    it.sub.acknowledged.advance(Position(1, 0))
+    it.connect(1, 100)
+    it.do(it.sub.read([Entry(*each) for each in before.log], 0))
+    assert it.got(1) == []
+    assert passed(it.effects) == [1]
+
+
+def begun(kind: Kind, *attempts: str, **options: object) -> Stage:
+    """With c1 connected, who has the first chunks of large messages of three chunks each."""
+    it = stage(kind=kind, **options)
+    for each in attempts:
+        it.publish(A, chunk=chunks(each, 3)[0])
+    assert it.got(1) == list(range(len(attempts)))
+    return it
+
+
+def no_room(it: Stage, *entries: int) -> None:
+    tokens = [it.tokens[each].delivery for each in entries]
+    effects, outcomes = it.sub.give_back(1, tokens, it.now_ms, no_room=True)
+    assert outcomes == [Outcome.DONE] * len(entries)
+    it.do(effects)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_message_that_there_is_no_room_for_comes_whole_when_it_is_the_turn_of_its_last(
+    kind: Kind,
+) -> None:
+    it = begun(kind, "one", "two")
+    no_room(it, 1)
+    it.publish(A)
+    it.publish(A, chunk=chunks("two", 3)[1])
+    it.publish(A, chunk=chunks("one", 3)[1])
+    it.publish(A)
+    assert it.got(1) == [2, 4, 5]
+    it.publish(A, chunk=chunks("two", 3)[2])
+    it.publish(A)
+    assert it.got(1) == [1, 3, 6, 7]
+    assert it.sub.attempts == {}
+    assert it.sub.parking.kept_back == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_chunks_kept_back_of_a_message_that_will_not_be_finished_are_acknowledged(
+    kind: Kind,
+) -> None:
+    it = begun(kind, "one", "two")
+    no_room(it, 0, 1)
+    it.publish(A, aborts="one")
+    assert it.acknowledged() == [0]
+    it.publish(A, chunk=chunks("two", 3)[1])
+    it.publish(A, aborts="two")
+    assert sorted(it.acknowledged()) == [0, 1, 3]
+    assert it.got(1) == [2, 4]
+    assert passed(it.effects) == []
+
+
+def test_chunks_that_wait_for_their_last_for_a_day_are_dead_lettered_and_so_is_the_rest() -> None:
+    it = begun(Kind.EXCLUSIVE, "one", "two")
+    no_room(it, 1)
+    it.publish(A, chunk=chunks("two", 3)[1])
+    day_ms = it.options.unfinished_max_ms
+    assert day_ms == 86_400_000
+    it.wait(day_ms - 1)
+    assert it.acknowledged() == []
+    it.wait(1)
+    assert it.acknowledged() == [1, 2]
+    it.publish(A, chunk=chunks("two", 3)[2])
+    it.publish(A)
+    letters = [each for each in it.effects if isinstance(each, DeadLetter)]
+    assert [each.position.entry_id for each in letters] == [1, 2, 3]
+    assert it.got(1) == [4]
+
+
+def test_more_chunks_than_are_kept_back_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.dispatcher.core.subscription.KEPT_BACK_MAX", 1)
+    it = begun(Kind.EXCLUSIVE, "one", "two")
+    no_room(it, 0, 1)
+    assert it.sub.attempts == {Position(1, 1): 1}
+
+
+def test_who_acknowledges_all_before_a_message_does_not_mean_one_that_is_unfinished_there() -> None:
+    it = begun(Kind.EXCLUSIVE, "one")
+    it.publish(A)
+    effects, outcome, _ = it.sub.acknowledge_through(1, Item(it.tokens[1].delivery), 0)
+    it.do(effects)
+    assert outcome is Outcome.DONE
+    assert it.acknowledged() == [1]
+    for each in chunks("one", 3)[1:]:
+        it.publish(A, chunk=each)
+    it.publish(A)
+    assert it.got(1) == [1, 2, 3, 4]
+    it.do(it.sub.acknowledge_through(1, Item(it.tokens[4].delivery), 0)[0])
+    assert it.acknowledged() == [1, 0, 2, 3, 4]
+
+
+def test_an_entry_that_the_dead_letter_topic_does_not_take_is_passed_and_its_key_goes_on() -> None:
+    it = stage(redeliveries_max=0)
+    it.holds = (DeadLetter,)
+    it.publish(A, A, B)
+    it.refuse(1, 0)
+    assert it.got(1) == [0, 1, 2]
+    it.do(it.sub.dead_lettered(Position(1, 0), A, 0, Because.LETTER_REFUSED))
+    assert it.got(1) == [1]
+    assert it.effects.count(Passed((Position(1, 0),), Because.LETTER_REFUSED)) == 1
+    assert it.acknowledged() == [0]
+    assert it.sub.totals["dead_lettered"] == 0
+
+
+def test_what_has_a_number_as_a_dead_letter_is_delivered_to_nobody() -> None:
+    durable = Durable(Acknowledged(None), doomed=frozenset({Position(1, 0)}))
+    it = Stage()
+    it.sub = Subscription(it.options, Ring(), durable)
+    it.connect(1, 10)
+    it.publish(A, A)
+    assert it.got(1) == [1]
+    assert it.acknowledged() == [0]

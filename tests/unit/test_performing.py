@@ -1,0 +1,57 @@
+"""What carries out what a subscription's machine decides (services/dispatcher/performing.py)."""
+
+import asyncio
+from random import Random
+
+import pytest
+
+from tests.simulation.defects import find
+from tests.support.shells import positions, shell, until, virtually
+
+
+async def _due_during_a_change() -> None:
+    """A redelivery is due while something changes, and nothing else happens."""
+    async with shell(Random(7)) as it:
+        it.log.append(b"k")
+        peer = await it.join(retry_first_ms=20)
+        peer.session.permit(2)
+        await until(peer, lambda: len(peer.got) == 1)
+        peer.refuse(*peer.got, delay_ms=20)
+        async with it.live.changing:
+            await asyncio.sleep(0.05)
+        await until(peer, lambda: len(peer.got) == 2)
+        assert positions(peer.got) == [0, 0]
+
+
+def test_what_is_due_during_a_change_happens_when_that_is_over() -> None:
+    virtually(_due_during_a_change)
+
+
+def test_without_that_it_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    find("A8").apply(monkeypatch)
+    with pytest.raises(AssertionError):
+        virtually(_due_during_a_change)
+
+
+async def _small_portions() -> None:
+    """The machine is given a few entries at a time of however many the log sends."""
+    async with shell(Random(7), read_entries_max=3) as it:
+        for _ in range(100):
+            it.log.append(b"k")
+        portions: list[int] = []
+        read = it.live.machine.read
+
+        def counted(entries: list[object], now_ms: int) -> object:
+            portions.append(len(entries))
+            return read(entries, now_ms)  # type: ignore[arg-type]
+
+        peer = await it.join()
+        it.live.machine.read = counted  # type: ignore[method-assign, assignment]
+        peer.session.permit(100)
+        await until(peer, lambda: len(peer.got) == 100)
+        assert positions(peer.got) == list(range(100))
+        assert max(portions) == 3
+
+
+def test_the_machine_is_given_as_many_entries_at_a_time_as_is_set() -> None:
+    virtually(_small_portions)

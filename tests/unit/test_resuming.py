@@ -1,0 +1,111 @@
+"""A cursor that says more than there is (services/dispatcher/resuming.py)."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from seqgate.types import Position
+from services.dispatcher.core.effects import Persist
+from tests.simulation.defects import find
+from tests.support.shells import NAME, TOPIC, Shell, positions, shell, until, virtually
+
+
+def at(entry_id: int) -> Position:
+    return Position(1, entry_id)
+
+
+async def _said(it: Shell, *entries: int, parts: Sequence[tuple[Position, int, int]] = ()) -> None:
+    persist = Persist(0, tuple(map(at, entries)), tuple(parts), ())
+    await it.cursors.persist(TOPIC, NAME, persist, it.live.epoch)
+    await it.live.load()
+
+
+async def _delivered(it: Shell, expected: list[int]) -> None:
+    peer = await it.join()
+    peer.session.permit(100)
+    await until(peer, lambda: len(peer.got) >= len(expected))
+    assert positions(peer.got) == expected
+    peer.acknowledge(*peer.got)
+    last = at(len(it.log.entries) - 1)
+    while await it.mark_delete() != last:
+        await asyncio.sleep(0.01)
+
+
+async def _beyond() -> None:
+    """The cursor's mark-delete position is beyond the end of the log, and the log goes on."""
+    async with shell(Random(7)) as it:
+        it.log.append(b"k")
+        await it.cursors.reset(TOPIC, NAME, at(100), it.live.epoch)
+        await it.live.load()
+        assert await it.mark_delete() == at(0)
+        for _ in range(200):
+            it.log.append(b"k")
+        peer = await it.join()
+        peer.session.permit(200)
+        await until(peer, lambda: len(peer.got) == 200)
+        assert positions(peer.got) == list(range(1, 201))
+
+
+def test_what_is_stored_behind_a_cursor_that_was_ahead_of_the_log_is_delivered() -> None:
+    virtually(_beyond)
+
+
+async def _nothing_stored() -> None:
+    """The log never had an entry."""
+    async with shell(Random(7), at(100)) as it:
+        assert await it.mark_delete() is None
+        it.log.append(b"k")
+        await _delivered(it, [0])
+
+
+def test_so_is_the_first_entry_of_a_log() -> None:
+    virtually(_nothing_stored)
+
+
+async def _single_ones() -> None:
+    """Single entries, messages and attempts are beyond the end; others are not, and still count."""
+    async with shell(Random(7)) as it:
+        for _ in range(6):
+            it.log.append(b"k", num_messages_in_batch=2)
+        counted = [(at(3), 1), (at(8), 7)]
+        await it.cursors.record(TOPIC, NAME, counted, it.live.epoch)
+        parts = [(at(4), 2, 0b01), (at(9), 2, 0b01)]
+        await _said(it, 1, 2, 5, 6, 7, 11, parts=parts)
+        found = [each async for each in it.cursors.acknowledged(TOPIC, NAME)]
+        assert found == [(at(1), 2), (at(5), 5), parts[0]]
+        assert [each async for each in it.cursors.attempts(TOPIC, NAME)] == counted[:1]
+        for _ in range(6):
+            it.log.append(b"k")
+        await _delivered(it, [0, 3, 4, 6, 7, 8, 9, 10, 11])
+
+
+def test_what_is_acknowledged_within_the_log_stays_so() -> None:
+    virtually(_single_ones)
+
+
+async def _within() -> None:
+    """Everything is within the log, whose beginning is trimmed."""
+    async with shell(Random(7)) as it:
+        for _ in range(4):
+            it.log.append(b"k")
+        it.log.trim(3)
+        await it.cursors.reset(TOPIC, NAME, at(1), it.live.epoch)
+        await _said(it, 3)
+        assert await it.mark_delete() == at(1)
+        assert at(3) in it.live.machine.acknowledged
+
+
+def test_a_cursor_that_is_within_the_log_is_not_touched() -> None:
+    virtually(_within)
+
+
+@pytest.mark.parametrize("shown", [_beyond, _nothing_stored, _single_ones])
+def test_believing_the_cursor_is_found(
+    shown: Callable[[], Coroutine[Any, Any, None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find("A9").apply(monkeypatch)
+    with pytest.raises(AssertionError):
+        virtually(shown)

@@ -1,0 +1,207 @@
+"""From deliveries to what is sent (services/dispatcher/sending.py), and the room for it."""
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from seqgate.types import Position
+from services.dispatcher.core.effects import Kind
+from services.dispatcher.entries import position_of
+from services.runtime.room import Room, Share
+from tests.simulation.defects import find
+from tests.support.shells import Peer, Shell, positions, shell, until, virtually
+
+KB = bytes(1_000)
+
+
+async def _evicted() -> None:
+    """Some of what is to be sent is kept, and evicted while the rest is fetched."""
+    async with shell(Random(7), cache_bytes_max=20_000) as it:
+        held, fetch_some = asyncio.Event(), it.log.fetch_some
+
+        async def when_told(*asked: Any, **how: Any) -> Any:
+            await held.wait()
+            return await fetch_some(*asked, **how)
+
+        it.log.fetch_some = when_told  # type: ignore[method-assign]
+        peer = await it.join()
+        peer.reading.clear()
+        peer.session.permit(200)
+        for entries in (60, 40):
+            for _ in range(entries):
+                it.log.append(b"k", KB)
+            while it.live.machine.read_position != position_of(it.log.entries[-1]):
+                await asyncio.sleep(0.001)
+            peer.reading.set()
+        held.set()
+        await until(peer, lambda: positions(peer.got)[-1:] == [99])
+        assert positions(peer.got) == list(range(100))
+        assert it.live.machine.totals["passed_entries"] == 0
+
+
+def test_what_is_evicted_while_something_else_is_fetched_is_fetched_as_well() -> None:
+    virtually(_evicted)
+
+
+async def _trimmed() -> None:
+    """The log is trimmed under what is on its way to a consumer."""
+    async with shell(Random(7), cache_bytes_max=0) as it:
+        peer = await it.join()
+        peer.reading.clear()
+        peer.session.permit(4)
+        it.log.longest_s = 0.01
+        for _ in range(5):
+            it.log.append(b"k", KB)
+        while it.live.machine.read_position != Position(1, 4):
+            await asyncio.sleep(0.0001)
+        it.log.trim(3)
+        peer.reading.set()
+        await until(peer, lambda: positions(peer.got)[-1:] == [4])
+        gone = it.live.machine.totals["passed_entries"]
+        assert gone > 0
+        assert positions(peer.got) == [*range(3 - gone), 3, 4]
+        assert peer.session.permits == 4 - len(peer.got)
+        peer.acknowledge(*peer.got)
+        while await it.mark_delete() != Position(1, 4):
+            await asyncio.sleep(0.001)
+
+
+def test_what_the_log_has_no_more_is_acknowledged_counted_and_costs_no_permit() -> None:
+    virtually(_trimmed)
+
+
+async def _fetching(entries: int, size_bytes: int, **settings: int) -> Shell:
+    """A consumer that did not read, and then does; nothing is kept."""
+    async with shell(Random(7), cache_bytes_max=0, **settings) as it:
+        for _ in range(entries):
+            it.log.append(b"k", bytes(size_bytes))
+        peer = await it.join()
+        peer.session.permit(entries)
+        await until(peer, lambda: len(peer.got) == entries)
+        assert positions(peer.got) == list(range(entries))
+        return it
+
+
+def test_a_consumer_has_no_more_fetched_than_its_stream_may() -> None:
+    async def main() -> None:
+        it = await _fetching(100, 50_000, stream_bytes_max=200_000)
+        assert max(size_bytes for _, size_bytes in it.log.fetched) <= 200_000
+        assert it.live.room.peak_bytes <= 400_000
+        assert it.live.room.used_bytes == 0
+
+    virtually(main)
+
+
+def test_one_entry_is_sent_whatever_its_size() -> None:
+    async def main() -> None:
+        it = await _fetching(5, 50_000, stream_bytes_max=1, streams_bytes_max=1)
+        assert {asked for asked, _ in it.log.fetched} == {1}
+
+    virtually(main)
+
+
+def test_entries_of_many_keys_are_fetched_few_times_though_they_come_in_another_order() -> None:
+    async def main() -> None:
+        async with shell(Random(7), cache_bytes_max=0, stream_bytes_max=400_000) as it:
+            for each in range(300):
+                it.log.append(b"key-%d" % (each % 7), bytes(10_000))
+            peer = await it.join()
+            peer.session.permit(300)
+            await until(peer, lambda: len(peer.got) == 300)
+            assert len(it.log.fetched) <= 40
+            assert sum(size_bytes for _, size_bytes in it.log.fetched) <= 1.3 * 300 * 10_100
+
+    virtually(main)
+
+
+async def _stalled() -> tuple[Peer, Peer, Shell]:
+    """One consumer does not read what takes up all room, and another one wants some."""
+    settings = {"streams_bytes_max": 40_000, "slow_consumer_s": 2, "cache_bytes_max": 0}
+    async with shell(Random(7), **settings) as it:
+        for _ in range(30):
+            it.log.append(b"k", bytes(10_000))
+        one = await it.join(kind=Kind.SHARED)
+        one.reading.clear()
+        one.session.permit(10)
+        await asyncio.sleep(0.05)
+        two = await it.join(kind=Kind.SHARED)
+        two.session.permit(30)
+        await until(two, lambda: len(two.got) == 30)
+        return one, two, it
+
+
+def test_who_does_not_read_is_cut_off_when_others_wait_for_its_room_and_they_get_all() -> None:
+    async def main() -> None:
+        one, two, _ = await _stalled()
+        assert one.has_ended
+        assert sorted(positions(two.got)) == list(range(30))
+
+    virtually(main)
+
+
+def test_a_look_up_that_fails_holds_no_room() -> None:
+    async def main() -> None:
+        async with shell(Random(7), cache_bytes_max=0) as it:
+            it.log.append(b"k", KB)
+            peer = await it.join()
+            peer.session.permit(1)
+            it.log.fails = 0.0
+            fetch_some = it.log.fetch_some
+            used: list[int] = []
+
+            async def failing(*asked: Any, **how: Any) -> Any:
+                if len(used) < 3:
+                    used.append(it.live.room.used_bytes)
+                    it.log.fails = 1.0
+                else:
+                    it.log.fails = 0.0
+                return await fetch_some(*asked, **how)
+
+            it.log.fetch_some = failing  # type: ignore[method-assign]
+            await until(peer, lambda: len(peer.got) == 1)
+            assert used == [used[0]] * 3
+
+    virtually(main)
+
+
+def test_who_waits_for_room_has_its_turn_in_order_and_gives_up_without_a_trace() -> None:
+    async def main() -> None:
+        room = Room(100, slow_s=1)
+        first, second, third = (room.share(lambda: None) for _ in range(3))
+        await first.take(100)
+        order: list[Share] = []
+
+        async def wait(share: Share) -> None:
+            await share.take(60)
+            order.append(share)
+            share.give_all()
+
+        waiting = [asyncio.create_task(wait(each)) for each in (second, third)]
+        await asyncio.sleep(0)
+        assert not room.share(lambda: None).try_take(0)
+        waiting[0].cancel()
+        await asyncio.wait(waiting[:1])
+        first.give_all()
+        await waiting[1]
+        assert order == [third]
+        assert room.used_bytes == 0
+
+    virtually(main)
+
+
+@pytest.mark.parametrize(
+    ("id_", "shown"),
+    [
+        ("A1", test_what_is_evicted_while_something_else_is_fetched_is_fetched_as_well),
+        ("B1", test_a_consumer_has_no_more_fetched_than_its_stream_may),
+    ],
+)
+def test_a_defect_of_sending_is_found(
+    id_: str, shown: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find(id_).apply(monkeypatch)
+    with pytest.raises(AssertionError):
+        shown()
