@@ -14,7 +14,7 @@ from seqgate.client._codec import Compression, Message
 from seqgate.client._consumer import Consumer
 from seqgate.client._outbox import Receipt
 from seqgate.client._producer import Producer
-from seqgate.client._reader import EARLIEST, LATEST, Reader, Start
+from seqgate.client._reader import EARLIEST, LATEST, Missed, Reader, Start
 from seqgate.client._received import Gap, Received, Token
 from seqgate.client._subscribing import (
     AfterDeadLetter,
@@ -38,6 +38,7 @@ __all__ = [
     "Receipt",
     "Reader",
     "Start",
+    "Missed",
     "Consumer",
     "Received",
     "Token",

@@ -206,7 +206,11 @@ class Assembler:
     (Pulsar's of incomplete messages does, and lets messages go too early).
     """
 
-    def __init__(self, limits: AssemblyLimits) -> None:
+    def __init__(self, limits: AssemblyLimits, *, evicts_newest: bool = False) -> None:
+        """`evicts_newest` says which message is let go where there is no room for all: of those
+        beside the one that has just grown the newest, since what is let go comes again when the
+        others are done; or the oldest of all, since it does not."""
+        self._evicts_newest = evicts_newest
         self.counts: Final = Counter[DropReason]()
         """How many chunks were dropped, by reason."""
         self._limits = limits
@@ -328,27 +332,31 @@ class Assembler:
         if not context.is_sound:
             return Added((self._let_go(DropReason.CORRUPT, context),))
         if not piece.is_last:
-            return Added(self._make_room())
+            return Added(self._make_room(context))
         self._remove(context)
         body, positions = b"".join(context.payloads), tuple(context.positions)
         return Added(
             outcome=Assembled(piece.producer, piece.sequence_id, piece.uuid, body, positions)
         )
 
-    def _make_room(self) -> tuple[Dropped, ...]:
-        """Let go of the oldest messages until the limits hold. The one that has just grown goes too
-        when it is the oldest: it is the new ones that are likely to be completed."""
+    def _make_room(self, grown: _Context) -> tuple[Dropped, ...]:
+        """Let go of messages until the limits hold. Where that are the oldest, the one that has
+        just grown goes too when it is one: it is the new ones that are likely to be completed."""
         evicted = []
         excess_bytes = self.bytes_held - self._limits.bytes_max
         while excess_bytes > 0 or len(self._contexts) > self._limits.messages_max:
-            oldest = self._oldest()
-            excess_bytes -= oldest.size_bytes
-            evicted.append(self._let_go(DropReason.EVICTED, oldest))
+            let_go = self._newest_beside(grown) if self._evicts_newest else self._oldest()
+            excess_bytes -= let_go.size_bytes
+            evicted.append(self._let_go(DropReason.EVICTED, let_go))
         return tuple(evicted)
 
     def _is_too_large(self, piece: Piece) -> bool:
         limits = self._limits
         return piece.total_bytes > limits.message_bytes_max or piece.num_chunks > limits.chunks_max
+
+    def _newest_beside(self, grown: _Context) -> _Context:
+        """There is another one: one message alone is never above the limits."""
+        return next(each for each in reversed(self._contexts.values()) if each is not grown)
 
     def _oldest(self) -> _Context:
         return next(iter(self._contexts.values()))

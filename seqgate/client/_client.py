@@ -14,7 +14,7 @@ from seqgate.client._chunking import Chunking
 from seqgate.client._codec import Compression
 from seqgate.client._consumer import Consumer, Subscribing
 from seqgate.client._producer import Producer
-from seqgate.client._reader import EARLIEST, Reader, Start
+from seqgate.client._reader import EARLIEST, Missed, Reader, Start
 from seqgate.client._receiver_queue import ReceiverLimits
 from seqgate.client._subscribing import (
     Incomplete,
@@ -29,7 +29,8 @@ from seqgate.tls import TLS, BearerToken
 from seqgate.types import TopicName
 
 MAX_PENDING_MESSAGES: Final = 10_000
-"""How many messages a producer keeps pending unless told otherwise."""
+MAX_PENDING_BYTES: Final = 64 * 1024 * 1024
+"""How many messages, and how many bytes of them, a producer keeps pending unless told otherwise."""
 
 RECEIVER_QUEUE_MESSAGES: Final = 1_000
 RECEIVER_QUEUE_BYTES: Final = 64 * 1024 * 1024
@@ -91,6 +92,7 @@ class Client:
         chunking: Chunking | None = None,
         compression: Compression = Compression.NONE,
         max_pending_messages: int = MAX_PENDING_MESSAGES,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
         send_timeout_s: float | None = 30.0,
         open_timeout_s: float = 30.0,
     ) -> Producer:
@@ -110,6 +112,9 @@ class Client:
             compression: compress each entry.
             max_pending_messages: how many messages may wait for their receipt; `send` waits beyond.
                 A large message counts once for each chunk.
+            max_pending_bytes: how many bytes of payloads, keys and properties they may have; `send`
+                waits beyond, but never for a message that is alone. What is pending takes about
+                twice that in memory: as it was given, and as it is sent.
             send_timeout_s: how long a message may wait for its receipt; when one is overdue, all
                 that are pending fail. None: for ever.
             open_timeout_s: how long opening may take.
@@ -129,6 +134,7 @@ class Client:
             chunking=chunking,
             compression=compression,
             max_pending_messages=max_pending_messages,
+            max_pending_bytes=max_pending_bytes,
             send_timeout_s=send_timeout_s,
             open_timeout_s=open_timeout_s,
         )
@@ -142,6 +148,7 @@ class Client:
         follow: bool = True,
         assembly: AssemblyLimits | None = None,
         on_dropped: Callable[[Dropped], None] | None = None,
+        on_missed: Callable[[Missed], None] | None = None,
     ) -> Reader:
         """A reader; iterate over it.
 
@@ -152,6 +159,9 @@ class Client:
             assembly: how much of incomplete large messages is held in memory; None: as much as
                 AssemblyLimits() says.
             on_dropped: is told of chunks that make no message, with the reason.
+            on_missed: is told of messages that were trimmed before they were read, in their place,
+                and the reader goes on; None: it raises MessagesTrimmedError until `skip` is called.
+                With "earliest" nothing counts as missing until something was read.
             follow: wait for messages that are yet to come; otherwise the iteration ends where the
                 topic ends.
         """
@@ -163,6 +173,7 @@ class Client:
             follow=follow,
             assembly=assembly or AssemblyLimits(),
             on_dropped=on_dropped,
+            on_missed=on_missed,
         )
 
     def consumer(
@@ -265,7 +276,7 @@ class Client:
         """Close the connections. Producers and consumers are closed before, by whoever opened
         them."""
         await self._channel.close()
-        for channel in self._dispatchers.values():
+        for channel in list(self._dispatchers.values()):
             await channel.close()
 
     async def __aenter__(self) -> "Client":

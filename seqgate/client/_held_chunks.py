@@ -9,9 +9,10 @@ with what settles it. What comes of a chunk is a list of effects, and each chunk
     GoesBack   chunks that the service takes back
     Damaged    a chunk that is not what was published
 
-Chunks go back when one of their attempt was revoked or moved: the service has the attempt delivered
-anew, from its first chunk. What it had sent of it before it heard of that goes back as well, so an
-attempt is returning until all of that is answered.
+Chunks go back when one of their attempt was revoked or moved, or when there is no room for them:
+the service has the attempt delivered anew, from its first chunk. What it had sent of it before it
+heard of that goes back as well, so an attempt is returning until its first chunk comes again, or
+all of that is answered.
 """
 
 from collections import Counter
@@ -56,12 +57,14 @@ class LetGo(NamedTuple):
 
 
 class GoesBack(NamedTuple):
-    """Chunks go back: to be told to `note_returned` when that is answered."""
+    """Chunks go back: to be told to `note_returned` when that is answered. Those that there is no
+    room for come again, with the rest of their message, when the others are done."""
 
     attempt: Attempt
     deliveries: tuple[int, ...]
     key: bytes
     first: Position
+    no_room: bool = False
 
 
 class Damaged(NamedTuple):
@@ -87,10 +90,12 @@ class HeldChunks:
     def __init__(self, limits: AssemblyLimits) -> None:
         self.dropped: Final = Counter[DropReason]()
         """How many chunks were let go, by reason."""
-        self._assembler = Assembler(limits)
+        self._assembler = Assembler(limits, evicts_newest=True)
         self._chunks: dict[Position, _Held] = {}
         self._positions: dict[int, Position] = {}  # of the same, by delivery
-        self._returning: Counter[Attempt] = Counter()  # how many answers are to come
+        self._unanswered: Counter[Attempt] = Counter()  # how many answers are to come
+        self._returning: set[Attempt] = set()  # which of these are not delivered anew yet
+        self._no_room: set[Attempt] = set()  # which come again when it is their turn
 
     @property
     def deliveries(self) -> Collection[int]:
@@ -104,8 +109,11 @@ class HeldChunks:
         number = delivery.delivery
         attempt = (delivery.metadata.producer_name, delivery.metadata.uuid)
         held = _Held(number, attempt, key)
-        if self._returning[attempt]:
-            return [self._send_back(attempt, {position: held})]
+        if attempt in self._returning:
+            if delivery.metadata.chunk_id:
+                return [self._send_back(attempt, {position: held})]
+            self._returning.discard(attempt)  # what was sent before has come before
+            self._no_room.discard(attempt)
         self._chunks[position] = held
         self._positions[number] = position
         try:
@@ -142,16 +150,27 @@ class HeldChunks:
 
     def note_returned(self, attempt: Attempt) -> None:
         """That chunks of an attempt went back is answered."""
-        self._returning[attempt] -= 1
-        if self._returning[attempt] <= 0:
-            del self._returning[attempt]
+        self._unanswered[attempt] -= 1
+        if self._unanswered[attempt] <= 0:
+            del self._unanswered[attempt]
+            self._returning.discard(attempt)
+            self._no_room.discard(attempt)
+
+    def send_back(self, chunks: LetGo) -> GoesBack:
+        """Chunks that were let go for want of room, or of time, go back."""
+        attempt = (chunks.dropped.producer, chunks.dropped.uuid)
+        self._note_returning(attempt)
+        self._no_room.add(attempt)
+        return GoesBack(attempt, chunks.deliveries, chunks.key, chunks.first, no_room=True)
 
     def clear(self) -> None:
         """Forget everything but the count."""
         self._assembler.clear()
         self._chunks.clear()
         self._positions.clear()
+        self._unanswered.clear()
         self._returning.clear()
+        self._no_room.clear()
 
     def _drop(self, dropped: Dropped) -> LetGo:
         held = [self._take_out(each) for each in dropped.positions if each in self._chunks]
@@ -170,10 +189,15 @@ class HeldChunks:
         return [self._send_back(attempt, left)] if left else []
 
     def _send_back(self, attempt: Attempt, chunks: dict[Position, _Held]) -> GoesBack:
-        self._returning[attempt] += 1
+        self._note_returning(attempt)
         first = min(chunks)
         numbers = tuple(each.delivery for each in chunks.values())
-        return GoesBack(attempt, numbers, chunks[first].key, first)
+        no_room = attempt in self._no_room
+        return GoesBack(attempt, numbers, chunks[first].key, first, no_room)
+
+    def _note_returning(self, attempt: Attempt) -> None:
+        self._unanswered[attempt] += 1
+        self._returning.add(attempt)
 
     def _take_out(self, position: Position) -> _Held:
         held = self._chunks.pop(position)

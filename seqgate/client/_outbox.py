@@ -15,7 +15,7 @@ A large message is a parcel for each chunk, one after the other; it is resolved 
 are answered.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
@@ -68,6 +68,10 @@ class _Parcel:
         """Whether its messages are resolved already."""
         return False
 
+    def exceeds(self, payload_bytes_max: int) -> bool:
+        """Whether an entry of it has a larger payload."""
+        return any(len(entry.payload) > payload_bytes_max for entry in self.entries)
+
     def put_into(self, publication: pb.Publication) -> None:
         """Add its entries."""
         publication.entries.extend(self.entries)
@@ -87,6 +91,20 @@ class _ChunkParcel(_Parcel):
 
 
 Encode = Callable[[Sequence[OutgoingMessage]], list[pb.Entry]]
+
+
+def pieces(
+    encode: Encode, messages: list[OutgoingMessage], payload_bytes_max: int
+) -> Iterator[tuple[list[OutgoingMessage], list[pb.Entry]]]:
+    """A parcel's messages with their entries: whole, or in as many parts as it takes to have no
+    payload above this. A message that is too large by itself is a part of its own."""
+    entries = encode(messages)
+    if len(messages) == 1 or all(len(entry.payload) <= payload_bytes_max for entry in entries):
+        yield messages, entries
+        return
+    middle = len(messages) // 2
+    yield from pieces(encode, messages[:middle], payload_bytes_max)
+    yield from pieces(encode, messages[middle:], payload_bytes_max)
 
 
 @dataclass(slots=True)
@@ -140,9 +158,16 @@ class Outbox:
         for parcel in _chunk_parcels(large, now):
             self._append(parcel)
 
-    def opened(self, window_messages: int, window_bytes: int, chunk_bytes: int = 0) -> None:
-        """A stream is open, and has answered nothing yet: everything is to be sent, in order; large
-        messages in chunks of at most `chunk_bytes`, where that is given."""
+    def opened(
+        self,
+        window_messages: int,
+        window_bytes: int,
+        chunk_bytes: int = 0,
+        payload_bytes_max: int = 0,
+    ) -> None:
+        """A stream is open, and has answered nothing yet: everything is to be sent, in order. What
+        is too large for it is cut: messages into chunks of at most `chunk_bytes`, batches into
+        batches whose entries have payloads of at most `payload_bytes_max`; 0: not."""
         self.window_messages, self.window_bytes = window_messages, window_bytes
         self._messages_out = self._bytes_out = self._parcels_out = 0
         self._held = self._resume = False
@@ -150,6 +175,7 @@ class Outbox:
         for parcel in self._parcels.values():
             parcel.sent = False
         self._drop_settled()
+        self._cut_smaller(chunk_bytes, payload_bytes_max)
         self._start_again(chunk_bytes)
         self._unsent = list(self._parcels)
 
@@ -249,6 +275,26 @@ class Outbox:
             case _:
                 return False
         return True
+
+    def _cut_smaller(self, chunk_bytes: int, payload_bytes_max: int) -> None:
+        """Cut what was one entry, or one batch, and is too large for the service by now, in its
+        place. What is stored of it already is known by its ids, however it comes again."""
+        parcels: dict[int, _Parcel] = {}
+        for request_id, parcel in self._parcels.items():
+            smaller: Iterable[_Parcel] = ()
+            if isinstance(parcel, _ChunkParcel):
+                pass
+            elif chunk_bytes and parcel.exceeds(chunk_bytes):
+                smaller = _cut_message(parcel, chunk_bytes)
+            elif payload_bytes_max and parcel.exceeds(payload_bytes_max):
+                smaller = _cut_batch(parcel, self.encode, payload_bytes_max)
+            cut = list(smaller)
+            if not cut:
+                parcels[request_id] = parcel
+            for each in cut:
+                parcels[self._next_id] = each
+                self._next_id += 1
+        self._parcels = parcels
 
     def _start_again(self, chunk_bytes: int = 0) -> None:
         """Begin new attempts at large messages that cannot go on as they are, in their places."""
@@ -352,6 +398,23 @@ def _chunk_parcels(large: LargeMessage, now: float) -> Iterator[_ChunkParcel]:
         yield _ChunkParcel([large.message], [], size_bytes, now, large=large, chunk_id=chunk_id)
 
 
+def _cut_message(parcel: _Parcel, chunk_bytes: int) -> Iterator[_Parcel]:
+    """The chunks of what was one entry."""
+    for message in parcel.messages:
+        if message.sealed is not None:
+            large = LargeMessage(message, *message.sealed, chunk_bytes)
+            yield from _chunk_parcels(large, parcel.added_at)
+
+
+def _cut_batch(parcel: _Parcel, encode: Encode, payload_bytes_max: int) -> Iterator[_Parcel]:
+    """The smaller batches of a batch; nothing of what is one message."""
+    if len(parcel.messages) == 1:
+        return
+    for messages, entries in pieces(encode, parcel.messages, payload_bytes_max):
+        size_bytes = sum(entry.ByteSize() for entry in entries)
+        yield _Parcel(messages, entries, size_bytes, parcel.added_at)
+
+
 def _not_understood(receipt: pb.Receipt) -> InternalError:
     """From a service that knows more than this client: whatever it says, it is no success."""
     return InternalError(f"a receipt of status {receipt.status} is not understood")
@@ -385,7 +448,6 @@ def _outcome_of_chunk(message: OutgoingMessage, receipt: pb.Receipt) -> Receipt 
 
 
 def _outcome(message: OutgoingMessage, fate: pb.MessageFate) -> Receipt | SeqgateError:
-    details = {"sequence_id": str(message.sequence_id)}
     match fate.fate:
         case pb.FATE_STORED:
             batch_index = fate.batch_index if fate.HasField("batch_index") else -1
@@ -396,9 +458,10 @@ def _outcome(message: OutgoingMessage, fate: pb.MessageFate) -> Receipt | Seqgat
             return Receipt(message_id, message.sequence_id, duplicate=True)
         case pb.FATE_TRIMMED:
             return SequenceIdTrimmedError(
-                "the log no longer tells whether this message was stored", details=details
-            )
+                "whether the message is in the log is unknown: what would tell was trimmed"
+            ).of_message(message.sequence_id)
         case _:
             return StaleSequenceIdError(
-                "a higher sequence id of this producer was stored first", details=details
-            )
+                "the message is not in the log: a higher sequence id of its producer was stored"
+                " first"
+            ).of_message(message.sequence_id)

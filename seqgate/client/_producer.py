@@ -4,7 +4,8 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ from seqgate.client._codec import (
     seal_message,
     to_entry,
 )
-from seqgate.client._outbox import Outbox, Receipt, Resolved
+from seqgate.client._outbox import Outbox, Receipt, Resolved, pieces
 from seqgate.client._status import error_of_call
 from seqgate.client._tracing import PROPERTIES_MAX, Publishing, shared_context
 from seqgate.errors import (
@@ -87,6 +88,7 @@ class Producer:
         chunking: Chunking | None,
         compression: Compression,
         max_pending_messages: int,
+        max_pending_bytes: int,
         send_timeout_s: float | None,
         open_timeout_s: float,
     ) -> None:
@@ -98,6 +100,8 @@ class Producer:
             )
         if max_pending_messages < 1:
             raise ValueError("at least one message may be pending")
+        if max_pending_bytes < 1:
+            raise ValueError("at least one byte may be pending")
         if batching is not None and chunking is not None:
             raise ValueError("a producer batches or chunks its messages: not both")
         self._stub: Any = pb_grpc.LedgerServiceStub(channel)  # type: ignore[call-overload]
@@ -112,15 +116,19 @@ class Producer:
         self._chunking = chunking
         self._compression = compression
         self._max_pending_messages = max_pending_messages
+        self._max_pending_bytes = max_pending_bytes
         self._send_timeout_s = send_timeout_s
         self._open_timeout_s = open_timeout_s
 
         self._spans = Publishing(str(topic), is_batching=batching is not None)
         self._outbox = Outbox(self._encode)
         self._pending_messages = 0
+        self._pending_bytes = 0
         self._next_sequence_id = 0
         self._explicit_ids: bool | None = None
         self._last_sequence_id: int | None = None
+        self._found_sequence_id: int | None = None
+        self._has_stored = False
         self._limits = pb.Opened()
 
         self._opened = asyncio.get_running_loop().create_future()
@@ -149,13 +157,20 @@ class Producer:
 
     @property
     def last_sequence_id(self) -> int | None:
-        """The highest sequence id of this producer that is known to be stored; None: none is."""
+        """The sequence id of the last message under this name that is known to be stored, or the
+        initial one where the service knows nothing of the name. None: there is neither, or the
+        topic does not deduplicate. A large message that is in the log in part does not count."""
         return self._last_sequence_id
 
     @property
     def pending_messages(self) -> int:
         """How many messages wait for their receipt; a large one counts once for each chunk."""
         return self._pending_messages
+
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes they have: payloads, keys and properties, before compression."""
+        return self._pending_bytes
 
     async def send(
         self,
@@ -171,9 +186,9 @@ class Producer:
     ) -> Receipt:
         """Publish a message, and return when it is durable.
 
-        Waits for room when `max_pending_messages` are pending; a large message counts once for each
-        chunk, and one that needs more waits until it is alone. Cancelling the call does not take
-        the message back.
+        Waits for room when `max_pending_messages` or `max_pending_bytes` are pending; a large
+        message counts once for each chunk, and one that needs more waits until it is alone.
+        Cancelling the call does not take the message back.
 
         A message with a delivery time travels in an entry of its own. It is stored at once, and the
         dispatcher service delivers it then or later; readers are given it in any case.
@@ -191,18 +206,24 @@ class Producer:
 
         Raises:
             StaleSequenceIdError: the id was overtaken; the message is not in the log.
-            SendTimeoutError: no receipt came in time; sending again with the same id is safe.
+            SequenceIdTrimmedError: whether the message is in the log is unknown.
+            SendTimeoutError: no receipt came in time. The message may be in the log: where the
+                application gives the ids, sending it again with the same one is safe.
             MixedSequenceIdsError, InvalidRequestError, MessageTooLargeError: nothing was sent.
             ProducerClosedError, and what ended the producer: see Producer.
+
+        Each of them has the message's `sequence_id`, and says it, as soon as the message has one.
         """
-        deliver_at_ms = _deliver_at_ms(deliver_at, deliver_after_s)
-        message = self._prepare(
-            payload, key, properties, ordering_key, event_time_ms, deliver_at_ms
-        )
-        while self._pending_messages and not self._has_room(message) and not self._failure:
-            self._room.clear()
-            await self._room.wait()
-        return await asyncio.shield(self._accept(message, sequence_id))
+        with _about(sequence_id):
+            deliver_at_ms = _deliver_at_ms(deliver_at, deliver_after_s)
+            message = self._prepare(
+                payload, key, properties, ordering_key, event_time_ms, deliver_at_ms
+            )
+            while self._pending_messages and not self._has_room(message) and not self._failure:
+                self._room.clear()
+                await self._room.wait()
+            receipt = self._accept(message, sequence_id)
+        return await asyncio.shield(receipt)
 
     def send_nowait(
         self,
@@ -218,13 +239,14 @@ class Producer:
     ) -> "asyncio.Future[Receipt]":
         """Publish a message; the future is done when it is durable, or failed. Raises what `send`
         raises, before anything is sent also ProducerQueueFullError."""
-        deliver_at_ms = _deliver_at_ms(deliver_at, deliver_after_s)
-        message = self._prepare(
-            payload, key, properties, ordering_key, event_time_ms, deliver_at_ms
-        )
-        if not self._has_room(message):
-            raise ProducerQueueFullError("as many messages are pending as may be")
-        return self._accept(message, sequence_id)
+        with _about(sequence_id):
+            deliver_at_ms = _deliver_at_ms(deliver_at, deliver_after_s)
+            message = self._prepare(
+                payload, key, properties, ordering_key, event_time_ms, deliver_at_ms
+            )
+            if not self._has_room(message):
+                raise ProducerQueueFullError("as many messages, or bytes, are pending as may be")
+            return self._accept(message, sequence_id)
 
     def _prepare(
         self,
@@ -274,7 +296,10 @@ class Producer:
         return count
 
     def _has_room(self, message: OutgoingMessage) -> bool:
-        return self._pending_messages + message.chunks <= self._max_pending_messages
+        if self._pending_messages + message.chunks > self._max_pending_messages:
+            return False
+        fits = self._pending_bytes + message.size_bytes <= self._max_pending_bytes
+        return fits or not self._pending_messages  # the largest message finds room alone
 
     def _accept(
         self, message: OutgoingMessage, sequence_id: int | None
@@ -283,6 +308,7 @@ class Producer:
         message.sequence_id = self._number(sequence_id)
         message.done = asyncio.get_running_loop().create_future()
         self._pending_messages += message.chunks
+        self._pending_bytes += message.size_bytes
         self._spans.begin(message, self._name, self._limits.max_message_bytes)
         self._hand_over(self._batcher.add(message))
         if self._batcher.collecting and self._linger is None and self._batching is not None:
@@ -405,20 +431,25 @@ class Producer:
                 self._hand_over_sealed(messages[0], messages[0].sealed, now)
                 continue
             self._spans.begin_batch(messages, self._name)
-            entries = self._encode(messages)
-            max_message_bytes = self._limits.max_message_bytes
-            if any(len(entry.payload) > max_message_bytes for entry in entries):
-                error = MessageTooLargeError(
-                    "a message is larger than the service takes",
-                    details={"max_message_bytes": str(max_message_bytes)},
-                )
-                self._resolve([Resolved(message, error) for message in messages])
-            else:
-                self._outbox.add(messages, entries, now)
-                self._wake.set()
+            for some, entries in pieces(self._encode, messages, self._limits.max_message_bytes):
+                self._hand_over_entries(some, entries, now)
         if parcels and self._linger is not None and not self._batcher.collecting:
             self._linger.cancel()
             self._linger = None
+
+    def _hand_over_entries(
+        self, messages: list[OutgoingMessage], entries: list[pb.Entry], now: float
+    ) -> None:
+        max_message_bytes = self._limits.max_message_bytes
+        if all(len(entry.payload) <= max_message_bytes for entry in entries):
+            self._outbox.add(messages, entries, now)
+            self._wake.set()
+            return
+        error = MessageTooLargeError(
+            "a message is larger than the service takes",
+            details={"max_message_bytes": str(max_message_bytes)},
+        )
+        self._resolve([Resolved(message, error) for message in messages])
 
     def _hand_over_sealed(self, message: OutgoingMessage, sealed: Sealed, now: float) -> None:
         metadata, body = sealed
@@ -439,9 +470,13 @@ class Producer:
     def _resolve(self, resolved: Sequence[Resolved]) -> None:
         for message, outcome in ((each.message, each.outcome) for each in resolved):
             self._pending_messages -= message.chunks
+            self._pending_bytes -= message.size_bytes
+            if isinstance(outcome, SeqgateError) and outcome.sequence_id is None:
+                outcome = outcome.of_message(message.sequence_id)
             if message.span is not None or message.batch is not None:
                 self._spans.end(message, outcome)
             if isinstance(outcome, Receipt):
+                self._has_stored = True
                 if self._last_sequence_id is None or outcome.sequence_id > self._last_sequence_id:
                     self._last_sequence_id = outcome.sequence_id
                 if not message.done.done():
@@ -522,29 +557,47 @@ class Producer:
             )
         self._check_superseded(opened)
         self._connected = True
-        self._outbox.opened(opened.window_messages, opened.window_bytes, self._chunk_bytes)
+        self._outbox.opened(
+            opened.window_messages,
+            opened.window_bytes,
+            self._chunk_bytes,
+            opened.max_message_bytes,
+        )
         self._wake.set()
         if not self._opened.done():
             self._name = opened.producer_name
-            if opened.HasField("last_sequence_id"):
-                self._last_sequence_id = opened.last_sequence_id
-                self._next_sequence_id = opened.last_sequence_id + 1
+            self._last_sequence_id = _known_to_be_stored(opened)
+            self._found_sequence_id = _last_of(opened)
+            if self._found_sequence_id is not None:
+                self._next_sequence_id = self._found_sequence_id + 1
             self._opened.set_result(None)
 
     def _check_superseded(self, opened: pb.Opened) -> None:
         """Notice that somebody else has published under this name meanwhile. Ids that this producer
-        has assigned by itself would be taken for duplicates of the other's messages."""
-        first = not self._opened.done()
-        if first or self._explicit_ids or not opened.HasField("last_sequence_id"):
+        has assigned by itself would be taken for duplicates of the other's messages.
+
+        Raises:
+            FencedError: it is so.
+        """
+        if not self._opened.done() or self._explicit_ids:
             return
-        last = self._last_sequence_id
-        known = max(self._outbox.highest_sent, -1 if last is None else last)
-        if opened.last_sequence_id > known:
+        last = _last_of(opened)
+        if last is not None and self._is_anothers(opened, last):
             raise FencedError(
                 "another producer has published under this name",
                 reason="PRODUCER_TAKEN_OVER",
-                details={"last_sequence_id": str(opened.last_sequence_id)},
+                details={"last_sequence_id": str(last)},
             )
+
+    def _is_anothers(self, opened: pb.Opened, last: int) -> bool:
+        """Whether another one has stored something under this name since this producer found it.
+        The ledger's log says whose the last entry is: the id alone does not, since the other may
+        have used the very ids that this producer has sent."""
+        if opened.last_stored.HasField("by_another"):
+            unchanged = not self._has_stored and last == self._found_sequence_id
+            return opened.last_stored.by_another and not unchanged
+        known = (self._outbox.highest_sent, self._found_sequence_id, self._last_sequence_id)
+        return last > max(each for each in known if each is not None)
 
     async def _send(self, call: Any) -> None:
         try:
@@ -597,7 +650,9 @@ class Producer:
             # All of them, as Pulsar does: what follows would overtake what is sent again.
             cause = self._outbox.last_failure or self._last_error
             details = {"last_reason": cause.reason} if cause is not None and cause.reason else {}
-            error = SendTimeoutError("no receipt came in time", details=details)
+            error = SendTimeoutError(
+                "no receipt came in time; the message may be in the log", details=details
+            )
             error.__cause__ = cause
             self._flush_into(error)
             self._restart()
@@ -634,6 +689,17 @@ class Producer:
         self._flush_into(self._failure)
 
 
+@contextmanager
+def _about(sequence_id: int | None) -> Iterator[None]:
+    """What is refused here is refused of the message with this id, if it has one."""
+    try:
+        yield
+    except SeqgateError as error:
+        if sequence_id is None:
+            raise
+        raise error.of_message(sequence_id) from error.__cause__
+
+
 def _check(
     payload: object,
     key: object,
@@ -657,6 +723,28 @@ def _check(
         wrong = f"properties are at most {PROPERTIES_MAX} texts by name"
     if wrong:
         raise InvalidRequestError(wrong, reason="INVALID_ENTRY")
+
+
+def _last_of(opened: pb.Opened) -> int | None:
+    """The id after which automatic ids go on; None: from the first one. The two differ where the
+    topic does not deduplicate: that may be switched on at any time, and then every id that was ever
+    used counts."""
+    ids = []
+    if opened.HasField("last_stored"):
+        ids.append(opened.last_stored.sequence_id)
+    if opened.HasField("last_sequence_id"):
+        ids.append(opened.last_sequence_id)
+    return max(ids, default=None)
+
+
+def _known_to_be_stored(opened: pb.Opened) -> int | None:
+    """See Producer.last_sequence_id."""
+    if not opened.HasField("last_sequence_id"):
+        return None
+    if not opened.HasField("last_stored"):
+        return opened.last_sequence_id
+    last = opened.last_stored
+    return last.whole_sequence_id if last.HasField("whole_sequence_id") else None
 
 
 def _deliver_at_ms(deliver_at: datetime | None, deliver_after_s: float | None) -> int | None:

@@ -5,6 +5,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from grpc import aio
@@ -29,6 +30,8 @@ from seqgate.errors import (
     CorruptMessageError,
     DataLossError,
     InUseError,
+    LimitExceededError,
+    MessagesTrimmedError,
     MessageTooLargeError,
     SeqgateError,
     UnavailableError,
@@ -40,6 +43,22 @@ from seqgate.types import Position, TopicName
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """A stretch of a topic that a reader does not give out.
+
+    Attributes:
+        first: where it begins.
+        last: its last entry; the reader goes on after it.
+        error: why: MessagesTrimmedError, or what is wrong with the entries.
+    """
+
+    first: MessageId
+    last: MessageId
+    error: SeqgateError
+
 
 Start = MessageId | Literal["earliest", "latest"]
 """Where a reader starts: at the first message that the topic still has, after the last one, or at a
@@ -55,6 +74,19 @@ class Reader:
     A large message comes once, at the place of its last chunk, which is its id's. If the reader
     does not have the chunks before, because it started after them or had no room to keep them, it
     fetches them. Chunks that make no message are left out, counted, and told to `on_dropped`.
+
+    What is missing is never passed over in silence. Where messages were trimmed before they were
+    read, or are damaged, the iteration raises, and keeps raising; `skip` goes on behind them:
+
+        while True:
+            try:
+                async for message in reader:
+                    ...
+                break
+            except DataLossError:
+                log.error("messages are missing: %s", reader.skip())
+
+    With `on_missed` what was trimmed is told there, and the reader goes on by itself.
     """
 
     def __init__(
@@ -67,20 +99,24 @@ class Reader:
         follow: bool,
         assembly: AssemblyLimits,
         on_dropped: Callable[[Dropped], None] | None,
+        on_missed: Callable[[Missed], None] | None,
     ) -> None:
         self._stub: Any = pb_grpc.LedgerServiceStub(channel)  # type: ignore[call-overload]
         self._topic = topic
         self._follow = follow
         self._call: Any = None
         self._reading: asyncio.Task[Any] | None = None
-        self._arrived: deque[pb.StoredEntry] = deque()
+        self._arrived: deque[pb.StoredEntry | pb.EntriesTrimmed] = deque()
         self._buffer: deque[Message] = deque()
         self._backoff = Backoff()
-        self._damage: SeqgateError | None = None
+        self._missed: Missed | None = None  # what it stands before, and raises
+        self._after: Position | None = None  # the last entry received
+        self._at: Position | None = None  # the first entry to be received
         self._closed = False
         self._assembly = assembly
         self._assembler = Assembler(assembly)
         self._on_dropped = on_dropped
+        self._on_missed = on_missed
         self._headless = 0
         self._spans = Reading(str(topic))
         self._arrived_ns = 0  # when the last entries came, in nanoseconds since 1970
@@ -110,13 +146,16 @@ class Reader:
 
         Raises:
             NotFoundError: there is no such topic.
-            CorruptMessageError, DataLossError: a message is damaged. Seek past it to go on.
-            MessageTooLargeError: a large message exceeds the reader's own limits. Likewise.
+            MessagesTrimmedError: messages were trimmed before they were read; not with `on_missed`.
+            CorruptMessageError, DataLossError: a message, or more, is damaged.
+            MessageTooLargeError: a large message exceeds the reader's own limits.
+
+        After the last three lines' errors, `skip` goes on behind what the error is about.
         """
         asked_ns = time.time_ns() if self._spans.is_on else 0
         while not self._buffer:
-            if self._damage is not None:
-                raise self._damage
+            if self._missed is not None:
+                raise self._missed.error
             if self._closed:
                 raise StopAsyncIteration
             if self._arrived:
@@ -132,10 +171,24 @@ class Reader:
         """The next message, or None where the topic ends and the reader does not follow."""
         return await anext(self, None)
 
+    def skip(self) -> Missed | None:
+        """Go on behind what the reader stands before and raises: messages that were trimmed, an
+        entry that is damaged, or the damaged stretch that the service cannot read. Returns what is
+        passed over; None: there is nothing of the kind, and nothing changes."""
+        missed, self._missed = self._missed, None
+        if missed is None:
+            return None
+        if self._arrived:
+            self._arrived.popleft()  # what follows has arrived as well
+        else:
+            self._drop_call()
+            self._after, self._at = missed.last.position, None
+        return missed
+
     async def seek(self, start: Start, *, inclusive: bool = True) -> None:
         """Go on from another place: at a message, or after it."""
         self._drop_call()
-        self._damage = None
+        self._missed = None
         self._arrived.clear()
         self._buffer.clear()
         self._assembler.clear()
@@ -144,9 +197,9 @@ class Reader:
     async def has_message_available(self) -> bool:
         """Whether the topic has a message that was not read yet; or, where nothing else is left,
         chunks of one that is not complete."""
-        while self._arrived and not self._buffer and self._damage is None:
+        while self._arrived and not self._buffer and self._missed is None:
             await self._take_next()
-        if self._buffer or self._damage is not None:
+        if self._buffer or self._missed is not None:
             return True
         request = pb.LastMessageIdRequest(topic=str(self._topic))
         reply = await translated(self._stub.LastMessageId(request, timeout=CALL_TIMEOUT_S))
@@ -172,8 +225,7 @@ class Reader:
 
     def _set_start(self, start: Start, *, inclusive: bool) -> None:
         self._start = start
-        self._after: Position | None = None  # the last entry received
-        self._at: Position | None = None  # the first entry to be received
+        self._after = self._at = None
         self._floor: MessageId | None = None  # the first message to be given out
         if not isinstance(start, MessageId):
             return
@@ -183,7 +235,7 @@ class Reader:
             self._start = LATEST
         elif start.entry_id < 0:
             self._at = Position(start.ledger_id, 0)
-        elif start.batch_index < 0 and not inclusive:
+        elif not inclusive and (start.batch_index < 0 or start.batch_index == start.batch_size - 1):
             self._after = start.position
         else:
             first = start.first_chunk if isinstance(start, ChunkMessageId) else start
@@ -198,10 +250,15 @@ class Reader:
             response = await self._next_response()
         except _Dropped:
             return True
-        except (UnavailableError, InUseError) as error:
+        except (UnavailableError, InUseError, LimitExceededError) as error:
             _check_retryable(error)
             self._drop_call()
             await asyncio.sleep(self._backoff.next_s(error.retry_after_s))
+            return True
+        except DataLossError as error:
+            self._missed = _damaged_stretch(error)
+            if self._missed is None:
+                raise
             return True
         if response is None:
             self._drop_call()
@@ -217,7 +274,11 @@ class Reader:
                 self._arrived.extend(response.entries.entries)
                 if self._spans.is_on:
                     self._arrived_ns = time.time_ns()
-                self._after = _position(self._arrived[-1])
+                self._after = _position(response.entries.entries[-1])
+            case "trimmed":
+                self._arrived.append(response.trimmed)
+                last = response.trimmed.last
+                self._after = Position(last.ledger_id, last.entry_id)
         return True
 
     async def _next_response(self) -> Any:
@@ -267,9 +328,12 @@ class Reader:
         """Work on the entry that arrived first. Cancelling this loses nothing: it is worked on
         again."""
         stored = self._arrived[0]
+        if isinstance(stored, pb.EntriesTrimmed):
+            self._take_trimmed(stored)
+            return
         try:
             messages = await self._messages(stored)
-        except (UnavailableError, InUseError) as error:
+        except (UnavailableError, InUseError, LimitExceededError) as error:
             _check_retryable(error)
             await asyncio.sleep(self._backoff.next_s(error.retry_after_s))
             return
@@ -277,8 +341,8 @@ class Reader:
             if not self._is_next(stored):
                 return
             if self._floor is None or _position(stored) >= self._floor.position:
-                self._damage = damage
-                self._drop_call()
+                where = MessageId(*_position(stored))
+                self._missed = Missed(where, where, damage)
                 return
             messages = []  # it ends before the reader's start
         if not self._is_next(stored):
@@ -289,6 +353,19 @@ class Reader:
             if _position(stored) > self._floor.position:
                 self._floor = None
         self._buffer.extend(messages)
+
+    def _take_trimmed(self, trimmed: pb.EntriesTrimmed) -> None:
+        """Messages that were to come are gone: say so, in their place."""
+        first = MessageId(trimmed.first.ledger_id, trimmed.first.entry_id)
+        last = MessageId(trimmed.last.ledger_id, trimmed.last.entry_id)
+        where = {"first": _place(first), "last": _place(last)}
+        text = "messages were trimmed before they were read: {first} to {last}"
+        missed = Missed(first, last, MessagesTrimmedError(text.format(**where), details=where))
+        if self._on_missed is None:
+            self._missed = missed
+            return
+        self._arrived.popleft()
+        self._on_missed(missed)
 
     def _is_next(self, stored: pb.StoredEntry) -> bool:
         return bool(self._arrived) and self._arrived[0] is stored
@@ -398,11 +475,29 @@ async def _read(call: Any) -> Any:
     return await call.read()
 
 
+_PASSING: Final = frozenset({NOT_OWNER, "SERVICE_BUSY", "TOO_MANY_STREAMS"})
+"""Refusals that pass by themselves, beside a service that is away."""
+
+
 def _check_retryable(error: SeqgateError) -> None:
-    """Raise what no second attempt helps against. One does when the service was away, or the topic
-    on its way to another instance."""
-    if not isinstance(error, UnavailableError) and error.reason != NOT_OWNER:
+    """Raise what no second attempt helps against. One does when the service was away, the topic on
+    its way to another instance, or when others had all streams."""
+    if not isinstance(error, UnavailableError) and error.reason not in _PASSING:
         raise error
+
+
+def _damaged_stretch(error: SeqgateError) -> Missed | None:
+    """What the service cannot read, as its refusal says; None: it does not say."""
+    try:
+        ledger_id, entry_id = (int(error.details[each]) for each in ("ledger_id", "entry_id"))
+        first = int(error.details.get("first_entry_id", entry_id))
+    except (KeyError, ValueError):
+        return None
+    return Missed(MessageId(ledger_id, first), MessageId(ledger_id, entry_id), error)
+
+
+def _place(where: MessageId) -> str:
+    return f"{where.ledger_id}:{where.entry_id}"
 
 
 def _position(stored: pb.StoredEntry) -> Position:

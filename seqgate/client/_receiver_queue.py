@@ -25,8 +25,9 @@ from typing import Final
 from seqgate.client._unit import Ticket, Unit
 from seqgate.types import Position
 
-EXPECTED_BYTES: Final = 64 * 1024
-"""How large a message is thought to be before the first has come."""
+EXPECTED_BYTES: Final = 1024 * 1024
+"""How large a message is thought to be before the first has come: what was granted then comes,
+however large it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +170,17 @@ class Permits:
         """How many are granted and not used; a batch may make it negative."""
         self._limits = limits
         self._expected_bytes = EXPECTED_BYTES
+        self._has_come = False  # any message at all
 
     def use(self, messages: int, size_bytes: int) -> None:
         """A delivery has come: how many messages of it count, and how large it is."""
         self.outstanding -= messages
         if messages > 1:
             size_bytes //= messages
-        self._expected_bytes += (size_bytes - self._expected_bytes) // 8
+        if not self._has_come:
+            self._has_come, self._expected_bytes = True, size_bytes
+        less = self._expected_bytes + (size_bytes - self._expected_bytes) // 8
+        self._expected_bytes = max(size_bytes, less)  # larger ones count at once
 
     def grant(self, queue: ReceiverQueue) -> int:
         """How many to grant now, beside what waits: half of what fits, or more, or none. They count

@@ -35,6 +35,9 @@ _FINAL: Final = frozenset(
     (DropReason.ABORTED, DropReason.RESTARTED, DropReason.DUPLICATE, DropReason.CORRUPT)
 )
 
+_COMES_AGAIN: Final = frozenset((DropReason.EVICTED, DropReason.EXPIRED))
+"""Why chunks go back that have not failed: they come again when it is the turn of their message."""
+
 
 class Receiving:
     """See the module. Mutable, synchronous, one owner.
@@ -384,16 +387,21 @@ class Receiving:
                     self._reports.append(effect.dropped)
                     if effect.deliveries:
                         self._let_go(effect)
-                case GoesBack(attempt, deliveries, key, first):
-                    ticket = Ticket(What.RETURNED, len(deliveries), attempt=attempt)
-                    self._queue.guard(key, first, ticket)
-                    self._settling.give_back(deliveries, ticket)
+                case GoesBack():
+                    self._give_back(effect)
+
+    def _give_back(self, chunks: GoesBack) -> None:
+        ticket = Ticket(What.RETURNED, len(chunks.deliveries), attempt=chunks.attempt)
+        self._queue.guard(chunks.key, chunks.first, ticket)
+        self._settling.give_back(chunks.deliveries, ticket, no_room=chunks.no_room)
 
     def _let_go(self, chunks: LetGo) -> None:
         count = len(chunks.deliveries)
         if chunks.dropped.reason in _FINAL or self._incomplete is Incomplete.ACKNOWLEDGE:
             # Nothing of it is left here to be told of the answer.
             self._settling.acknowledge(chunks.deliveries, Ticket(What.ACKNOWLEDGED, count))
+        elif chunks.dropped.reason in _COMES_AGAIN:
+            self._give_back(self._chunks.send_back(chunks))
         else:
             ticket = Ticket(What.REFUSED, count)
             self._queue.guard(chunks.key, chunks.first, ticket)

@@ -49,6 +49,7 @@ class Settling:
         self._through: list[_Item] = []
         self._refusals: list[_Item] = []
         self._returns: list[_Item] = []
+        self._no_room: list[_Item] = []
         self._renewals: list[_Item] = []
         self._start: pb.Start | None = None  # where to seek to, until that is sent
         self._seeking: Ticket | None = None
@@ -69,8 +70,8 @@ class Settling:
     @property
     def is_sent(self) -> bool:
         """Whether nothing is left to be sent."""
-        unsent = self._acks or self._through or self._refusals or self._returns or self._renewals
-        return not (unsent or self._start)
+        unsent = (self._acks, self._through, self._refusals, self._returns, self._no_room)
+        return not (any(unsent) or self._renewals or self._start)
 
     @property
     def is_settled(self) -> bool:
@@ -97,9 +98,13 @@ class Settling:
         """End deliveries as failed."""
         self._refusals += [_Item(each, ticket, delay_ms) for each in deliveries]
 
-    def give_back(self, deliveries: Iterable[int], ticket: Ticket) -> None:
-        """End deliveries that have not failed."""
-        self._returns += [_Item(each, ticket) for each in deliveries]
+    def give_back(
+        self, deliveries: Iterable[int], ticket: Ticket, *, no_room: bool = False
+    ) -> None:
+        """End deliveries that have not failed; with `no_room`, chunks that come again when the
+        others are done."""
+        returns = self._no_room if no_room else self._returns
+        returns += [_Item(each, ticket) for each in deliveries]
 
     def renew(self, deliveries: Iterable[int], ticket: Ticket) -> None:
         """Begin the time-outs of deliveries anew."""
@@ -125,7 +130,8 @@ class Settling:
     def abandon(self) -> list[Ticket]:
         """The stream ended. Returns those that get no answer."""
         tickets = dict.fromkeys(ticket for some in self._acks.values() for ticket in some)
-        for items in (self._through, self._refusals, self._returns, self._renewals):
+        lists = (self._through, self._refusals, self._returns, self._no_room, self._renewals)
+        for items in lists:
             tickets |= dict.fromkeys(item.ticket for item in items)
             items.clear()
         for request in self._unanswered.values():
@@ -147,6 +153,7 @@ class Settling:
             self._send_through(out)
             self._send(self._refusals, out, self._refuse_request)
         self._send(self._returns, out, self._return_request)
+        self._send(self._no_room, out, self._no_room_request)
         self._send(self._renewals, out, self._renew_request)
         if self._start is not None and not (self._acks or self._through or self._refusals):
             self._send_seek(self._start, out)
@@ -176,6 +183,7 @@ class Settling:
         no more. Returns the tickets that have their last answer now."""
         self._refusals = [item for item in self._refusals if item.ticket.waiters]
         self._returns.clear()
+        self._no_room.clear()
         self._renewals = [item for item in self._renewals if item.ticket.waiters]
         seeking = self._seeking
         if seeking is None or self._start is not None or not seeking.answer(None):
@@ -246,6 +254,11 @@ class Settling:
         deliveries = [item.delivery for item in items]
         request = pb.GiveBack(request_id=number, epoch=self._epoch, deliveries=deliveries)
         return pb.ConsumeRequest(give_back=request)
+
+    def _no_room_request(self, number: int, items: list[_Item]) -> pb.ConsumeRequest:
+        request = self._return_request(number, items)
+        request.give_back.no_room = True
+        return request
 
     def _renew_request(self, number: int, items: list[_Item]) -> pb.ConsumeRequest:
         deliveries = [item.delivery for item in items]

@@ -73,14 +73,15 @@ class SubscriptionOptions:
         max_unacked_per_consumer, max_unacked: how many messages may be unacknowledged, of a
             consumer and of all, 0 to 1,000,000; 0: any number; None: 50,000 and 200,000.
         max_redeliveries: how often a message is delivered again before it goes to the dead letter
-            topic, 0 to 1,000; None: as often as needed. A consumer that dies counts.
+            topic, 0 to 1,000; None: 16, which takes eleven minutes. A consumer that dies counts.
         dead_letter_topic: tenant/namespace/name; empty: the topic's own name with
             -<subscription>-DLQ.
         after_dead_letter: what becomes of the key then.
         delay_holds_key: whether a message that is to be delivered later holds what follows in its
             key.
         drain_deadline_s: how long a key that moved to another consumer waits for the
-            acknowledgements of the one before, in seconds, up to 86,400; 0: for ever.
+            acknowledgements of the one before, in seconds, up to 86,400; 0: 300. A consumer that
+            takes longer loses the key then, and what it acknowledges is refused.
         classic_join: whether a consumer that joins gets nothing newer until all that was read
             before is acknowledged (Pulsar's rule before 4.0).
     """
@@ -137,8 +138,9 @@ class Incomplete(Enum):
     subscription did."""
 
     REFUSE = "refuse"
-    """They are refused: delivered again later, and dead-lettered when that was often enough. Where
-    order is kept, their key waits meanwhile."""
+    """What there was no room or no time for goes back, has not failed, and comes again, whole, when
+    it is the turn of the last chunk. What is too large is refused: delivered again later, and
+    dead-lettered when that was often enough; where order is kept, its key waits meanwhile."""
     ACKNOWLEDGE = "acknowledge"
     """They are acknowledged: the subscription goes on without the message."""
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import (
@@ -102,13 +103,16 @@ async def outcomes(futures: list["asyncio.Future[Receipt]"]) -> list[Receipt | B
 
 
 class Gate:
-    """A way to the ledger that can be shut: connections break, and new ones are refused."""
+    """A way to the ledger that can be shut: connections break, and new ones are refused. Or it
+    swallows what is sent, and nobody notices."""
 
     def __init__(self, port: int, target: int) -> None:
         self.address = f"127.0.0.1:{port}"
         self._port, self._target = port, target
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self.swallows = False
+        self.swallowed_bytes = 0
 
     async def open(self) -> None:
         self._server = await asyncio.start_server(self._carry, "127.0.0.1", self._port)
@@ -126,15 +130,28 @@ class Gate:
         pair = {writer, back}
         self._writers |= pair
         try:
-            await asyncio.gather(_pump(reader, back), _pump(there, writer))
+            await asyncio.gather(self._pump(reader, back), _pump(there, writer))
         finally:
             self._writers -= pair
 
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _pump(reader, writer, self._swallow)
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _swallow(self, data: bytes) -> bytes:
+        if not self.swallows:
+            return data
+        self.swallowed_bytes += len(data)
+        return b""
+
+
+async def _pump(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    change: Callable[[bytes], bytes] = bytes,
+) -> None:
     try:
         while data := await reader.read(65_536):
-            writer.write(data)
+            writer.write(change(data))
             await writer.drain()
     except ConnectionError:
         pass
@@ -931,11 +948,67 @@ async def test_a_producer_that_was_away_does_not_take_anothers_messages_for_its_
         (told,) = await outcomes([future])
         assert isinstance(told, FencedError)
         assert told.reason == "PRODUCER_TAKEN_OVER"
-        assert told.details == {"last_sequence_id": "3"}
+        assert told.details == {"last_sequence_id": "3", "sequence_id": "1"}
         with pytest.raises(FencedError):
             await producer.send(b"lost")
         await producer.close()
     assert [message.payload for message in await read(client, topic)] == [b"0"] + [b"other's"] * 3
+
+
+@pytest.mark.parametrize("forgotten", ["nothing", "ledger", "everything"])
+async def test_anothers_message_of_the_same_number_is_not_taken_for_ones_own(
+    frail: Services, topic: str, forgotten: str
+) -> None:
+    """The other one has used the very id that is on its way, and is gone again. Whose entry it is
+    follows from the log: processes and Redis may forget all they know."""
+    async with gate_to(frail.stack) as gate, connect(gate.address) as far:
+        producer = far.producer(topic, name="p")
+        await producer.open()
+        await producer.send(b"0")
+        gate.swallows = True
+        future = producer.send_nowait(b"lost" * 1_000)
+        await eventually(lambda: gate.swallowed_bytes > 4_000, "it is on its way, into nowhere")
+        await gate.shut()
+        gate.swallows = False
+        async with connect(frail.stack.address("ledger")) as client:
+            async with client.producer(topic, name="p", takeover=True) as other:
+                assert (await other.send(b"other's")).sequence_id == 1
+            if forgotten != "nothing":
+                await frail.stack.kill("ledger")
+            if forgotten == "everything":
+                async with Redis.from_url(frail.stack.redis_url) as redis:
+                    await redis.flushall()
+            if forgotten != "nothing":
+                await frail.stack.run("ledger")
+            await gate.open()
+            (told,) = await outcomes([future])
+            assert isinstance(told, FencedError)
+            assert told.reason == "PRODUCER_TAKEN_OVER"
+            assert told.details == {"last_sequence_id": "1", "sequence_id": "1"}
+            await producer.close()
+            assert [each.payload for each in await read(client, topic)] == [b"0", b"other's"]
+
+
+async def test_a_producer_that_was_away_while_nobody_published_goes_on(
+    stack: Stack, client: Client, topic: str
+) -> None:
+    """What was there before it came is another one's, and does not end it, whether it has stored
+    something itself or not; nor does somebody who took the name and did nothing with it."""
+    async with client.producer(topic, name="p") as before:
+        await before.send(b"0")
+    async with (
+        gate_to(stack) as gate,
+        connect(gate.address) as far,
+        far.producer(topic, name="p") as producer,
+    ):
+        for payload in (b"1", b"2", b"3"):
+            await gate.shut()
+            future = producer.send_nowait(payload)
+            async with client.producer(topic, name="p", takeover=True):
+                pass
+            await gate.open()
+            assert [type(each) for each in await outcomes([future])] == [Receipt]
+    assert await ids(client, topic) == [0, 1, 2, 3]
 
 
 async def test_a_producer_that_numbers_by_the_application_goes_on_beside_another(
@@ -992,13 +1065,19 @@ async def test_a_message_that_timed_out_and_was_overtaken_is_stale(
         await frail.stack.kill("ledger")
         told = await outcomes([producer.send_nowait(b"x", sequence_id=each) for each in (4, 5)])
         assert [type(each) for each in told] == [SendTimeoutError] * 2
-        assert producer.pending_messages == 0
+        assert [getattr(each, "sequence_id", None) for each in told] == [4, 5]
+        assert [str(each)[-15:] for each in told] == ["(sequence id 4)", "(sequence id 5)"]
+        assert (producer.pending_messages, producer.pending_bytes) == (0, 0)
         await frail.stack.run("ledger")
         await eventually(lambda: _stores(producer, 4), "the producer has connected again")
         for each in (6, 7):
             await _sent(producer, each)
-        with pytest.raises(StaleSequenceIdError):
+        with pytest.raises(StaleSequenceIdError) as stale:
             await _sent(producer, 5)
+        assert stale.value.sequence_id == 5
+        with pytest.raises(InvalidRequestError) as wrong:
+            await producer.send(b"x", sequence_id=-1)
+        assert wrong.value.sequence_id == -1
     assert await ids(frail_client, topic) == [3, 4, 6, 7]
 
 
@@ -1052,6 +1131,28 @@ async def test_as_many_messages_are_pending_as_may_be(client: Client, topic: str
         await producer.flush()
         assert (await waiting).sequence_id == 2
     assert await ids(client, topic) == [0, 1, 2]
+
+
+async def test_as_many_bytes_are_pending_as_may_be(client: Client, topic: str) -> None:
+    """And a message that is larger than that finds room alone."""
+    async with client.producer(
+        topic, name="p", batching=COLLECTING, max_pending_bytes=1_000
+    ) as producer:
+        futures = [producer.send_nowait(b"x" * 400, key="k") for _ in range(2)]
+        assert 800 <= producer.pending_bytes <= 1_000
+        with pytest.raises(ProducerQueueFullError):
+            producer.send_nowait(b"x" * 400)
+        waiting = asyncio.create_task(producer.send(b"x" * 5_000))
+        await asyncio.sleep(0)
+        assert producer.pending_messages == 2
+        await producer.flush()
+        await eventually(lambda: producer.pending_messages == 1, "it is alone")
+        with pytest.raises(ProducerQueueFullError):
+            producer.send_nowait(b"")
+        await producer.flush()
+        assert (await waiting).sequence_id == 2
+        assert all(each.done() for each in futures)
+        assert producer.pending_bytes == 0
 
 
 async def test_whoever_waits_for_room_gets_it_in_turn_and_is_told_when_the_producer_ends(
@@ -1262,6 +1363,7 @@ async def test_a_topic_that_cannot_be_is_refused_without_asking(
         {"initial_sequence_id": -1},
         {"initial_sequence_id": SEQUENCE_ID_MAX},
         {"max_pending_messages": 0},
+        {"max_pending_bytes": 0},
     ],
     ids=str,
 )
@@ -1332,7 +1434,8 @@ async def test_a_message_that_is_too_large_is_refused_and_harms_no_other(
             Receipt,
         ]
         assert isinstance(told[1], SeqgateError)
-        assert told[1].details == {"max_message_bytes": str(MESSAGE_BYTES_MAX)}
+        largest = str(MESSAGE_BYTES_MAX)
+        assert told[1].details == {"max_message_bytes": largest, "sequence_id": "1"}
     assert [len(message.payload) for message in await read(client, topic)] == [
         len(b"before"),
         MESSAGE_BYTES_MAX,

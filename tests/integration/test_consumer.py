@@ -327,7 +327,8 @@ async def test_without_a_breaker_messages_are_handed_out_whatever_fails(
     client: Client, fake: FakeDispatcher
 ) -> None:
     fake.publish(b"x", key="k")
-    async with client.consumer(TOPIC, "s", retry=AT_ONCE, breaker=None) as consumer:
+    often = SubscriptionOptions(max_redeliveries=1_000)
+    async with client.consumer(TOPIC, "s", options=often, retry=AT_ONCE, breaker=None) as consumer:
         for _ in range(101):
             (message,) = await some(consumer, 1)
             await consumer.nack(message)
@@ -427,7 +428,7 @@ async def test_a_large_message_is_refused_as_one(
 async def test_chunks_that_make_no_message_are_told_and_settled(
     client: Client, fake: FakeDispatcher
 ) -> None:
-    lost = fake.publish_large(b"x" * 30, "k", chunk_bytes=10, only=[1, 2])
+    lost = fake.publish_large(b"x" * 30, "k", chunk_bytes=10, only=[0, 2])
     fake.publish(b"after", key="k")
     dropped: list[Dropped] = []
     async with client.consumer(
@@ -436,8 +437,20 @@ async def test_chunks_that_make_no_message_are_told_and_settled(
         (message,) = await some(consumer, 1)
         assert message.payload == b"after"
         await eventually(lambda: fake.done == set(lost))
-        assert consumer.dropped == {DropReason.HEADLESS: 2}
-    assert [each.reason for each in dropped] == [DropReason.HEADLESS] * 2
+        assert consumer.dropped == {DropReason.GAP: 2}
+    assert [each.reason for each in dropped] == [DropReason.GAP]
+
+
+async def test_chunks_without_a_beginning_are_passed_and_do_not_come(
+    client: Client, fake: FakeDispatcher
+) -> None:
+    lost = fake.publish_large(b"x" * 30, "k", chunk_bytes=10, only=[1, 2])
+    fake.publish(b"after", key="k")
+    async with client.consumer(TOPIC, "s") as consumer:
+        (message,) = await some(consumer, 1)
+        assert message.payload == b"after"
+        await eventually(lambda: fake.done == set(lost))
+        assert not consumer.dropped
 
 
 async def test_a_message_that_is_too_large_goes_to_the_dead_letter_topic(

@@ -19,23 +19,33 @@ from seqgate.client import (
     Client,
     Message,
     MessageId,
+    Missed,
     Reader,
     Receipt,
     connect,
 )
-from seqgate.errors import CorruptMessageError, DataLossError, NotFoundError
+from seqgate.errors import (
+    CorruptMessageError,
+    DataLossError,
+    MessagesTrimmedError,
+    NotFoundError,
+)
+from seqgate.types import Position
 from tests.integration.services import Services, pids_of, running
 from tests.support.publisher import batch, publishing, single
 from tests.support.waiting import eventually
 from tools.stack.stack import Stack
 
 COLLECTING = Batching(delay_s=60)
+STREAMS_MAX = 50
 
 
 @pytest.fixture(scope="module")
 async def frail(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
-    """A stack whose ledger is stopped and killed; it runs when a test ends."""
-    async with running(tmp_path_factory.mktemp("frail")) as services:
+    """A stack whose ledger is stopped and killed; it runs when a test ends. Few may read there."""
+    async with running(
+        tmp_path_factory.mktemp("frail"), SEQGATE_LEDGER_READ_STREAMS_MAX=str(STREAMS_MAX)
+    ) as services:
         yield services
 
 
@@ -341,9 +351,72 @@ async def test_what_was_trimmed_is_not_read(services: Services, client: Client, 
     assert await rest(client.reader(topic, follow=False)) == [4, 5]
     for gone in where[:4]:
         for inclusive in (True, False):
-            reader = client.reader(topic, start=gone, inclusive=inclusive, follow=False)
+            missed: list[Missed] = []
+            reader = client.reader(
+                topic, start=gone, inclusive=inclusive, follow=False, on_missed=missed.append
+            )
             assert await rest(reader) == [4, 5]
-    assert await rest(client.reader(topic, start=where[5], follow=False)) == [5]
+            first = gone.position if inclusive or gone.batch_index >= 0 else MessageId(1, 1)
+            assert [(each.first.position, each.last) for each in missed] == [
+                (Position(first.ledger_id, first.entry_id), MessageId(1, 1))
+            ]
+    for start in (where[4], where[5]):
+        reader = client.reader(topic, start=start, inclusive=start == where[5], follow=False)
+        assert await rest(reader) == [5]
+
+
+async def test_messages_that_were_trimmed_before_they_were_read_are_never_passed_in_silence(
+    services: Services, client: Client, topic: str
+) -> None:
+    """It is told in its place, as often as one asks, and one call goes on behind it."""
+    where = [each.message_id for each in await publish(client, topic, *[1] * 6)]
+    await trim(services, topic, where[3])
+    async with client.reader(topic, start=where[0], inclusive=False, follow=False) as reader:
+        for _ in range(2):
+            with pytest.raises(MessagesTrimmedError) as told:
+                await reader.read()
+            assert told.value.details == {"first": "1:1", "last": "1:2"}
+            assert await reader.has_message_available()
+        missed = reader.skip()
+        assert missed is not None
+        assert (missed.first, missed.last) == (where[1], where[2])
+        assert await rest(reader) == [3, 4, 5]
+        assert reader.skip() is None
+        await reader.seek(where[0])
+        with pytest.raises(MessagesTrimmedError):
+            await reader.read()
+        await reader.seek(where[4])
+        assert await rest(reader) == [4, 5]
+
+
+async def test_what_is_missing_is_known_to_the_entry_also_where_ledgers_meet(
+    frail: Services, frail_client: Client, topic: str
+) -> None:
+    """Nothing lies between the last entry of a ledger and the first one of the next."""
+    await publish(frail_client, topic, *[1] * 4)
+    await _kill(frail.stack)  # another ledger begins
+    await publish(frail_client, topic, 1, 1)
+
+    async def missed_after(entry_id: int, *expected: int) -> list[tuple[MessageId, MessageId]]:
+        missed: list[Missed] = []
+        async with frail_client.reader(
+            topic,
+            start=MessageId(1, entry_id),
+            inclusive=False,
+            follow=False,
+            on_missed=missed.append,
+        ) as reader:
+            assert await rest(reader) == list(expected)
+        return [(each.first, each.last) for each in missed]
+
+    assert await missed_after(0, 1, 2, 3, 4, 5) == []
+    await trim(frail, topic, MessageId(2, 0))
+    assert await missed_after(1, 4, 5) == [(MessageId(1, 2), MessageId(1, 3))]
+    assert await missed_after(3, 4, 5) == []
+    await trim(frail, topic, MessageId(2, 1))
+    assert await missed_after(3, 5) == [(MessageId(1, 4), MessageId(2, 0))]
+    await trim(frail, topic, MessageId(9, 9))
+    assert await missed_after(3) == [(MessageId(1, 4), MessageId(2, 1))]
 
 
 async def test_a_topic_that_was_trimmed_to_its_end_goes_on(
@@ -352,13 +425,15 @@ async def test_a_topic_that_was_trimmed_to_its_end_goes_on(
     await publish(client, topic, 1, 1)
     async with client.reader(topic) as reader:
         assert await some(reader, 1) == [0]
-        waiting = client.reader(topic, start=MessageId(1, 0))
+        missed: list[Missed] = []
+        waiting = client.reader(topic, start=MessageId(1, 0), on_missed=missed.append)
         await trim(services, topic, MessageId(1, 2))
         assert await rest(client.reader(topic, follow=False)) == []
         assert not await client.reader(topic, follow=False, start=MessageId(1, 2)).read()
         await publish(client, topic, 1)
         assert (await some(reader, 1))[0] in (1, 2)  # 1, if it was received before
         assert await some(waiting, 1) == [2]
+        assert [(each.first, each.last) for each in missed] == [(MessageId(1, 0), MessageId(1, 1))]
         await waiting.close()
 
 
@@ -399,6 +474,10 @@ async def test_a_message_that_cannot_be_opened_is_neither_skipped_nor_in_the_way
             with pytest.raises(CorruptMessageError) as damage:
                 await reader.read()
             assert damage.value.details == {"ledger_id": "1", "entry_id": "1"}
+        missed = reader.skip()
+        assert missed is not None
+        assert missed.error is damage.value
+        assert await rest(reader) == [8, 9]
         await reader.seek(MessageId(1, 1), inclusive=False)
         assert await rest(reader) == [8, 9]
 
@@ -426,6 +505,10 @@ async def test_damage_on_the_disk_is_not_read_as_a_message(tmp_path: Path, topic
                 assert damage.value.reason == "ENTRY_CORRUPT"
                 where = {"ledger_id": "1", "entry_id": "1", "first_entry_id": "1"}
                 assert damage.value.details == where
+            missed = reader.skip()
+            assert missed is not None
+            assert (missed.first, missed.last) == (MessageId(1, 1), MessageId(1, 1))
+            assert (await anext(reader)).payload == b"behind"
             await reader.seek(MessageId(1, 1), inclusive=False)
             assert (await anext(reader)).payload == b"behind"
 
@@ -489,6 +572,23 @@ async def test_a_reader_waits_for_a_service_that_is_not_there(
         await asyncio.sleep(0.05)
         assert not reading.done()
         await frail.stack.run("ledger")
+        async with asyncio.timeout(20):
+            assert await reading == [0, 1]
+
+
+async def test_a_reader_waits_while_others_have_all_streams(
+    frail: Services, frail_client: Client, topic: str
+) -> None:
+    await publish(frail_client, topic, 2)
+    request = pb.ReadRequest(topic=topic, latest=pb.Latest(), follow=True)
+    calls = [frail.ledger.Read(request) for _ in range(STREAMS_MAX)]
+    assert all([(await call.read()).HasField("started") for call in calls])
+    async with frail_client.reader(topic, follow=False) as reader:
+        reading = asyncio.create_task(rest(reader))
+        await asyncio.sleep(0.05)
+        assert not reading.done()
+        for call in calls:
+            call.cancel()
         async with asyncio.timeout(20):
             assert await reading == [0, 1]
 

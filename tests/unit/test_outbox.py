@@ -282,6 +282,8 @@ def test_each_message_of_a_publication_has_its_own_fate() -> None:
     assert type(told[7]) is SequenceIdTrimmedError
     assert (told[6].reason, told[6].details) == ("STALE", {"sequence_id": "6"})
     assert (told[7].reason, told[7].details) == ("TRIMMED", {"sequence_id": "7"})
+    assert (told[6].sequence_id, told[7].sequence_id) == (6, 7)
+    assert not isinstance(told[7], StaleSequenceIdError), "it may be in the log"
 
 
 def test_a_refusal_is_for_all_messages_and_holds_nothing_back() -> None:
@@ -414,6 +416,27 @@ def test_a_disconnection_ends_a_hold() -> None:
     again = sent(outbox)
     assert ids(again) == [[0], [1]]
     assert not any(each.resume for each in again)
+
+
+@pytest.mark.parametrize("by_key", [False, True])
+def test_a_batch_is_cut_where_only_smaller_ones_are_taken_now(by_key: bool) -> None:
+    """The service came back with a smaller limit while the batch waited. What is too large by
+    itself goes as it is: the service says why it refuses that."""
+    outbox = Outbox(encode_by_key if by_key else encode)
+    outbox.opened(PLENTY, PLENTY)
+    add(outbox, [message(0)])
+    sizes = [100, 100, 100, 2_000, 100, 100, 100]
+    batch = [message(1 + i, "k", size) for i, size in enumerate(sizes)]
+    add(outbox, batch, now=7.0)
+    add(outbox, [message(8)])
+    sent(outbox)
+    outbox.opened(PLENTY, PLENTY, 0, 5_000)
+    assert ids(sent(outbox)) == [[0], [1, 2, 3, 4, 5, 6, 7], [8]]
+    outbox.opened(PLENTY, PLENTY, 0, 400)
+    publications = sent(outbox)
+    assert ids(publications) == [[0], [1, 2, 3], [4], [5], [6, 7], [8]]
+    told = [outbox.receive(stored_at(each.request_id, 2, i)) for i, each in enumerate(publications)]
+    assert [each.message.sequence_id for some in told for each in some] == [*range(9)]
 
 
 def test_the_new_part_of_a_batch_becomes_a_batch_in_the_same_place() -> None:

@@ -416,6 +416,42 @@ def test_smaller_chunks_make_a_new_attempt(
     assert len(told) == 1
 
 
+@pytest.mark.parametrize("was_sent", [False, True])
+def test_what_was_one_entry_is_cut_where_only_smaller_ones_are_taken_now(was_sent: bool) -> None:
+    """The service came back with a smaller limit while the message waited."""
+    outbox = outbox_with(2)
+    whole = OutgoingMessage(3, bytes(range(10)))
+    whole.sealed = seal_message("p", whole, compression=Compression.NONE, publish_time_ms=0)
+    whole.sealed.metadata.sequence_id = 3
+    add(outbox, [whole], now=7.0)
+    add(outbox, [message(4)], now=8.0)
+    if was_sent:
+        sent(outbox)
+    outbox.opened(PLENTY, PLENTY, 10, 10)
+    assert places(sent(outbox)) == [(2, None), (3, None), (4, None)]
+    outbox.opened(PLENTY, PLENTY, 4, 4)
+    before, *chunks, after = sent(outbox)
+    assert places([before, *chunks, after]) == [(2, None), (3, 0), (3, 1), (3, 2), (4, None)]
+    assert b"".join(each.entries[0].payload for each in chunks) == whole.payload
+    outbox.receive(stored(before, 0))
+    assert outbox.oldest_added_at == 7.0
+    told = [each for index, one in enumerate(chunks) for each in outbox.receive(stored(one, index))]
+    assert [exact(each.outcome) for each in told] == [("1:0:-1;1:2:-1", 3, False)]
+
+
+def test_what_was_one_entry_and_is_in_the_log_is_told_so_when_it_comes_in_chunks() -> None:
+    outbox = outbox_with()
+    whole = OutgoingMessage(3, bytes(range(10)))
+    whole.sealed = seal_message("p", whole, compression=Compression.NONE, publish_time_ms=0)
+    add(outbox, [whole], now=7.0)
+    sent(outbox)
+    outbox.opened(PLENTY, PLENTY, 4, 4)
+    first, *_ = sent(outbox)
+    (told,) = outbox.receive(receipt(first.request_id, DUPLICATE, fates=[fate_stored(7)]))
+    assert told.outcome == Receipt(MessageId(1, 7), 3, duplicate=True)
+    assert outbox.unresolved == []
+
+
 def test_several_large_messages_start_again_each_in_its_place() -> None:
     outbox = outbox_with(large(1), large(3), 4, large(6))
     before = sent(outbox)

@@ -4,10 +4,12 @@ a subscription, with two wires between that are as slow as they like."""
 from collections import Counter, deque
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client._assembler import AssemblyLimits
 from seqgate.client._breaker import Breaker
 from seqgate.client._received import Received
@@ -22,6 +24,9 @@ KEYS = ("a", "b", "c")
 QUEUE = 4
 BATCH = 3
 ROUNDS = 100
+PRODUCERS = 130
+STEPS_MAX = 10_000
+"""Far more than anything needs that comes to rest."""
 BREAKER = Breaker(outcomes=2, ratio=0.5, pause_min_s=0.02, pause_max_s=0.05)
 TYPES = (
     pb.SUBSCRIPTION_TYPE_KEY_SHARED,
@@ -51,7 +56,13 @@ class World:
     """A broker, a consumer, the wires between them, and an application; after each step, what is
     promised of what was handed out."""
 
-    def __init__(self, kind: int, ack_timeout_ms: int = 0, breaker: Breaker | None = None) -> None:
+    def __init__(
+        self,
+        kind: int,
+        ack_timeout_ms: int = 0,
+        breaker: Breaker | None = None,
+        assembly: AssemblyLimits | None = None,
+    ) -> None:
         self.broker = Clocked()
         self.kind = kind
         self.is_ordered = kind != pb.SUBSCRIPTION_TYPE_SHARED
@@ -61,7 +72,7 @@ class World:
             is_ordered=self.is_ordered,
             is_one_key=kind == pb.SUBSCRIPTION_TYPE_EXCLUSIVE,
             limits=ReceiverLimits(QUEUE, 1_000_000, ack_timeout_ms),
-            assembly=AssemblyLimits(),
+            assembly=assembly or AssemblyLimits(),
             incomplete=Incomplete.REFUSE,
             retry=RetryPolicy(min_s=0.01, max_s=0.05),
             breaker=breaker,
@@ -76,6 +87,7 @@ class World:
         self.waiting: dict[int, str] = {}
         self.waiters = 0
         self.busy: list[bytes] = []
+        self.open: list[list[ledger_pb2.Entry]] = []
         self.connect()
 
     # ---- the wires
@@ -145,6 +157,18 @@ class World:
             self.seen.clear()
         self.machine.receive(response, self.broker.clock_ms)
         self.settle_up()
+
+    def begin_large(self, key: str) -> None:
+        """A producer begins a large message."""
+        self.open.append(self.broker.chunks(b"x" * 25, key, 10))
+        self.go_on(-1)
+
+    def go_on(self, at: int) -> None:
+        """A producer goes on with one, if any is open."""
+        if self.open:
+            chunks = self.open[at % len(self.open)]
+            self.broker.store(chunks.pop(0))
+            self.open = [each for each in self.open if each]
 
     # ---- the application
 
@@ -239,6 +263,8 @@ class World:
 
     def finish(self) -> None:
         """Everything goes its way, and the application acknowledges all that it gets."""
+        while self.open:
+            self.go_on(0)
         for key in self.busy:
             self.machine.release(key)
         self.busy.clear()
@@ -263,7 +289,10 @@ class World:
         """Everything that is on its way arrives."""
         self.machine.flush()
         self.settle_up()
+        steps = 0
         while self.up or self.down or self.broker.pending:
+            steps += 1
+            assert steps < STEPS_MAX, "nothing comes to rest"
             self.send()
             self.deliver()
             if self.broker.pending:
@@ -285,6 +314,10 @@ def run(world: World, steps: list[tuple[str, int]]) -> None:
                 world.broker.publish_batch([b"x"] * BATCH, key=key)
             case "publish large":
                 world.broker.publish_large(b"x" * 25, key, chunk_bytes=10)
+            case "begin large":
+                world.begin_large(key)
+            case "go on":
+                world.go_on(number)
             case "send":
                 for _ in range(number + 1):
                     world.send()
@@ -366,3 +399,34 @@ def test_large_messages_come_whole_whatever_happens(
     world = World(kind)
     run(world, history)
     world.finish()
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from(TYPES),
+    st.integers(1, 3),
+    st.sampled_from((25, 40, 1_000)),
+    steps("begin large", "begin large", "go on", "go on", "publish large"),
+)
+def test_more_large_messages_than_there_is_room_for_come_whole_and_none_has_failed(
+    kind: int, messages_max: int, bytes_max: int, history: list[tuple[str, int]]
+) -> None:
+    limits = AssemblyLimits(messages_max, bytes_max, message_bytes_max=25)
+    world = World(kind, assembly=limits)
+    run(world, [each for each in history if each[0] != "cut"])
+    world.finish()
+    assert not world.broker.dead
+    assert not world.broker.failures
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_with_defaults_any_number_of_interleaved_large_messages_comes(kind: int) -> None:
+    world = World(kind)
+    assert AssemblyLimits().messages_max == 100
+    messages = [world.broker.chunks(b"x" * 25, "a", 10) for _ in range(PRODUCERS)]
+    for some in zip(*messages, strict=True):
+        for chunk in some if some[0] is not messages[0][-1] else reversed(some):
+            world.broker.store(chunk)
+    world.finish()
+    assert not world.broker.dead
+    assert not world.broker.failures
