@@ -1,19 +1,25 @@
 """Commands that are jobs of their own: a process that this one starts and waits for.
 
-They need Spark, which an application that only publishes does not; each is also `python -m` of its
-module, with the same options.
+They need Spark, which an application that only publishes does not; each is also `python -P -m` of
+its module, with the same options.
+
+A job is code of ours that runs with the operator's settings, wherever he happens to be: the current
+folder is not where it, or a worker of Spark's, looks for modules.
 """
 
 import asyncio
 import os
 import signal
 import sys
+import sysconfig
 from collections.abc import Coroutine, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
+import seqgate
 from seqgate.cli._command import Run, topic_name
 from seqgate.cli._failure import WrongUsage
 from seqgate.cli._settings import FILES
@@ -141,12 +147,22 @@ async def _job(
         *(["--json"] if run.output.json else []),
         "--",
         *names,
-        env={**os.environ, **_shown(run), **spans.environment()},
+        env={**os.environ, **_modules(), **_shown(run), **spans.environment()},
     )
     # Ctrl-C reaches both; what stops this process otherwise is to stop the job as well.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, process.terminate)
     status = await process.wait()
     return status if status >= 0 else 128 - status
+
+
+def _modules() -> dict[str, str]:
+    """The variables that tell a job, and Spark's workers, where modules are: what is installed, or
+    the checkout that this command is from, and never the current folder."""
+    root = str(Path(seqgate.__file__).resolve().parents[1])
+    given = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    if root not in given and root not in sysconfig.get_paths().values():
+        given.append(root)
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(given)}
 
 
 def _shown(run: Run) -> dict[str, str]:

@@ -90,7 +90,7 @@ class Output:
             text = "\n".join(lines)
         _say(text)
 
-    def note(self, reason: str, message: str, details: Mapping[str, int]) -> None:
+    def note(self, reason: str, message: str, details: Mapping[str, int | str]) -> None:
         """Say what is no error, and should be known; people need no details."""
         if self.json:
             _say(_json({"note": {"reason": reason, "message": message, "details": details}}))

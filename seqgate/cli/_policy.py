@@ -20,14 +20,14 @@ SNAPSHOT_INTERVAL_MAX_S: Final = 86_400
 
 ACTION: Final = "FULL_TOPIC_ACTION_"
 
-FIELDS: Final = {
-    "enabled": "enabled",
-    "producer_inactivity_timeout_minutes": "producer_inactivity_timeout_minutes",
-    "max_producers": "max_producers",
-    "snapshot_entries": "snapshot_entries",
-    "snapshot_interval_s": "snapshot_interval_seconds",
-}
-"""The values that may be absent, by their names in the policy file, and the fields they come in."""
+FIELDS: Final = (
+    "enabled",
+    "producer_inactivity_timeout_minutes",
+    "max_producers",
+    "snapshot_entries",
+    "snapshot_interval_s",
+)
+"""The values that may be absent: everywhere by these names, which options have with dashes."""
 
 KEYS: Final = (
     "enabled",
@@ -108,7 +108,7 @@ def set_(
     inactivity_timeout: Annotated[
         int | None,
         typer.Option(
-            "--inactivity-timeout",
+            "--producer-inactivity-timeout-minutes",
             metavar="MINUTES",
             min=0,
             max=INACTIVITY_TIMEOUT_MINUTES_MAX,
@@ -128,7 +128,7 @@ def set_(
     snapshot_interval: Annotated[
         int | None,
         typer.Option(
-            "--snapshot-interval",
+            "--snapshot-interval-s",
             metavar="SECONDS",
             min=0,
             max=SNAPSHOT_INTERVAL_MAX_S,
@@ -149,7 +149,7 @@ def set_(
         if on_full is None
         else pb.FullTopicAction.Value(f"{ACTION}{on_full.name}"),
         snapshot_entries=snapshot_entries,
-        snapshot_interval_seconds=snapshot_interval,
+        snapshot_interval_s=snapshot_interval,
     )
     if values == pb.PolicyValues():
         raise WrongUsage("nothing is to be set: `policy unset` removes what was")
@@ -218,10 +218,7 @@ def _namespace(text: str) -> str:
 
 def _values_record(values: pb.PolicyValues) -> dict[str, Any]:
     """What one level sets, for a program; null: it is left to the level above."""
-    record = {
-        key: getattr(values, field) if values.HasField(field) else None  # type: ignore[arg-type]
-        for key, field in FIELDS.items()
-    }
+    record = {key: getattr(values, key) if values.HasField(key) else None for key in FIELDS}
     if values.on_full:
         record["on_full"] = _action(values.on_full)
     return {key: record.get(key) for key in KEYS}
@@ -235,7 +232,7 @@ def policy_record(found: pb.Policy) -> dict[str, Any]:
         (found.max_producers, found.max_producers_source),
         (_action(found.on_full), found.on_full_source),
         (found.snapshot_entries, found.snapshot_entries_source),
-        (found.snapshot_interval_seconds, found.snapshot_interval_source),
+        (found.snapshot_interval_s, found.snapshot_interval_source),
     )
     return {
         key: {"value": value, "source": enum_name(pb.PolicySource, source, "POLICY_SOURCE_")}

@@ -60,6 +60,10 @@ _ENTRIES_MAX: Final = PENDING_MAX + WHOLE_BYTES_MAX // CHUNK_BYTES_MIN
 """How many entries wait for a receipt at most: what the producer is told, so that only Room keeps
 anybody waiting."""
 
+_BYTES_MAX: Final = 2 * PENDING_BYTES_MAX + WHOLE_BYTES_MAX
+"""How many bytes they have at most, likewise: a message counts for more than its line where that
+says little else."""
+
 Source = AsyncGenerator[tuple[int | None, bytes], None]
 """What each message is made of, and the number of its line; None: it is no line."""
 
@@ -251,6 +255,7 @@ async def _publish(run: Run, topic: TopicName, options: _Options, file: FileIO) 
                 chunking=options.chunking,
                 compression=options.compression,
                 max_pending_messages=_ENTRIES_MAX,
+                max_pending_bytes=_BYTES_MAX,
                 send_timeout_s=run.settings.timeout_s,
                 open_timeout_s=run.settings.timeout_s,
             ) as producer,

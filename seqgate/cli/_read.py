@@ -3,19 +3,20 @@
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.cli._command import Run, topic_name
-from seqgate.cli._failure import DONE, WrongUsage
+from seqgate.cli._failure import DONE, WrongUsage, reason_of
 from seqgate.cli._left_out import LeftOut, tell_left_out
 from seqgate.cli._message import Listing
+from seqgate.cli._output import Output
 from seqgate.cli._service import client as client_of
 from seqgate.cli._service import ledger_service, reaching
-from seqgate.client import EARLIEST, LATEST, Message, MessageId, Start
-from seqgate.errors import UnavailableError
+from seqgate.client import EARLIEST, LATEST, Message, MessageId, Missed, Start
+from seqgate.errors import DataLossError, MessageTooLargeError, UnavailableError
 from seqgate.types import TopicName
 
 
@@ -38,6 +39,10 @@ def read(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Wait for messages that are yet to come.")
     ] = False,
+    skip_damaged: Annotated[
+        bool,
+        typer.Option("--skip-damaged", help="Go on behind messages that cannot be read."),
+    ] = False,
     count: Annotated[
         int | None,
         typer.Option("-n", metavar="MAX", min=1, help="End after so many messages."),
@@ -49,21 +54,32 @@ def read(
 
     A large message comes once, whole, at the place of its last chunk. When chunks were left out
     because they make no message, a line on standard error says so at the end, with the reasons.
+
+    A line on standard error says in its place which messages were trimmed before they were read,
+    and with --skip-damaged which cannot be read; without it the first of these ends the command.
     """
     place = _place(start)
     if exclusive and not isinstance(place, MessageId):
         raise WrongUsage("--exclusive needs --from with a message's id")
-    return _read(run, topic_name(topic), place, inclusive=not exclusive, follow=follow, count=count)
+    what = _What(place, inclusive=not exclusive, follow=follow, skip_damaged=skip_damaged)
+    return _read(run, topic_name(topic), what, count)
 
 
-async def _read(
-    run: Run, topic: TopicName, start: Start, *, inclusive: bool, follow: bool, count: int | None
-) -> int:
+class _What(NamedTuple):
+    """Which messages are read, and what ends that."""
+
+    start: Start
+    inclusive: bool = True
+    follow: bool = False
+    skip_damaged: bool = False
+
+
+async def _read(run: Run, topic: TopicName, what: _What, count: int | None) -> int:
     async with ledger_service(run.settings) as service:
         await service.call("GetTopic", pb.GetTopicRequest(topic=str(topic)))
     listing = Listing(run.output, whole=True)
     left_out = LeftOut()
-    found = messages(run, topic, start, inclusive=inclusive, follow=follow, left_out=left_out)
+    found = messages(run, topic, **what._asdict(), left_out=left_out)
     try:
         async with aclosing(found):
             async for message in found:
@@ -84,9 +100,11 @@ async def messages(
     *,
     inclusive: bool = True,
     follow: bool = False,
+    skip_damaged: bool = False,
     left_out: LeftOut | None = None,
 ) -> AsyncGenerator[Message, None]:
-    """A topic's messages; `left_out` counts the chunks that are not among them.
+    """A topic's messages; `left_out` counts the chunks that are not among them. What is missing is
+    said on standard error.
 
     Raises:
         UnavailableError: no message, and no end, within the time limit. Who follows waits on.
@@ -102,6 +120,7 @@ async def messages(
             inclusive=inclusive,
             follow=follow,
             on_dropped=None if left_out is None else left_out.add,
+            on_missed=lambda missed: _tell(run.output, missed),
         ) as reader,
     ):
         while True:
@@ -111,11 +130,25 @@ async def messages(
                         message = await reader.read()
                 except TimeoutError:
                     raise UnavailableError("nothing was read in time") from None
+                except (DataLossError, MessageTooLargeError):
+                    missed = reader.skip() if skip_damaged else None
+                    if missed is None:
+                        raise
+                    _tell(run.output, missed)
+                    continue
             if message is None:
                 return
             if left_out is not None:
                 left_out.came(message)
             yield message
+
+
+def _tell(output: Output, missed: Missed) -> None:
+    """Say on standard error what is not given out, and why."""
+    first, last = (f"{each.ledger_id}:{each.entry_id}" for each in (missed.first, missed.last))
+    error = missed.error
+    text = str(error) if first in str(error) else f"{error}: {first} to {last}"
+    output.note(reason_of(error), text, {"first": first, "last": last})
 
 
 def _place(text: str) -> Start:

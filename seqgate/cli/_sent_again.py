@@ -33,8 +33,8 @@ class Standing:
 
     @property
     def covered(self) -> bool | None:
-        """Whether a snapshot covers it; None: it is nowhere."""
-        if self.position is None:
+        """Whether a snapshot covers it; None: it is nowhere, or that is not known."""
+        if self.position is None or self.found.status.snapshot_unknown:
             return None
         snapshot = self._snapshot
         return snapshot is not None and self.position <= snapshot
@@ -92,8 +92,10 @@ def _new(standing: Standing) -> str:
 def snapshot_shown(standing: Standing) -> str | None:
     """Which snapshot covers the message; None: it is nowhere."""
     status, covered = standing.found.status, standing.covered
-    if covered is None:
+    if standing.position is None:
         return None
+    if status.snapshot_unknown:
+        return "not known: the cursor service, which has it, does not answer"
     if not status.HasField("snapshot"):
         return "none covers it: there is none"
     snapshot = str(Position(status.snapshot.ledger_id, status.snapshot.entry_id))

@@ -46,8 +46,8 @@ FILTERS_HELP: Final = (
     "filter has the next one after that of the name, or the same if the expression is the same."
 )
 START_HELP: Final = (
-    "From where on: as for create. What is before keeps its filters. Unless given: from what was "
-    "not read yet."
+    "From where on: as for create. What is before keeps its filters. Unless given: from the first "
+    "entry that waits because a filter failed, or from what was not read yet."
 )
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]

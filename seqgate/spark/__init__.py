@@ -47,6 +47,9 @@ Options:
     topics               names and patterns, separated by commas; * is any text, ? any character
     entriesPerPartition  how many entries a task reads, 1 to 100,000,000; 1,000,000 unless given
     from, through        positions, LEDGER:ENTRY: only entries from the one and up to the other
+    trimmed              fail: unless all entries from `from` on, and all that were there when the
+                         DataFrame was planned, are there to be read, it ends with
+                         MessagesTrimmedError; skip: what is left is read. fail unless given
     timeout              how long the ledger may be silent or away, 1 to 86,400 seconds; 60 unless
                          given
     traceparent, tracestate

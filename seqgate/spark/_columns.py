@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import grpc
 import grpc.experimental
@@ -110,13 +110,60 @@ def asked(call: Callable[..., T], request: Any, timeout_s: float) -> T:
     while True:
         try:
             return call(request, timeout=max(0.001, deadline - time.monotonic()))
-        except grpc.RpcError as error:
-            failure = error_of_call(error)  # type: ignore[arg-type]
+        except (grpc.RpcError, UnavailableError) as error:
+            failure = _failure(error)
             wait_s = backoff.next_s(failure.retry_after_s)
             late = time.monotonic() + wait_s >= deadline
             if late or not _may_retry(failure):
                 raise failure from error
         time.sleep(wait_s)
+
+
+def _failure(error: grpc.RpcError | UnavailableError) -> SeqgateError:
+    if isinstance(error, UnavailableError):
+        return error
+    return error_of_call(error)  # type: ignore[arg-type]
+
+
+def trimmed_between(
+    stub: LedgerServiceStub, topic: str, start: Position, through: Position, timeout_s: float
+) -> tuple[Position, Position] | None:
+    """What was trimmed of a topic from one position on and through another: from where, and through
+    where; None: nothing was.
+
+    Raises:
+        SeqgateError: it was refused, or the service was away for longer than `timeout_s`.
+    """
+
+    def missed(request: ledger_pb2.ReadRequest, timeout: float) -> ledger_pb2.EntriesTrimmed | None:
+        stream: Any = stub.Read(request, timeout=timeout)
+        try:
+            for response in stream:
+                match response.WhichOneof("response"):
+                    case "trimmed":
+                        return cast("ledger_pb2.EntriesTrimmed", response.trimmed)
+                    case "entries":
+                        return None  # the log begins no later
+                    case "draining":
+                        raise UnavailableError("the ledger is shutting down", reason="DRAINING")
+            return None
+        finally:
+            stream.cancel()
+
+    request = ledger_pb2.ReadRequest(
+        topic=topic,
+        at=to_position(start),
+        through=to_position(through),
+        max_entries=1,
+        metadata_only=True,
+    )
+    found = asked(missed, request, timeout_s)
+    if found is None:
+        return None
+    return (
+        Position(found.first.ledger_id, found.first.entry_id),
+        Position(found.last.ledger_id, found.last.entry_id),
+    )
 
 
 def read_blocks(

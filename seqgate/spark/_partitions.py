@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
-from seqgate.errors import NotFoundError
-from seqgate.spark._columns import Range, asked
+from seqgate.errors import MessagesTrimmedError, NotFoundError
+from seqgate.spark._columns import Range, asked, trimmed_between
 from seqgate.telemetry import spans
 from seqgate.types import SEQUENCE_ID_MAX, Position
 
@@ -117,6 +117,51 @@ def ledgers_of(stub: Any, topic: ledger_pb2.Topic, timeout_s: float) -> list[Led
             return list(_clipped(found, Bounds(through=last)))
 
 
+def check_not_trimmed(
+    stub: Any, topics: Sequence[ledger_pb2.Topic], bounds: Bounds, timeout_s: float
+) -> None:
+    """Return if of none of the topics entries were trimmed from where reading is to begin. From the
+    beginning means from what is left.
+
+    Raises:
+        MessagesTrimmedError: of one there were.
+    """
+    if bounds.start == Bounds().start:
+        return
+    cut = [each for each in topics if _may_be_cut(each, bounds)]
+
+    def check(topic: ledger_pb2.Topic) -> None:
+        through = position_of(topic.last)
+        if topic.HasField("first"):
+            through = just_before(position_of(topic.first))
+        through = min(through, bounds.through)
+        missed = trimmed_between(stub, topic.name, bounds.start, through, timeout_s)
+        if missed is not None:
+            raise trimmed(topic.name, *missed)
+
+    with ThreadPoolExecutor(CALLS_AT_A_TIME) as pool:
+        for _ in pool.map(spans.threaded(check), cut):
+            pass
+
+
+def _may_be_cut(topic: ledger_pb2.Topic, bounds: Bounds) -> bool:
+    """Whether the log had entries once from where reading is to begin, and has not where it is."""
+    if not topic.HasField("last"):
+        return False
+    wanted = bounds.start <= min(position_of(topic.last), bounds.through)
+    return wanted and not (topic.HasField("first") and bounds.start >= position_of(topic.first))
+
+
+def trimmed(topic: str, first: Position, last: Position) -> MessagesTrimmedError:
+    """Entries that were to be read are gone."""
+    where = {"topic": topic, "first": "{}:{}".format(*first), "last": "{}:{}".format(*last)}
+    text = "entries of {topic} were trimmed before they were read, in {first} to {last}"
+    return MessagesTrimmedError(
+        text.format(**where) + "; read from a later position, or set option trimmed to skip",
+        details=where,
+    )
+
+
 def position_of(position: entry_pb2.Position) -> Position:
     """The position that was on the wire."""
     return Position(position.ledger_id, position.entry_id)
@@ -156,6 +201,14 @@ def just_before(position: Position) -> Position:
     if entry_id:
         return Position(ledger_id, entry_id - 1)
     return Position(ledger_id - 1, SEQUENCE_ID_MAX)
+
+
+def just_after(position: Position | None) -> Position:
+    """The position behind what `just_before` returned; None: the first there is."""
+    ledger_id, entry_id = position or Position(0, SEQUENCE_ID_MAX)
+    if entry_id == SEQUENCE_ID_MAX:
+        return Position(ledger_id + 1, 0)
+    return Position(ledger_id, entry_id + 1)
 
 
 def _clipped(ledgers: Iterable[LedgerRange], bounds: Bounds) -> Iterator[LedgerRange]:

@@ -1,7 +1,7 @@
 """The data source, as Spark sees it; the package says how it is used."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,9 +24,12 @@ from seqgate.spark._columns import (
 from seqgate.spark._partitions import (
     Bounds,
     all_ranges,
+    check_not_trimmed,
     is_pattern,
+    just_after,
     list_topics,
     shared,
+    trimmed,
 )
 from seqgate.spark._traced import in_task
 from seqgate.telemetry import names, spans
@@ -40,6 +43,11 @@ ENTRIES_PER_PARTITION_MAX: Final = 100_000_000
 TIMEOUT_S: Final = 60.0
 TIMEOUT_MAX_S: Final = 86_400.0
 """How long the ledger may be silent or away, unless asked otherwise, and at most."""
+
+
+FAIL: Final = "fail"
+SKIP: Final = "skip"
+"""What option `trimmed` may say of entries that were to be read and are gone."""
 
 
 class InvalidOptionError(InvalidRequestError):
@@ -58,6 +66,7 @@ class Options:
     bounds: Bounds
     timeout_s: float
     handed: Mapping[str, str]
+    skips_trimmed: bool = False
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> "Options":
@@ -94,7 +103,14 @@ class Options:
             bounds,
             _number("timeout", options.get("timeout", str(TIMEOUT_S)), TIMEOUT_MAX_S),
             {name: options[name] for name in FIELDS if name in options},
+            _choice("trimmed", options.get("trimmed", FAIL), (FAIL, SKIP)) == SKIP,
         )
+
+
+def _choice(name: str, text: str, choices: Sequence[str]) -> str:
+    if text.strip().lower() not in choices:
+        raise InvalidOptionError(f"option {name} is {text!r}, and must be {' or '.join(choices)}")
+    return text.strip().lower()
 
 
 def _number(name: str, text: str, highest: float) -> float:
@@ -183,6 +199,8 @@ class SeqgateReader(DataSourceReader):
             connected(options.ledger) as stub,
         ):
             topics = list_topics(stub, options.topics, options.timeout_s)
+            if not options.skips_trimmed:
+                check_not_trimmed(stub, topics, options.bounds, options.timeout_s)
             ranges = all_ranges(stub, topics, options.bounds, entries_max, options.timeout_s)
             # Of no partitions at all Spark makes one of its own.
             return [Share(each) for each in shared(ranges, entries_max) or [()]]
@@ -200,6 +218,9 @@ class SeqgateReader(DataSourceReader):
                         entries += run.count
                         yield record_batch(run, self._schema)
                     span.set_attribute(names.ENTRIES, entries)
+                # Ids are consecutive: so many there were when it was planned.
+                if entries < each.entries and not self._options.skips_trimmed:
+                    raise trimmed(each.topic, just_after(each.after), each.through)
 
 
 def register(spark: SparkSession) -> None:

@@ -47,12 +47,13 @@ def job(service: str, name: str, main: Callable[[], int]) -> int:
 
 
 def executor_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Spark's settings with which executors on other machines record as this process does. Headers
-    for the collector stay here: they may be secrets, and Spark shows its settings."""
+    """Spark's settings with which executors on other machines record as this process does, and look
+    for modules where it does: not in the current folder, if it does not. Headers for the collector
+    stay here: they may be secrets, and Spark shows its settings."""
     return {
         f"spark.executorEnv.{name}": value
         for name, value in environment.items()
-        if name.startswith("OTEL_") and not name.endswith("_HEADERS")
+        if name == "PYTHONSAFEPATH" or (name.startswith("OTEL_") and not name.endswith("_HEADERS"))
     }
 
 

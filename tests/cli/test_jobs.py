@@ -1,6 +1,7 @@
 """Commands that are jobs with Spark: `seqgate dedup rebuild|diff`, `seqgate topic audit`."""
 
 import asyncio
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,7 @@ from seqgate.types import TopicName
 from services.dedup.adapters.keys import topic_key
 from tests.cli.command_line import CommandLine, Ended
 from tests.support.jobs import PATIENCE_S, quick_spark
+from tests.support.nursery import SEQGATE
 from tests.support.waiting import eventually
 from tools.stack.stack import Stack
 
@@ -33,6 +35,22 @@ def jobs(seqgate: CommandLine, tmp_path: Path) -> Callable[..., Any]:
 
     async def run(*arguments: str) -> Ended:
         return await quick(*arguments, patience_s=PATIENCE_S)
+
+    return run
+
+
+@pytest.fixture
+def jobs_in(seqgate: CommandLine, tmp_path: Path) -> Callable[..., Any]:
+    """Runs a command that starts Spark, in a folder."""
+    environment = {**seqgate.environment, **quick_spark(tmp_path)}
+
+    async def run(folder: Path, *arguments: str) -> tuple[int | None, str]:
+        process = await asyncio.create_subprocess_exec(
+            SEQGATE, *arguments, env=environment, cwd=folder, stdout=DEVNULL, stderr=PIPE
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            _, errors = await process.communicate()
+        return process.returncode, errors.decode()
 
     return run
 
@@ -143,6 +161,24 @@ def test_a_job_that_is_not_installed_is_missed(
     assert (ended.code, ended.out) == (2, "")
     assert ended.error["reason"] == "JOBS_MISSING"
     assert ended.error["details"] == {"missing": missing}
+
+
+async def test_a_job_takes_no_modules_from_the_folder_in_which_it_is_started(
+    jobs_in: Callable[..., Any], client: Client, stack: Stack, topic: str, tmp_path: Path
+) -> None:
+    """Nor do Spark's workers: what lies there would run with the operator's settings."""
+    await stored(client, stack, topic)
+    foreign = tmp_path / "foreign"
+    met = foreign / "met"
+    for name in ("tools", "tools/rebuild", "services", "seqgate", "pyspark"):
+        (foreign / name).mkdir(parents=True)
+        for file in ("__init__.py", "__main__.py"):
+            text = f"open({str(met)!r}, 'a').write({name!r})\nraise ImportError({name!r})\n"
+            (foreign / name / file).write_text(text)
+
+    code, errors = await jobs_in(foreign, "dedup", "rebuild", "--replace", topic)
+
+    assert (code, met.exists()) == (0, False), errors
 
 
 async def test_what_cannot_be_done_is_told_without_spark(seqgate: CommandLine, topic: str) -> None:

@@ -20,8 +20,8 @@ NOTHING = {
 async def test_a_policy_is_set_shown_and_removed(seqgate: CommandLine, topic: str) -> None:
     said = await seqgate(
         *("dedup", "policy", "set", topic, "--disabled", "--max-producers", "5"),
-        *("--on-full", "refuse", "--inactivity-timeout", "0"),
-        *("--snapshot-entries", "0", "--snapshot-interval", "86400"),
+        *("--on-full", "refuse", "--producer-inactivity-timeout-minutes", "0"),
+        *("--snapshot-entries", "0", "--snapshot-interval-s", "86400"),
     )
     table, shown = await asyncio.gather(
         seqgate("dedup", "policy", "show", topic),
@@ -102,9 +102,13 @@ async def test_a_system_topic_is_refused_by_the_service(seqgate: CommandLine) ->
         ),
         (["set", "t", "--max-producers", "100001"], "WRONG_USAGE", "Invalid value for"),
         (["set", "t", "--on-full", "explode"], "WRONG_USAGE", "Invalid value for '--on-full'"),
-        (["set", "t", "--inactivity-timeout", "525601"], "WRONG_USAGE", "Invalid value for"),
+        (
+            ["set", "t", "--producer-inactivity-timeout-minutes", "525601"],
+            "WRONG_USAGE",
+            "Invalid value for",
+        ),
         (["set", "t", "--snapshot-entries", "1000001"], "WRONG_USAGE", "Invalid value for"),
-        (["set", "t", "--snapshot-interval", "-1"], "WRONG_USAGE", "Invalid value for"),
+        (["set", "t", "--snapshot-interval-s", "-1"], "WRONG_USAGE", "Invalid value for"),
         (["unset"], "WRONG_USAGE", "a policy is one of TOPIC, or of --namespace"),
         (["unset", "--namespace", "a/b/c"], "INVALID_POLICY", "a namespace is"),
         (["show"], "WRONG_USAGE", "Missing argument 'TOPIC_OR_NAMESPACE'."),
@@ -126,5 +130,5 @@ def test_help_says_what_can_be_set(inside: Callable[..., Ended]) -> None:
     ended = inside("dedup", "policy", "set", "--help")
 
     assert ended.code == 0
-    for option in ("--namespace", "--enabled", "--disabled", "--on-full", "--snapshot-interval"):
+    for option in ("--namespace", "--enabled", "--disabled", "--on-full", "--snapshot-interval-s"):
         assert option in ended.out

@@ -54,7 +54,8 @@ async def test_people_get_a_summary(seqgate: CommandLine, tmp_path: Path, topic:
         ["p", "4", "2", "1", "1"],
     ]
     assert first.err == (
-        "seqgate: line 4: a higher sequence id of this producer was stored first (STALE)\n"
+        "seqgate: line 4: the message is not in the log: a higher sequence id of its producer was"
+        " stored first (sequence id 0) (STALE)\n"
         "  sequence_id: 0\n"
         "  line: 4\n"
     )
@@ -341,7 +342,10 @@ async def test_nothing_is_sent_after_a_message_that_was_not_stored_in_time(
             await stack.run("dedup")
         ended = await publishing.ended()
 
-    assert ended.errors[0]["message"] == "line 2: no receipt came in time"
+    assert ended.errors[0]["message"] == (
+        "line 2: no receipt came in time; the message may be in the log (sequence id 1)"
+    )
+    assert ended.errors[0]["details"]["sequence_id"] == "1"
     assert {each["reason"] for each in ended.errors} == {"SEND_TIMEOUT"}
     assert ended.errors[-1]["details"]["failed"] == "1"
     assert [each.payload for each in await stored(client, topic)] == [b"before"]

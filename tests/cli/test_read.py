@@ -179,3 +179,32 @@ async def test_chunks_that_make_no_message_are_told_at_the_end(
     assert json.loads(shown.err) == {
         "note": {"reason": "CHUNKS_LEFT_OUT", "message": message, "details": {"aborted": 2}}
     }
+
+
+async def test_what_is_missing_is_said_on_standard_error(
+    seqgate: CommandLine, client: Client, stack: Stack, topic: str
+) -> None:
+    async with aio.insecure_channel(stack.address("ledger")) as channel:
+        stub: Any = LedgerServiceStub(channel)  # type: ignore[no-untyped-call]
+        async with publishing(stub, topic, "p") as publisher:
+            for number in range(3):
+                await publisher.store(single(number, number, b"%d" % number))
+            broken = {"compression": 1, "uncompressed_size": 10}
+            await publisher.store(single(3, 3, b"x", **broken))
+            await publisher.store(single(4, 4, b"4"))
+        assert (await seqgate("topic", "trim", topic, "1:2")).code == 0
+
+    arguments = ("read", topic, "--from", "1:0", "-o", "json")
+    ends = await seqgate(*arguments)
+    assert (ends.code, [each["payload"] for each in ends.records]) == (1, ["2"])
+    assert json.loads(ends.err.splitlines()[-1])["error"]["reason"] == "CHECKSUM_MISMATCH"
+    goes_on = await seqgate(*arguments, "--skip-damaged")
+    assert (goes_on.code, [each["payload"] for each in goes_on.records]) == (0, ["2", "4"])
+    notes = [json.loads(line)["note"] for line in goes_on.err.splitlines()]
+    assert notes[0] == {
+        "reason": "MESSAGES_TRIMMED",
+        "message": "messages were trimmed before they were read: 1:0 to 1:1",
+        "details": {"first": "1:0", "last": "1:1"},
+    }
+    assert notes[1]["reason"] == "CHECKSUM_MISMATCH"
+    assert notes[1]["details"] == {"first": "1:3", "last": "1:3"}

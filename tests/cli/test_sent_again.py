@@ -68,6 +68,12 @@ def test_which_snapshot_covers_it(
     assert words in (snapshot_shown(of) or "")
 
 
+def test_it_is_not_claimed_that_there_is_no_snapshot_when_nobody_can_tell() -> None:
+    of = standing(NEW, "STORED", state=ABSENT, snapshot_unknown=True)
+    assert of.covered is None
+    assert "not known" in (snapshot_shown(of) or "")
+
+
 def test_what_is_nowhere_is_covered_by_nothing() -> None:
     of = standing(NEW, None)
     assert (of.covered, snapshot_shown(of)) == (None, None)

@@ -197,3 +197,22 @@ def test_wrong_usage_ends_with_2(
     ended = inside("subscription", *arguments, "-o", "json")
     assert (ended.code, ended.out, ended.error["reason"]) == (2, "", "WRONG_USAGE")
     assert ended.error["message"].startswith(message)
+
+
+async def test_a_filter_that_is_mended_judges_what_waits_because_it_failed(
+    seqgate: CommandLine, stored: str, consuming: Client
+) -> None:
+    names = (stored, "s")
+    await seqgate("subscription", "filter", "set", *names, "n=int(properties.region) > 0")
+    async with consuming.consumer(stored, "s") as consumer:
+
+        async def has_failed() -> bool:
+            record = (await seqgate("subscription", "report", *names, "-o", "json")).record
+            return bool(record["filter_failed_entries"])
+
+        await eventually(has_failed)
+        await seqgate("subscription", "filter", "set", *names, f"n={EU}")
+        for _ in range(3):
+            message = await consumer.receive(10)
+            assert message.properties["region"] == "eu"
+            await consumer.ack(message)

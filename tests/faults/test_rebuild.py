@@ -171,6 +171,7 @@ async def test_redis_forgets_everything_during_a_rebuild(
     await whole([well, *applications])
 
 
+@pytest.mark.deep
 async def test_rebuilds_are_killed_and_two_at_once_go_on(
     world: World, seed: int, tmp_path: Path
 ) -> None:

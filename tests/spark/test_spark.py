@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client import Batching, connect
 from seqgate.spark._columns import COLUMNS
 from seqgate.types import Position
@@ -309,6 +310,30 @@ def test_from_and_through_bound_what_is_read(world: World, spark: SparkSession) 
     ]
 
 
+async def test_what_was_trimmed_is_passed_over_only_where_that_is_asked_for(
+    world: World, spark: SparkSession
+) -> None:
+    topic = "live/spark/trimmed"
+    async with (
+        connect(world.services.stack.address("ledger")) as client,
+        client.producer(topic, name="p") as producer,
+    ):
+        for _ in range(6):
+            await producer.send(b"x")
+    before = entry_pb2.Position(ledger_id=1, entry_id=3)
+    await world.services.ledger.TrimTopic(ledger_pb2.TrimTopicRequest(topic=topic, before=before))
+
+    def ids(**options: str) -> list[int]:
+        frame = world.entries(spark, topic, "entry_id bigint", **options)
+        return [each for (each,) in rows(frame)]
+
+    with pytest.raises(PySparkException, match=r"MessagesTrimmedError.*1:1 to 1:2"):
+        ids(**{"from": "1:1"})
+    assert ids(**{"from": "1:1", "trimmed": "skip"}) == [3, 4, 5]
+    assert ids(**{"from": "1:3"}) == ids() == [3, 4, 5]
+    assert ids(**{"from": "1:4"}) == [4, 5]
+
+
 async def test_metadata_is_there_when_it_is_named(world: World, spark: SparkSession) -> None:
     topic = "live/spark/metadata"
     async with (
@@ -332,6 +357,7 @@ async def test_metadata_is_there_when_it_is_named(world: World, spark: SparkSess
         ({"entriesPerPartition": "0"}, "", "entriesPerPartition"),
         ({"from": "1"}, "", "LEDGER:ENTRY"),
         ({"timeout": "soon"}, "", "timeout"),
+        ({"trimmed": "perhaps"}, "", "fail or skip"),
         ({}, "nothing string", "no column nothing"),
         ({}, "ledger_id int", "ledger_id"),
         ({"topics": "not/there/yet"}, "", "not/there/yet"),

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
-from seqgate.errors import DataLossError, UnavailableError
+from seqgate.errors import DataLossError, MessagesTrimmedError, UnavailableError
 from seqgate.spark._columns import (
     COLUMNS,
     Range,
@@ -25,7 +26,10 @@ from seqgate.spark._columns import (
     read_blocks,
     record_batch,
     runs_of,
+    to_position,
 )
+from seqgate.spark._partitions import Bounds, check_not_trimmed, just_after, just_before
+from seqgate.spark._source import SeqgateDataSource, Share
 from seqgate.types import Position
 from services.dedup.core.fold import Partial
 from services.dedup.core.sequence import Marks
@@ -191,3 +195,112 @@ def test_what_lies_before_damage_comes_first(seed: int) -> None:
 def test_a_ledger_that_stays_away_is_given_up() -> None:
     with connected("127.0.0.1:1") as stub, pytest.raises(UnavailableError):
         list(read_blocks(stub, Range(TOPIC, None, Position(1, 0), 0), timeout_s=0.05))
+
+
+# ---- what was trimmed
+
+
+class Trimming(Fragile):
+    """A ledger of which entries 0 to 4 of ledger 2 were trimmed; the first call finds it about to
+    end."""
+
+    def Read(
+        self, request: pb.ReadRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.ReadResponse]:
+        self.streams += 1
+        yield pb.ReadResponse(started=pb.Started())
+        if self.streams == 1:
+            yield pb.ReadResponse(draining=pb.Draining())
+            return
+        last = min(Position(2, 4), Position(request.through.ledger_id, request.through.entry_id))
+        if Position(request.at.ledger_id, request.at.entry_id) <= last:
+            gone = pb.EntriesTrimmed(first=request.at, last=to_position(last))
+            yield pb.ReadResponse(trimmed=gone)
+
+
+def a_topic(first: Position | None, last: Position | None) -> pb.Topic:
+    topic = pb.Topic(name=TOPIC)
+    if first is not None:
+        topic.first.CopyFrom(to_position(first))
+    if last is not None:
+        topic.last.CopyFrom(to_position(last))
+    return topic
+
+
+@pytest.mark.parametrize(
+    ("start", "through", "first", "missed"),
+    [
+        (Position(2, 1), Position(9, 9), Position(2, 5), ("2:1", "2:4")),
+        (Position(1, 0), Position(9, 9), None, ("1:0", "2:4")),
+        (Position(2, 1), Position(2, 2), Position(2, 5), ("2:1", "2:2")),
+        (Position(2, 1), Position(9, 9), Position(3, 0), ("2:1", "2:4")),
+    ],
+)
+def test_who_begins_below_what_is_left_of_a_log_is_told(
+    start: Position, through: Position, first: Position | None, missed: tuple[str, str]
+) -> None:
+    topics = [a_topic(first, Position(3, 1))]
+    with (
+        serving(Trimming([])) as address,
+        connected(address) as stub,
+        pytest.raises(MessagesTrimmedError) as caught,
+    ):
+        check_not_trimmed(stub, topics, Bounds(start, through), 20)
+    details = caught.value.details
+    assert (details["topic"], details["first"], details["last"]) == (TOPIC, *missed)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "first", "last"),
+    [
+        (Bounds(), Position(2, 5), Position(3, 1)),  # from the beginning: what is left
+        (Bounds(Position(2, 5)), Position(2, 5), Position(3, 1)),
+        (Bounds(Position(3, 2)), Position(2, 5), Position(3, 1)),
+        (Bounds(Position(3, 2)), None, Position(3, 1)),
+        (Bounds(Position(1, 0)), None, None),
+        (Bounds(Position(1, 5), Position(1, 2)), Position(2, 5), Position(3, 1)),
+    ],
+)
+def test_who_misses_nothing_is_not_asked_about(
+    bounds: Bounds, first: Position | None, last: Position | None
+) -> None:
+    ledger = Trimming([])
+    with serving(ledger) as address, connected(address) as stub:
+        check_not_trimmed(stub, [a_topic(first, last)], bounds, 20)
+    assert not ledger.streams
+
+
+def test_a_place_between_ledgers_of_which_nothing_was_trimmed_is_no_miss() -> None:
+    topics = [a_topic(Position(4, 0), Position(4, 1))]
+    with serving(Trimming([])) as address, connected(address) as stub:
+        check_not_trimmed(stub, topics, Bounds(Position(3, 0)), 20)
+
+
+@pytest.mark.parametrize("option", ["fail", "skip"])
+def test_what_is_trimmed_between_plan_and_task_is_missed(seed: int, option: str) -> None:
+    log = make_log(Random(seed), 3, 6)
+    blocks = columns(log)
+    *_, (last, _, _) = log.stored
+    count = sum(1 for _ in log.stored)
+    schema = from_arrow_schema(pa.schema([("entry_id", pa.int64())]))
+    with serving(Fragile(blocks)) as address:
+        options = {"ledger": address, "topics": TOPIC, "trimmed": option}
+        reader = SeqgateDataSource(options).reader(schema)
+
+        def read(planned: int) -> int:
+            share = Share((Range(TOPIC, None, last, planned),))
+            return sum(batch.num_rows for batch in reader.read(share))
+
+        assert read(count) == count
+        if option == "skip":
+            assert read(count + 1) == count
+            return
+        with pytest.raises(MessagesTrimmedError) as caught:
+            read(count + 1)
+    assert caught.value.details["last"] == "{}:{}".format(*last)
+
+
+@given(st.builds(Position, st.integers(1, 9), st.integers(0, 9)))
+def test_a_place_is_just_after_the_one_just_before_it(position: Position) -> None:
+    assert just_after(just_before(position)) == position
+    assert just_after(None) == Position(1, 0)

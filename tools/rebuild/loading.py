@@ -21,7 +21,15 @@ from seqgate.types import Chunk, Position
 from services.dedup.core.fold import Partial
 from services.dedup.core.sequence import NEVER, Marks
 from tools.rebuild.folding import partials
-from tools.rebuild.plan import Services, Source, Stubs, TopicPlan, read_snapshot, status_of
+from tools.rebuild.plan import (
+    Services,
+    Source,
+    Stubs,
+    TopicPlan,
+    read_snapshot,
+    start_of,
+    status_of,
+)
 
 PAGE_PRODUCERS: Final = 5_000
 """How many producers a message of LoadState carries."""
@@ -172,7 +180,15 @@ def _states(
     topic = asked(stubs.ledger.GetTopic, request, stubs.timeout_s).topic
     if topic.incarnation != plan.incarnation:
         raise Refused("the topic was made again meanwhile", reason="CHANGED")
+    if is_trimmed(plan, topic):
+        raise Refused("the topic was trimmed meanwhile: run it again", reason="CHANGED")
     return at, states
+
+
+def is_trimmed(plan: TopicPlan, topic: ledger_pb2.Topic) -> bool:
+    """Whether a part of what was to be read was trimmed since it was planned. Of a producer whose
+    last entry is missing, an earlier one would be taken for it, and all between stored again."""
+    return start_of(topic) > plan.start
 
 
 def _apply(states: dict[str, State], producer: str, part: Partial) -> None:

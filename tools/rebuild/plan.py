@@ -82,12 +82,14 @@ class Stubs:
 
 
 class TopicPlan(NamedTuple):
-    """A topic's log after a snapshot (None: all of it), and through the last entry then."""
+    """A topic's log after a snapshot (None: all of it), and through the last entry then. `start` is
+    where what is read begins: nothing from there on may be trimmed meanwhile."""
 
     topic: str
     incarnation: int
     base: Position | None
     through: Position
+    start: Position
     ranges: tuple[Range, ...]
 
     @property
@@ -154,14 +156,32 @@ def _plan(
         through = confirmed
     elif needed and (status.state not in (ABSENT, RECOVERING) or confirmed == last):
         return None
+    begins = start_of(topic)
     base = snapshot_position(stubs, topic, through) if source is Source.SNAPSHOT else None
     topic.last.ledger_id, topic.last.entry_id = through
-    ledgers = ledgers_of(stubs.ledger, topic, stubs.timeout_s)
+    ledgers = list(ledgers_of(stubs.ledger, topic, stubs.timeout_s))
     bounds = Bounds(through=through)
     if base is not None:
         bounds = bounds._replace(start=base._replace(entry_id=base.entry_id + 1))
     ranges = tuple(ranges_of(topic.name, ledgers, bounds, ENTRIES_PER_TASK_MAX))
-    return TopicPlan(topic.name, topic.incarnation, base, through, ranges)
+    left = (
+        max(bounds.start, Position(each.ledger_id, each.first))
+        for each in ledgers
+        if bounds.start <= Position(each.ledger_id, each.last)
+    )
+    start = next(left, max(begins, bounds.start))
+    return TopicPlan(topic.name, topic.incarnation, base, through, start, ranges)
+
+
+def start_of(topic: ledger_pb2.Topic) -> Position:
+    """Where a topic's log begins: as long as it stays, nothing is trimmed."""
+    if topic.HasField("first"):
+        return position_of(topic.first)
+    return _after(position_of(topic.last)) if topic.HasField("last") else Position(0, 0)
+
+
+def _after(position: Position) -> Position:
+    return position._replace(entry_id=position.entry_id + 1)
 
 
 def snapshot_position(stubs: Stubs, topic: ledger_pb2.Topic, through: Position) -> Position | None:
