@@ -45,6 +45,7 @@ from services.dispatcher.core.effects import (
     Kind,
     Options,
     Outcome,
+    Passed,
     Persist,
     Read,
     Record,
@@ -286,6 +287,7 @@ class World:
             acknowledged.add(position)
         selector: Selector = self.mode() if self.mode is not Ring else Ring(points=5)
         self.told = dict(store.partial)
+        self.left = dict(store.partial)
         durable = Durable(acknowledged, store.partial, store.attempts, dict(store.keys))
         self.sub = self.machine(self.options, selector, durable, is_filtered=self.filtered)
         self.pending: list[Effect] = []
@@ -311,6 +313,7 @@ class World:
         self.rejecting: set[str] = set()
         self.accepting: set[str] = set()
         self.asks_anew = False
+        self.asked_with = 0
 
     def restart(self) -> None:
         """The machine is lost, with everything that is not durable; its consumers with it."""
@@ -336,6 +339,9 @@ class World:
 
     def do(self, effects: Sequence[Effect]) -> None:
         """Carry out, or keep for later, what the machine wants."""
+        for effect in effects:
+            if isinstance(effect, Passed):
+                self._note_passed(effect.positions)
         self._note_rejected()
         shown: list[tuple[Delivery, int]] = []
         for effect in effects:
@@ -349,6 +355,8 @@ class World:
                     self._moved(consumer, deliveries)
                 case Assigned(consumer, ranges):
                     self.peers[consumer].ranges = ranges
+                case Passed():
+                    pass  # above
                 case ForgetKey(key):
                     self.store.keys.pop(key, None)
                 case DeadLetter():
@@ -364,6 +372,8 @@ class World:
                 case Persist(_, entries) if not all(map(self._is_settled, entries)):
                     raise Broken("something is made durable that nobody acknowledged")
                 case _:
+                    if isinstance(effect, Scan):
+                        self.asked_with = len(self.log)
                     if any(type(each) is type(effect) for each in self.pending):
                         raise Broken(f"two of {type(effect).__name__} at a time")
                     self.pending.append(effect)
@@ -440,7 +450,7 @@ class World:
             raise Broken(f"{position} is in flight twice")
         self._check_accepted(entry)
         whole = (1 << entry.messages) - 1
-        if delivery.unacked != self.told.get(position, whole):
+        if delivery.unacked != self.left.get(position, whole):
             raise Broken(f"{position} shows other messages than are left of it")
         self._check_attempts(position, delivery.attempts)
         state = self.store.keys.get(key)
@@ -506,8 +516,7 @@ class World:
 
     def _check_limits(self, entry: Entry, key: bytes, consumer: int, peer: Peer) -> None:
         options, amid = self.options, self._unfinished(peer)
-        pool = options.kind is Kind.SHARED
-        if peer.permits <= 0 and not (key in amid and (pool or self.owner(key) != consumer)):
+        if peer.permits <= 0:
             raise Broken(f"{entry.position} without a permit")
         if peer.blocked and not amid:
             raise Broken(f"{entry.position} beyond the consumer's limit")
@@ -612,7 +621,7 @@ class World:
         for positions in lanes.values():
             for position in sorted(positions)[: 1 if self.ordered else None]:
                 self.failures[position] += 1
-        self.do(self.sub.leave(number, self.now_ms))
+        self.do(self.sub.leave(number, now_ms=self.now_ms))
 
     def close(self, number: int) -> None:
         """Somebody says goodbye."""
@@ -693,6 +702,7 @@ class World:
     def _ask(self, peer: Peer, held: Held, messages: int, durable_with: int) -> None:
         bits = messages or (1 << held.messages) - 1
         held.asked |= bits & held.unacked
+        self.left[held.position] = self.left.get(held.position, (1 << held.messages) - 1) & ~bits
         self.promised.append((durable_with, held.position, bits))
         if not durable_with:
             self._check_durable(0)
@@ -774,7 +784,9 @@ class World:
             expected.append(Outcome.STALE if held.is_settling else Outcome.DONE)
             if not held.is_settling:
                 self._back(peer, held.delivery)
-                self._is_back(held)
+                self.lost.update(self._rest_of(held, peer))
+                if (last := self._end_of(held, peer)) is not None:
+                    self._is_back(last)
                 self.totals["back"] += 1
         items = [held.delivery for held in some] + self._strange(number)
         expected += [Outcome.STALE] * (len(items) - len(expected))
@@ -783,6 +795,29 @@ class World:
             raise Broken(f"returns: {outcomes}, not {expected}")
         self.totals["stale"] += expected.count(Outcome.STALE)
         self.do(effects)
+
+    def _end_of(self, held: Held, peer: Peer) -> Held | None:
+        """What was sent of the message that a delivery is of, up to its end; None: its last chunk
+        was not, or is not there any more."""
+        chunk = self.entries[held.position].chunk
+        if chunk is None or chunk.is_last:
+            return held
+        of_attempt = self.chunks_of[chunk.attempt]
+        mine = {each.position: each for each in peer.held.values()}
+        last = mine.get(of_attempt[-1])
+        return last if last and self._chunk_at(last).is_last else None
+
+    def _rest_of(self, held: Held, peer: Peer) -> set[Position]:
+        """What a consumer has of a large message beyond a chunk: it is taken back as well."""
+        chunk = self.entries[held.position].chunk
+        of_attempt = [] if chunk is None else self.chunks_of[chunk.attempt]
+        mine = {each.position for each in peer.held.values()}
+        return {each for each in of_attempt if each > held.position and each in mine}
+
+    def _chunk_at(self, held: Held) -> Chunk:
+        chunk = self.entries[held.position].chunk
+        assert chunk is not None
+        return chunk
 
     def renew(self, number: int, some: list[Held]) -> None:
         """Somebody needs more time."""
@@ -964,6 +999,21 @@ class World:
             return True
         return states.count(UNJUDGED) >= SMALL["UNJUDGED_MAX"]
 
+    def _note_passed(self, positions: Sequence[Position]) -> None:
+        """Chunks were passed: then the first of their message is acknowledged."""
+        for position in positions:
+            chunk = self.entries[position].chunk
+            if chunk is None or not chunk.number:
+                raise Broken(f"{position} is passed, and somebody could have it")
+            if not self._is_settled(self.chunks_of[chunk.attempt][0]):
+                raise Broken(f"{position} is passed, and its message may be whole")
+            if self.chunks_of[chunk.attempt][0] in self.rejected:
+                raise Broken(f"{position} is passed, and its message was rejected")
+            if position in self.where or position in self.rejected:
+                raise Broken(f"{position} is passed, and is settled anyway")
+            self.rejected.add(position)
+            self.totals["passed_entries"] += 1
+
     def _note_rejected(self) -> None:
         """What was acknowledged by nobody was rejected by filters."""
         for position in self.sub.settling.unsettled:
@@ -1101,7 +1151,7 @@ class World:
         is_last = random.random() < 0.4
         if is_last:
             del self.attempts_open[attempt]
-        return Chunk(attempt, is_last)
+        return Chunk(attempt, is_last, len(self.chunks_of[attempt]) - 1)
 
     def _append(self, entry: Entry) -> None:
         self.log.append(entry)
@@ -1134,7 +1184,9 @@ class World:
                 self.pending.remove(effect)
                 start = 0 if after is None else bisect_right(self.positions, after)
                 start = start if at is None else bisect_left(self.positions, at)
-                page = self.log[start : start + limit]
+                page = self.log[start : self.random.randint(self.asked_with, len(self.log))]
+                if page:
+                    page = page[: self.random.choice((limit, self.random.randint(1, limit)))]
                 self.totals["scanned_entries"] += len(page)
                 known = self._known()
                 page = self._judged_page(page, known)
@@ -1181,7 +1233,10 @@ class World:
         limit, state = self.options.redeliveries_max, store.keys.get(key)
         assert limit is not None
         tail = state is not None and state.after is AfterDeadLetter.TAIL
-        if effect.attempts <= limit and not tail:
+        chunk = self.entries[position].chunk
+        others = () if chunk is None else self.chunks_of[chunk.attempt]
+        follows = any(other in store.dead for other in others)
+        if effect.attempts <= limit and not (tail or follows):
             raise Broken(f"{position} is dead-lettered too early")
         if state is not None and state.after is AfterDeadLetter.HOLD and position > state.gap[0]:
             raise Broken(f"{position} is dead-lettered though its key is held")
@@ -1329,7 +1384,6 @@ class World:
             if open_:
                 drained.add(lane.key)
                 self.lost.update(open_)
-                self.failures[open_[0]] += 1
         for key, some in late.items():
             if key in drained:  # whichever comes first
                 self.unsure.update(self.of_key[key])
@@ -1454,6 +1508,11 @@ class World:
                 dead = any(p < head for p in self.of_key[key] if p in self.store.dead)
                 return dead or any(p < head for p in self.failed.get(key, ()))
             case Reason.DRAINING:
+                with_room = {each for each in holders if self._has_room(self.peers[each])}
+                if any(self._goes_on_at(head, each) for each in with_room):
+                    return False
+                if any(key in self._unfinished(self.peers[each]) for each in holders - with_room):
+                    return True
                 return self.ordered and bool(ghosts or holders - {owner})
             case Reason.DELAYED:
                 return self.entries[head].deliver_at_ms > now_ms and options.delay_holds_key
@@ -1476,6 +1535,14 @@ class World:
                 joined_at = None if owner is None else self.peers[owner].joined_at
                 return joined_at is not None and head > joined_at
         return False
+
+    def _goes_on_at(self, head: Position, consumer: int) -> bool:
+        """Whether an entry is the next chunk of a large message that a consumer has in part."""
+        chunk = self.entries[head].chunk
+        held = self.peers[consumer].held.values()
+        chunks = [self.entries[each.position].chunk for each in held]
+        of_message = [each for each in chunks if each and chunk and each.attempt == chunk.attempt]
+        return bool(of_message) and not any(each.is_last for each in of_message)
 
     def _queue_returned(self, queue: Queue) -> int:
         return sum(
@@ -1729,8 +1796,12 @@ class World:
                 some += [(whole, messages) for whole in self.can_settle(peer, each)]
             if random.random() < 0.6:
                 break
-        if some:
-            self.acknowledge(number, list(dict(some).items()))
+        if not some:
+            return
+        self.acknowledge(number, list(dict(some).items()))
+        rest = [each for each, messages in some if messages and each.delivery in peer.held]
+        if rest and number in self.peers and random.random() < 0.3:
+            random.choice((self.refuse, self.give_back))(number, rest[:1])
 
 
 def _line(slot: Slot) -> Iterator[Lane]:

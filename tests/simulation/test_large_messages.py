@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.simulation.publish import World
+from tests.support.depth import times
 
-HISTORIES = 2_000
+HISTORIES = times(quick=200, full=2_000)
 STEPS_INTO_A_MESSAGE_MAX = 200
 
 TIMEOUT_S = 600

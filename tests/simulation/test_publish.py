@@ -17,9 +17,10 @@ from services.ledger.core import receipt
 from services.ledger.core.writer import TopicWriter
 from tests.simulation import publish
 from tests.simulation.publish import World
+from tests.support.depth import some_of, times
 
-HISTORIES = 3_000
-SWITCHING_HISTORIES = 1_000
+HISTORIES = times(quick=300, full=3_000)
+SWITCHING_HISTORIES = times(quick=150, full=1_000)
 MUTANT_HISTORIES = 3_000
 MISSING = {
     "state.withdraw_all()\n        return state, True": 1_253,
@@ -47,57 +48,57 @@ def test_switching_deduplication_on_under_load_leaves_no_hole(seed: int) -> None
 
 
 # Each rule of the publish path, taken out: the simulation must not be blind to any.
-@pytest.mark.parametrize(
-    ("owner", "right", "wrong"),
-    [
-        # what follows a failure is held back
-        (TopicWriter, "if unit.session in self._on_hold:", "if False:"),
-        (TopicWriter, "if not self._on_hold:", "if True:"),
-        (TopicWriter, "if unit.session not in self._sessions:\n                continue", "pass"),
-        # what was let through and not written is withdrawn before anything is asked again
-        (
-            TopicWriter,
-            "self.phase = Phase.ALIGNING\n        self._reopen = self._reopen or not outcome_known",
-            "self._reopen = self._reopen or not outcome_known",
-        ),
-        # a copy of what is in flight waits
-        (TopicWriter, "case Verdict.IN_FLIGHT | Verdict.HELD:", "case Verdict.HELD:"),
-        (TopicWriter, "case Verdict.DUPLICATE:", "case Verdict.DUPLICATE | Verdict.IN_FLIGHT:"),
-        # nothing overtakes what waits
-        (sequence.admit, "if held and verdict is not Verdict.DUPLICATE:", "if False:"),
-        # a batch that is partly stored is not stored whole
-        (sequence._judge, "if claim.lowest > marks.pushed", "if claim.highest > marks.pushed"),
-        # the revision tells lost claims
-        (
-            TopicState,
-            "if writer.revision is not None and writer.revision != self.revision:",
-            "if False:",
-        ),
-        # positions tell lost entries
-        (TopicState, "if _ends_before(self.confirmed, position):", "if False:"),
-        (TopicState, "if _ends_before(self.confirmed, after):", "if False:"),
-        # a snapshot keeps what is durable, and nothing that is only let through
-        (TopicState, "marks.persisted, marks.persisted_chunk", "marks.pushed, marks.pushed_chunk"),
-        (TopicState, "Marks(highest, highest, unfinished, unfinished)", "Marks(highest, highest)"),
-        # a state that was put in the place of another has another revision
-        (TopicState, "state.withdraw_all()\n        return state, True", "return state, True"),
-        # a producer connects when nothing of it is open
-        (TopicWriter, "under_way = (self._asked, self._ready, self._writing)", "under_way = ()"),
-        # the client sends nothing before everything is answered
-        (Outbox, "if self._held and not self._parcels_out", "if self._held"),
-        # a chunk follows the one before it, of its own layout
-        (_judge_chunk, "Verdict.LAYOUT_CONFLICT if chunk.chunk_id else Verdict.NEW", "Verdict.NEW"),
-        (_judge_chunk, "if reached.layout == chunk.layout:", "if True:"),
-        (_judge_chunk, "and stored.layout == chunk.layout", ""),
-        # the id of a large message counts with its last chunk
-        (sequence.advance, "if chunk is not None and not chunk.is_last:", "if False:"),
-        # what ends an attempt says so
-        (sequence.admit, "aborts[index] = open_attempt.uuid", "pass"),
-        # an attempt has a name of its own, and one that cannot go on is over
-        (LargeMessage, "uuid.uuid4().hex", "str(self.message.sequence_id)"),
-        (Outbox, "parcel.large.broken = True", "pass"),
-    ],
-)
+RULES: list[tuple[Any, str, str]] = [
+    # what follows a failure is held back
+    (TopicWriter, "if unit.session in self._on_hold:", "if False:"),
+    (TopicWriter, "if not self._on_hold:", "if True:"),
+    (TopicWriter, "if unit.session not in self._sessions:\n                continue", "pass"),
+    # what was let through and not written is withdrawn before anything is asked again
+    (
+        TopicWriter,
+        "self.phase = Phase.ALIGNING\n        self._reopen = self._reopen or not outcome_known",
+        "self._reopen = self._reopen or not outcome_known",
+    ),
+    # a copy of what is in flight waits
+    (TopicWriter, "case Verdict.IN_FLIGHT | Verdict.HELD:", "case Verdict.HELD:"),
+    (TopicWriter, "case Verdict.DUPLICATE:", "case Verdict.DUPLICATE | Verdict.IN_FLIGHT:"),
+    # nothing overtakes what waits
+    (sequence.admit, "if held and verdict is not Verdict.DUPLICATE:", "if False:"),
+    # a batch that is partly stored is not stored whole
+    (sequence._judge, "if claim.lowest > marks.pushed", "if claim.highest > marks.pushed"),
+    # the revision tells lost claims
+    (
+        TopicState,
+        "if writer.revision is not None and writer.revision != self.revision:",
+        "if False:",
+    ),
+    # positions tell lost entries
+    (TopicState, "if _ends_before(self.confirmed, position):", "if False:"),
+    (TopicState, "if _ends_before(self.confirmed, after):", "if False:"),
+    # a snapshot keeps what is durable, and nothing that is only let through
+    (TopicState, "marks.persisted, marks.persisted_chunk", "marks.pushed, marks.pushed_chunk"),
+    (TopicState, "Marks(highest, highest, unfinished, unfinished)", "Marks(highest, highest)"),
+    # a state that was put in the place of another has another revision
+    (TopicState, "state.withdraw_all()\n        return state, True", "return state, True"),
+    # a producer connects when nothing of it is open
+    (TopicWriter, "under_way = (self._asked, self._ready, self._writing)", "under_way = ()"),
+    # the client sends nothing before everything is answered
+    (Outbox, "if self._held and not self._parcels_out", "if self._held"),
+    # a chunk follows the one before it, of its own layout
+    (_judge_chunk, "Verdict.LAYOUT_CONFLICT if chunk.chunk_id else Verdict.NEW", "Verdict.NEW"),
+    (_judge_chunk, "if reached.layout == chunk.layout:", "if True:"),
+    (_judge_chunk, "and stored.layout == chunk.layout", ""),
+    # the id of a large message counts with its last chunk
+    (sequence.advance, "if chunk is not None and not chunk.is_last:", "if False:"),
+    # what ends an attempt says so
+    (sequence.admit, "aborts[index] = open_attempt.uuid", "pass"),
+    # an attempt has a name of its own, and one that cannot go on is over
+    (LargeMessage, "uuid.uuid4().hex", "str(self.message.sequence_id)"),
+    (Outbox, "parcel.large.broken = True", "pass"),
+]
+
+
+@pytest.mark.parametrize(("owner", "right", "wrong"), some_of(RULES, every=4))
 def test_a_missing_rule_is_found(
     monkeypatch: pytest.MonkeyPatch, seed: int, owner: Any, right: str, wrong: str
 ) -> None:

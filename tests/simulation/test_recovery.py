@@ -22,6 +22,7 @@ from services.dedup.core.snapshot import decode
 from services.dedup.core.topic import Behind, Confirmation, ProducerEntries, Writer
 from services.dedup.service import Deduplication
 from services.dedup.snapshots import Snapshots
+from tests.support.depth import times
 from tests.support.policies import FixedPolicies
 
 TOPIC = TopicName.parse("test/recovery/topic")
@@ -176,7 +177,7 @@ def _run(story: Coroutine[Any, Any, None]) -> None:
         runner.run(story)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=times(quick=150, full=400), deadline=None, derandomize=True)
 @given(log=logs, every=st.integers(0, 5), story=st.lists(happenings, max_size=40))
 def test_what_was_lost_comes_back_as_it_was(
     log: list[Logged], every: int, story: list[str]

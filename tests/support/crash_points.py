@@ -140,7 +140,7 @@ def _point_receipts(points: Points) -> None:
     Session.news = pointed  # type: ignore[method-assign]
 
 
-STORE_VERBS = ("take", "append", "read", "find", "highest")
+STORE_VERBS = ("take", "append", "replay", "find", "highest")
 DEDUP_VERBS = ("admit", "confirm", "rollback")
 SNAPSHOT_VERBS = ("freeze", "mark_delete", "note_saved")
 RECOVERY_VERBS = ("get", "load")
@@ -164,7 +164,9 @@ async def run_cursor(config: CursorConfig) -> None:
     points = Points(Path(os.environ[ORDER]))
     async with (
         open_cursor_store(config.store_path) as store,
-        cursor_app.placed(config, store.connections, CursorRows(), store.remove_deleted) as placed,
+        cursor_app.placed(
+            config, store.connections, CursorRows(store.now_ms), store.remove_deleted
+        ) as placed,
     ):
         _point_places(placed, points)
         await cursor_app.serve(config, store, placed)

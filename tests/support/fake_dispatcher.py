@@ -101,6 +101,7 @@ class Broker:
         self.log: list[ledger_pb2.StoredEntry] = []
         self.done: set[Position] = set()
         self.dead: list[Position] = []
+        self.failures: list[tuple[Position, int]] = []
         self.machine: Subscription | None = None
         self._start: pb.Start | None = None
         self._numbers = count(1)
@@ -130,7 +131,7 @@ class Broker:
         entry = encode_single(
             PRODUCER, message, compression=Compression.NONE, publish_time_ms=self.now_ms()
         )
-        return self._store(entry, now_ms)
+        return self.store(entry, now_ms)
 
     def publish_batch(self, payloads: Sequence[bytes], key: str) -> Position:
         """Store a batch."""
@@ -142,17 +143,22 @@ class Broker:
             publish_time_ms=self.now_ms(),
             keyed=True,
         )
-        return self._store(entry)
+        return self.store(entry)
 
     def publish_large(
         self, body: bytes, key: str, chunk_bytes: int, only: Iterable[int] | None = None
     ) -> list[Position]:
         """Store a large message, or only some of its chunks."""
+        entries = self.chunks(body, key, chunk_bytes)
+        wanted = range(len(entries)) if only is None else only
+        return [self.store(entries[chunk_id]) for chunk_id in wanted]
+
+    def chunks(self, body: bytes, key: str, chunk_bytes: int) -> list[ledger_pb2.Entry]:
+        """The chunks of a large message, to be stored."""
         chunks = [body[at : at + chunk_bytes] for at in range(0, len(body), chunk_bytes)]
-        wanted = range(len(chunks)) if only is None else only
         sequence_id, attempt = next(self._sequence_ids), str(uuid.uuid4())
-        positions = []
-        for chunk_id in wanted:
+        entries = []
+        for chunk_id, payload in enumerate(chunks):
             metadata = entry_pb2.EntryMetadata(
                 producer_name=PRODUCER,
                 sequence_id=sequence_id,
@@ -164,15 +170,15 @@ class Broker:
                 chunk_id=chunk_id,
                 message_crc32c=google_crc32c.value(body),
             )
-            entry = ledger_pb2.Entry(metadata=metadata, payload=chunks[chunk_id])
-            positions.append(self._store(entry))
-        return positions
+            entries.append(ledger_pb2.Entry(metadata=metadata, payload=payload))
+        return entries
 
     def damage(self, position: Position) -> None:
         """Change a stored payload."""
         self._stored(position).payload += b"?"
 
-    def _store(self, entry: ledger_pb2.Entry, now_ms: int | None = None) -> Position:
+    def store(self, entry: ledger_pb2.Entry, now_ms: int | None = None) -> Position:
+        """Append an entry."""
         position = Position(1, len(self.log))
         stored = ledger_pb2.StoredEntry(
             metadata=entry.metadata,
@@ -241,15 +247,15 @@ class Broker:
         """A stream ended."""
         if self.streams.pop(number, None) is not None:
             assert self.machine is not None
-            self._do(self.machine.leave(number, self.now_ms()))
+            self._do(self.machine.leave(number, now_ms=self.now_ms()))
 
     def _begin(self, options: pb.SubscriptionOptions, start: pb.Start | None) -> None:
-        unlimited = options.max_redeliveries if options.HasField("max_redeliveries") else None
+        most = options.max_redeliveries if options.HasField("max_redeliveries") else 16
         self._options = Options(
             kind=_KINDS[options.type],
             in_order=not options.allow_out_of_order_delivery,
             max_in_flight_per_key=options.max_in_flight_per_key,
-            redeliveries_max=unlimited,
+            redeliveries_max=most,
             after_dead_letter=AfterDeadLetter[
                 pb.AfterDeadLetter.Name(options.after_dead_letter or 1).rsplit("_", 1)[1]
             ],
@@ -328,9 +334,16 @@ class Broker:
                 self._do(effects)
                 self._answer(stream, request.refuse.request_id, outcomes)
             case "give_back":
-                effects, outcomes = machine.give_back(number, request.give_back.deliveries, now_ms)
-                self._do(effects)
+                effects, outcomes = machine.give_back(
+                    number,
+                    request.give_back.deliveries,
+                    now_ms,
+                    no_room=request.give_back.no_room,
+                )
+                taken_back = [each for each in effects if isinstance(each, Revoke)]
+                self._do(taken_back)
                 self._answer(stream, request.give_back.request_id, outcomes)
+                self._do(each for each in effects if not isinstance(each, Revoke))
             case "renew":
                 outcomes = machine.renew(number, request.renew.deliveries, now_ms)
                 self._answer(stream, request.renew.request_id, outcomes)
@@ -402,7 +415,8 @@ class Broker:
                 case Persist():
                     self.pending.append((machine, effect))
                     self._note_pending()
-                case Record():
+                case Record(attempts):
+                    self.failures += attempts
                     self._do(machine.recorded(self.now_ms()))
                 case DeadLetter(position, key):
                     self.dead.append(position)
@@ -554,7 +568,8 @@ def _entry(stored: ledger_pb2.StoredEntry) -> Entry:
     )
     chunk = None
     if metadata.num_chunks_from_msg > 1:
-        chunk = Chunk(metadata.uuid, metadata.chunk_id == metadata.num_chunks_from_msg - 1)
+        is_last = metadata.chunk_id == metadata.num_chunks_from_msg - 1
+        chunk = Chunk(metadata.uuid, is_last, metadata.chunk_id)
     return Entry(position, key, metadata.num_messages_in_batch or 1, 0, chunk)
 
 

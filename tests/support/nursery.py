@@ -37,6 +37,8 @@ MODULES = (
     "services.ledger",
     "tests.support.crash_points",
     "tests.support.workload",
+    "tools.torture.application",
+    "tools.torture.clock",
 )
 """What it runs: `python -m` one of these."""
 

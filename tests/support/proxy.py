@@ -9,12 +9,10 @@ that its sender has done since.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
 
-CHUNK_BYTES = 64 * 1024
+from tools.stack.forwarder import CHUNK_BYTES, Ends, Forwarder
 
 DROP_BYTES = 48
 """How much of a request or an answer travels at a time when it travels slowly."""
@@ -23,25 +21,22 @@ SCRIPT = b"EVALSHA"
 """What every request contains that runs a script."""
 
 
-class Proxy:
+class Proxy(Forwarder):
     """Forwards to a port on this machine. A connection carries one request at a time."""
 
     def __init__(self, target: int) -> None:
-        self.port = 0
+        super().__init__(target)
         self.slow = False
         """Whether everything travels in small pieces."""
         self.held = 0
         """How many requests are held back, or are not answered yet after that."""
         self.late = 0
         """How many requests were held back, and answered."""
-        self._target = target
         self._marks: Sequence[bytes] = ()
         self._to_hold = 0
         self._before = 0
         self._delivery = asyncio.Event()
         self._answered = asyncio.Event()
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def hold(self, count: int, *marks: bytes, before: int = 0) -> None:
         """Hold back the next requests that contain one of these marks.
@@ -63,52 +58,13 @@ class Proxy:
             self._answered.clear()
             await self._answered.wait()
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            with suppress(OSError, asyncio.CancelledError):
-                await self._serve(reader, writer)
-        finally:
-            self._tasks.discard(task)
-            writer.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+    def pumps(self, near: Ends, far: Ends) -> Sequence[Coroutine[object, object, None]]:
+        """A connection's two directions, which know of each other whether a request is answered."""
         answered = asyncio.Event()
-        tasks = [
-            asyncio.create_task(self._there(reader, far_writer, answered)),
-            asyncio.create_task(self._back(far_reader, writer, answered)),
-        ]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            far_writer.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            for task in tasks:
-                if not task.cancelled():
-                    task.exception()
+        return (
+            self._there(near[0], far[1], answered),
+            self._back(far[0], near[1], answered),
+        )
 
     async def _there(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answered: asyncio.Event

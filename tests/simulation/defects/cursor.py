@@ -1,0 +1,62 @@
+"""Mistakes of the cursor service, and of deduplication's use of it."""
+
+from typing import Any
+
+from seqgate.types import DEDUP_CURSOR, Position, TopicName
+from services.cursor.core.cursor import CursorState
+from services.cursor.core.state import Lease
+from services.dedup.ports import Cursor
+from services.dedup.snapshots import Snapshots, SnapshotTooLarge, Taken
+from services.dispatcher import performing
+from services.dispatcher.core.effects import Persist
+from services.dispatcher.ports import CursorsRefused, Ports
+from services.errors import Kind
+from services.runtime.guard import Judged
+from tests.simulation.defects import defect
+
+
+@defect("A11", "epochs begin anew when a cursor is deleted and made again")
+def begin_epochs_anew(patch: Any) -> None:
+    def next_epoch(self: CursorState) -> int:
+        return (0 if self.head.lease is None else self.head.lease.epoch) + 1
+
+    patch.setattr(CursorState, "_next_epoch", next_epoch)
+
+
+@defect("A15", "a lease lasts until its time has come, however far the clock was set back")
+def believe_the_clock(patch: Any) -> None:
+    patch.setattr(Lease, "bounded", lambda self, now_ms: self)
+
+
+@defect(
+    "A10", "a cursor is made for a snapshot that turns out too large, and holds every trim back"
+)
+def make_the_cursor_first(patch: Any) -> None:
+    attach = Snapshots._attach
+
+    async def made_first(self: Snapshots, topic: TopicName, cursor: Cursor | None) -> Taken | None:
+        if cursor is None and await self._store.freeze(topic) is not None:
+            cursor = await self._cursors.create(topic, DEDUP_CURSOR)
+        return await attach(self, topic, cursor)
+
+    async def kept(self: Snapshots, topic: TopicName) -> None:
+        raise SnapshotTooLarge("the state is too large for a snapshot", topic=topic)
+
+    patch.setattr(Snapshots, "_attach", made_first)
+    patch.setattr(Snapshots, "_let_go", kept)
+
+
+@defect("C2", "lists show what their callers may not read one by one")
+def show_everything(patch: Any) -> None:
+    patch.setattr(Judged, "shown", lambda self, reply: reply)
+
+
+@defect("A12", "a persist that can never succeed is repeated for ever")
+def repeat_refused_persists(patch: Any) -> None:
+    async def persist(
+        ports: Ports, topic: TopicName, name: str, what: Persist, epoch: int
+    ) -> Position | None:
+        return await ports.cursors.persist(topic, name, what, epoch)
+
+    patch.setattr(performing, "persist", persist)
+    patch.setattr(CursorsRefused, "kind", Kind.UNAVAILABLE)

@@ -1,0 +1,81 @@
+"""Of what a subscription delivers, and to whom."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from seqgate.client._assembler import Assembler, _Context
+from services.dispatcher.core.attempts import Attempts
+from services.dispatcher.core.effects import Effect, Outcome
+from services.dispatcher.core.judging import Judging
+from services.dispatcher.core.lane import Chunk, Lane
+from services.dispatcher.core.returning import Returning
+from services.dispatcher.core.subscription import Subscription
+from services.runtime.silence import Spoken
+from tests.simulation.defects import defect
+
+
+@defect("A6", "a chunk whose first is not there is delivered, and refused for ever")
+def deliver_headless_chunks(patch: Any) -> None:
+    def is_headless(self: Attempts, chunk: Chunk) -> bool:
+        return False
+
+    patch.setattr(Attempts, "is_headless", is_headless)
+
+
+@defect("A7", "of more large messages than there is room for the oldest goes, and has failed")
+def let_the_oldest_go(patch: Any) -> None:
+    def oldest(self: Assembler, grown: _Context) -> _Context:
+        return self._oldest()
+
+    give_back = Subscription.give_back
+
+    def fail(
+        self: Subscription,
+        consumer: int,
+        deliveries: Iterable[int],
+        now_ms: int,
+        *,
+        no_room: bool = False,
+    ) -> tuple[list[Effect], list[Outcome]]:
+        return give_back(self, consumer, deliveries, now_ms)
+
+    patch.setattr(Assembler, "_newest_beside", oldest)
+    patch.setattr(Subscription, "give_back", fail)
+    patch.setattr("seqgate.client._receiving._COMES_AGAIN", frozenset())
+
+
+@defect("F5", "the rest of a large message of which filters rejected the beginning waits for ever")
+def deliver_rests_of_rejected_messages(patch: Any) -> None:
+    deliver_headless_chunks(patch)
+
+
+@defect("F6", "what is taken from a consumer at the drain deadline has failed")
+def count_drained_as_failed(patch: Any) -> None:
+    drain_over = Returning.drain_over
+
+    def fail(self: Returning, lane: Lane, now_ms: int) -> None:
+        before = sorted(lane.flights.values(), key=lambda flight: flight.position)
+        drain_over(self, lane, now_ms)
+        for flight in [each for each in before if each.position not in lane.flights][:1]:
+            self._settling.note_failure(flight)
+
+    patch.setattr(Returning, "drain_over", fail)
+
+
+@defect("F7", "of a topic that comes in order, a held key is not released by the key of a message")
+def release_the_lane_alone(patch: Any) -> None:
+    def lane_key(self: Subscription, key: bytes) -> bytes:
+        return key
+
+    patch.setattr(Subscription, "lane_key", lane_key)
+
+
+@defect("F8", "a filter that is mended does not judge what waits because it failed")
+def judge_only_what_is_unread(patch: Any) -> None:
+    patch.setattr(Judging, "first_failed", lambda self: None)
+
+
+@defect("F10", "a stream that never sends its first message stays open")
+def wait_for_the_first_message_for_ever(patch: Any) -> None:
+    patch.setattr(Spoken, "read", lambda self: self._context.read())
+    patch.setattr("services.runtime.interceptors.spoken", lambda messages, timeout_s: messages)

@@ -1,0 +1,97 @@
+"""Of the ledger."""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from seqgate.types import TopicName
+from services.ledger import live, servicer
+from services.ledger.adapters import memory, sqlite
+from services.ledger.core.entry import Entry
+from services.ledger.core.marks import Mark, Remembered, remembered
+from services.ledger.service import Ledger, TopicLocks
+from services.runtime.budget import Budget
+from services.runtime.room import Room
+from services.runtime.sqlite import Connections
+from tests.simulation.defects import defect
+
+
+@defect("A2", "the rest of a message whose beginning is trimmed is stored after it")
+def pass_over_cuts(patch: Any) -> None:
+    def uncut(mark: Mark, left: Iterable[Entry]) -> Remembered:
+        return Remembered(remembered(mark, left).decided)
+
+    for adapter in (memory, sqlite):
+        patch.setattr(adapter, "is_cut", lambda *_: False)
+        patch.setattr(adapter, "remembered", uncut)
+
+
+@defect("A3", "the highest id that a producer ever had stands where its last one belongs")
+def take_the_highest(patch: Any) -> None:
+    def highest(mark: Mark, entries: Iterable[Entry]) -> Mark:
+        ids = [each.highest - each.unfinished for each in entries if not each.marker]
+        return Mark(max([mark.highest, *ids]))
+
+    for adapter in (memory, sqlite):
+        patch.setattr(adapter, "folded", highest)
+    patch.setattr(sqlite, "last_mark", highest)
+
+
+@defect("A5", "a producer that has connected is forgotten as if it had not")
+def mark_nobody_alive(patch: Any) -> None:
+    async def pass_over(*_: object) -> None:
+        return None
+
+    patch.setattr(live.LiveTopic, "_mark_alive", pass_over)
+    patch.setattr(live.LiveTopic, "_keep_connected", pass_over)
+    patch.setattr(live.LiveTopic, "_alive", lambda _, logged: logged)
+    patch.setattr(Ledger, "_keep_within_s", lambda ledger: ledger._config.keep_interval_s)
+
+
+@defect("A14", "append times go back when the clock does, once the process has started again")
+def follow_the_clock(patch: Any) -> None:
+    patch.setattr(live.LiveTopic, "_next_append_ms", lambda _: time.time_ns() // 1_000_000)
+
+
+@defect("A17", "a publication that is refused does not end a hold")
+def hold_on_after_refusals(patch: Any) -> None:
+    patch.setattr(servicer, "_ends_hold", lambda *_: False)
+
+
+@defect("B3", "a look-up opens all blocks between the ids that it asks for")
+def look_at_all_between(patch: Any) -> None:
+    patch.setattr(sqlite, "_is_in", lambda *_: True)
+    patch.setattr(sqlite, "CLUSTERS_MAX", 1)
+
+
+@defect("B4", "the write-ahead log grows for as long as reads overlap")
+def let_the_log_grow(patch: Any) -> None:
+    patch.setattr(Connections, "_bound_log", lambda *_: None)
+
+
+@defect("B5", "a trim or a deletion keeps everybody from every topic")
+def lock_all_topics(patch: Any) -> None:
+    of = TopicLocks.of
+
+    def of_all(locks: TopicLocks, _: TopicName) -> Any:
+        return of(locks, TopicName("all", "topics", "together"))
+
+    patch.setattr(TopicLocks, "of", of_all)
+
+
+@defect("B6", "windows add up without a limit; a surprise in one topic ends the process")
+def budget_nothing(patch: Any) -> None:
+    @contextmanager
+    def open_to_all(_: live.LiveTopic) -> Iterator[None]:
+        yield
+
+    patch.setattr(Budget, "fits", lambda *_: True)
+    patch.setattr(Room, "fits", lambda *_: True)
+    patch.setattr(live.Session, "_is_unread", lambda _: False)
+    patch.setattr(live.LiveTopic, "_contained", open_to_all)
+
+
+@defect("F1", "a replay goes on across a trim of what it has not read yet")
+def go_on_across_trims(patch: Any) -> None:
+    patch.setattr(live, "_follows", lambda *_: True)

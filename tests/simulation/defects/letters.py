@@ -1,0 +1,54 @@
+"""Of dead letters."""
+
+from typing import Any
+
+from services.dispatcher.core.effects import AfterDeadLetter, DeadLetter
+from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.dead import Graveyard
+from services.dispatcher.ports import Cursor
+from tests.simulation.defects import defect
+
+
+@defect("F3", "a long key that is held is let go by a restart")
+def forget_long_keys(patch: Any) -> None:
+    def remembered(key: bytes) -> bytes:
+        return key if len(key) <= 2_000 else b""
+
+    patch.setattr("services.dispatcher.dead.remembered", remembered)
+
+
+@defect("F4", "taking a subscription waits for its dead letter topic, and letters for each other")
+def wait_for_letters(patch: Any) -> None:
+    load = Graveyard.load
+
+    async def load_and_publish(
+        self: Graveyard, cursor: Cursor, epoch: int, acknowledged: Acknowledged
+    ) -> Any:
+        keys = await load(self, cursor, epoch, acknowledged)
+        for position in self.begun:
+            await self.bury(DeadLetter(position, b"", 0, AfterDeadLetter.CONTINUE))
+        return keys
+
+    async def bury(self: Graveyard, what: DeadLetter) -> bool:
+        async with self._one_by_one:
+            if what.position not in self._open:
+                await self._number(what)
+            for position in sorted(self._open.keys() - self._published):
+                assert await self._publish(position)
+                self._published.add(position)
+            return True
+
+    patch.setattr(Graveyard, "load", load_and_publish)
+    patch.setattr(Graveyard, "bury", bury)
+
+
+@defect("C1", "anybody who may publish may use the names of services' producers")
+def allow_names_of_services(patch: Any) -> None:
+    patch.setattr("services.ledger.rights.is_of_services", lambda producer: False)
+
+
+@defect(
+    "F9", "what always fails is copied without end, where dead letter topics lead to one another"
+)
+def forget_generations(patch: Any) -> None:
+    patch.setattr("services.dispatcher.dead._generation", lambda entry: 0)

@@ -1,0 +1,258 @@
+"""Run many histories, as many at a time as there are processors.
+
+    python -m tests.simulation.system --histories 1000 --first-seed 1 --workers 2
+
+What is finished is in OUT/finished.jsonl, a line a history, so that a run that was broken off goes
+on where it was. A violation is written to OUT/violations/SEED.txt with all that is needed to see it
+again, and by default ends the run with status 1. `--seed N` plays one history here, and shows its
+end.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+HASH_SEED: Final = "0"
+"""Sets and dictionaries of texts are in the same order in every process."""
+
+RECYCLE: Final = 200
+"""After so many histories a worker is replaced by a new process."""
+
+LINE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""How long the line of a history may be."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 0 unless something was found; with --defect, 0 if it was."""
+    options = _parser().parse_args(arguments)
+    if os.environ.get("PYTHONHASHSEED") != HASH_SEED:
+        environment = {**os.environ, "PYTHONHASHSEED": HASH_SEED}
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        command = [sys.executable, "-m", "tests.simulation.system", *words]
+        os.execve(sys.executable, command, environment)  # the same process, with its settings
+    if options.seed is not None:
+        return _one(options.seed, options.defect)
+    if options.worker:
+        return _work(options.defect)
+    return asyncio.run(_many(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.system")
+    parser.add_argument("--histories", type=int, default=1_000, metavar="N")
+    parser.add_argument("--first-seed", type=int, default=1, metavar="S")
+    parser.add_argument("--seconds", type=float, metavar="T", help="end after so long")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N")
+    parser.add_argument("--out", type=Path, default=Path("build/simulation"))
+    parser.add_argument("--defect", metavar="ID", help="with a deliberate mistake: is it found?")
+    parser.add_argument("--go-on", action="store_true", help="after a violation, too")
+    parser.add_argument("--seed", type=int, metavar="N", help="play one history, and show its end")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def again(seed: int, defect: str | None = None) -> str:
+    """The command that plays a history once more."""
+    command = f"PYTHONHASHSEED={HASH_SEED} python -m tests.simulation.system --seed {seed}"
+    return command if defect is None else f"{command} --defect {defect}"
+
+
+# ---- one history
+
+
+def _one(seed: int, defect: str | None) -> int:
+    from tests.simulation.system.history import play
+
+    with _mistake(defect):
+        outcome = play(seed)
+    assert outcome.swarm is not None
+    sys.stdout.write("\n".join([*outcome.tail, "", outcome.swarm.describe(), *outcome.violations]))
+    sys.stdout.write(f"\n{outcome.digest} {outcome.virtual_s:.1f} s, {outcome.handles} handles\n")
+    sys.stdout.write(f"{dict(sorted(outcome.counts.items()))}\n")
+    return 1 if outcome.violations else 0
+
+
+def _mistake(defect: str | None) -> Any:
+    from tests.simulation.system.mistakes import mistake
+
+    return mistake(defect)
+
+
+def _work(defect: str | None) -> int:
+    """Play the seeds that come in, a line each."""
+    from tests.simulation.system.history import play
+
+    with _mistake(defect):
+        for line in sys.stdin:
+            began_s = time.process_time()
+            outcome = play(int(line))
+            assert outcome.swarm is not None
+            finished = {
+                "seed": outcome.seed,
+                "violations": outcome.violations,
+                "counts": outcome.counts,
+                "features": sorted(outcome.swarm.features | outcome.swarm.faults),
+                "virtual_s": round(outcome.virtual_s, 1),
+                "cpu_s": round(time.process_time() - began_s, 3),
+                "digest": outcome.digest,
+            }
+            if outcome.violations:
+                finished["tail"] = list(outcome.tail)
+                finished["swarm"] = outcome.swarm.describe()
+            sys.stdout.write(json.dumps(finished) + "\n")
+            sys.stdout.flush()
+    return 0
+
+
+# ---- many
+
+
+@dataclass
+class Figures:
+    """What came of all that were played."""
+
+    histories: int = 0
+    violations: int = 0
+    virtual_s: float = 0.0
+    cpu_s: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    met: Counter[str] = field(default_factory=Counter)
+
+    def add(self, finished: Mapping[str, Any]) -> None:
+        """One more."""
+        self.histories += 1
+        self.violations += bool(finished["violations"])
+        self.virtual_s += finished["virtual_s"]
+        self.cpu_s += finished["cpu_s"]
+        self.counts.update(finished["counts"])
+        self.met.update(finished["features"])
+
+    def lines(self, took_s: float) -> Iterator[str]:
+        """For people."""
+        yield (
+            f"{self.histories} histories, {self.violations} with violations; "
+            f"{self.histories / max(took_s, 0.001):.1f} a second, "
+            f"{self.cpu_s / max(self.histories, 1):.3f} s of a processor each, "
+            f"{self.virtual_s / 3600:.1f} hours of virtual time"
+        )
+        faults = {name: n for name, n in self.counts.items() if name.startswith("fault: ")}
+        for title, counts in (
+            ("what happened", {k: v for k, v in self.counts.items() if k not in faults}),
+            ("faults", _by_kind(faults)),
+            ("histories with", self.met),
+        ):
+            told = ", ".join(f"{name} {n:,}" for name, n in sorted(counts.items()))
+            yield f"{title}: {told}"
+
+
+def _by_kind(faults: Mapping[str, int]) -> Counter[str]:
+    kinds: Counter[str] = Counter()
+    for name, n in faults.items():
+        words = name.removeprefix("fault: ").split()
+        kinds[" ".join(word for word in words if "-" not in word and "." not in word)] += n
+    return kinds
+
+
+async def _many(options: argparse.Namespace) -> int:
+    options.out.mkdir(parents=True, exist_ok=True)
+    suffix = f"-{options.defect}" if options.defect else ""
+    record = options.out / f"finished{suffix}.jsonl"
+    figures, done = Figures(), set()
+    if record.exists() and not options.defect:
+        for line in record.read_text().splitlines():
+            finished = json.loads(line)
+            done.add(finished["seed"])
+            figures.add(finished)
+    seeds = (
+        seed
+        for seed in range(options.first_seed, options.first_seed + options.histories)
+        if seed not in done
+    )
+    began_s = time.monotonic()
+    found: list[Mapping[str, Any]] = []
+    with record.open("w" if options.defect else "a") as out:
+
+        def note(finished: dict[str, Any]) -> None:
+            tail, swarm = finished.pop("tail", ()), finished.pop("swarm", "")
+            figures.add(finished)
+            out.write(json.dumps(finished) + "\n")
+            out.flush()
+            if finished["violations"]:
+                found.append(finished)
+                _write_violation(options, finished, swarm, tail, time.monotonic() - began_s)
+
+        def is_over() -> bool:
+            late = options.seconds is not None and time.monotonic() - began_s > options.seconds
+            return late or bool(found and not options.go_on)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(options.workers):
+                tasks.create_task(_worker(options, seeds, note, is_over))
+    for text in figures.lines(time.monotonic() - began_s):
+        sys.stdout.write(text + "\n")
+    if options.defect:
+        return 0 if found else 1
+    return 1 if figures.violations else 0
+
+
+async def _worker(
+    options: argparse.Namespace, seeds: Iterator[int], note: Any, is_over: Any
+) -> None:
+    command = [sys.executable, "-m", "tests.simulation.system", "--worker"]
+    if options.defect:
+        command += ["--defect", options.defect]
+    seed = next(seeds, None)
+    while seed is not None and not is_over():
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=LINE_BYTES_MAX,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(RECYCLE):
+            process.stdin.write(f"{seed}\n".encode())
+            line = await process.stdout.readline()
+            if not line:
+                note({"seed": seed, "violations": [f"the worker died of seed {seed}"], "counts": {},
+                      "features": [], "virtual_s": 0.0, "cpu_s": 0.0, "digest": ""})  # fmt: skip
+            else:
+                note(json.loads(line))
+            seed = next(seeds, None)
+            if seed is None or is_over() or not line:
+                break
+        process.stdin.close()
+        await process.wait()
+
+
+def _write_violation(
+    options: argparse.Namespace,
+    finished: Mapping[str, Any],
+    swarm: str,
+    tail: Sequence[str],
+    after_s: float,
+) -> None:
+    seed = finished["seed"]
+    command = again(seed, options.defect)
+    folder = options.out / "violations"
+    folder.mkdir(exist_ok=True)
+    lines = [*finished["violations"], "", swarm, "", f"again: {command}", "", *tail, ""]
+    suffix = f"-{options.defect}" if options.defect else ""
+    (folder / f"{seed}{suffix}.txt").write_text("\n".join(lines))
+    sys.stdout.write(
+        f"seed {seed}, after {after_s:.0f} s: {finished['violations'][0]}\n  {command}\n"
+    )
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""One history: everything is started, used and disturbed for a while; then faults stop, and what
+can go on must."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+from tests.simulation.ground import Network, installed, run, virtual_loop
+from tests.simulation.system.administrators import Administrator, explain_stuck
+from tests.simulation.system.databases import databases
+from tests.simulation.system.faults import Faults
+from tests.simulation.system.swarm import Swarm, draw
+from tests.simulation.system.workload import (
+    consume,
+    publish,
+    publishing,
+    read,
+    subscribed,
+)
+from tests.simulation.system.world import World, listening_to_services, patched
+
+SETTLE_MAX_S: Final = 400.0
+"""Within so much virtual time without faults everything must be where it belongs."""
+
+LOOK_S: Final = 0.5
+"""How often it is looked whether it is."""
+
+LIMIT_S: Final = 3_600.0
+"""How long a history may take in any case, of virtual time."""
+
+
+@dataclass
+class Outcome:
+    """What came of a history."""
+
+    seed: int
+    violations: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    tail: Sequence[str] = ()
+    digest: str = ""
+    virtual_s: float = 0.0
+    handles: int = 0
+    swarm: Swarm | None = None
+
+
+def play(seed: int, swarm: Swarm | None = None) -> Outcome:
+    """The history that a seed stands for."""
+    swarm = swarm or draw(seed)
+    outcome = Outcome(seed, swarm=swarm)
+
+    async def main() -> None:
+        loop = virtual_loop()
+        network = Network(loop, loop.random)
+        world = World(swarm, loop, network)
+        with ExitStack() as stack:
+            stack.enter_context(installed(network))
+            stack.enter_context(patched(world))
+            if swarm.has("sqlite"):
+                world.databases = stack.enter_context(databases(Random(f"sqlite {seed}")))
+            try:
+                await _happen(world)
+            finally:
+                world.is_over = True
+                outcome.violations = world.seen.violations
+                outcome.counts = world.seen.counts
+                outcome.tail = list(world.seen.tail)
+                outcome.digest = world.seen.digest
+                outcome.virtual_s = loop.now
+                outcome.handles = loop.handles
+
+    with listening_to_services():
+        run(main, seed=seed, limit_s=LIMIT_S)
+    return outcome
+
+
+async def _happen(world: World) -> None:
+    rng, swarm = world.rng, world.swarm
+    world.start_services()
+    for number in range(swarm.producers):
+        application = publishing(world, number)
+        world.publishings.append(application)
+        name = f"app-{number}"
+        chance = Random(rng.getrandbits(64))
+        world.run(
+            name,
+            lambda application=application, chance=chance: publish(world, application, chance),  # type: ignore[misc]
+        )
+    for number in range(swarm.subscriptions):
+        of = subscribed(world, number)
+        world.subscribeds.append(of)
+        world.describe(of)
+        for each in range(of.consumers):
+            name = f"{of.name}-c{each}"
+            chance = Random(rng.getrandbits(64))
+            world.run(
+                name,
+                lambda of=of, name=name, chance=chance: consume(world, of, name, chance),  # type: ignore[misc]
+            )
+    if swarm.has("readers"):
+        chance = Random(rng.getrandbits(64))
+        world.run("reader", lambda: read(world, world.topics[0], chance))
+    administrator = Administrator(world, Random(rng.getrandbits(64)))
+    world.run("administrator", administrator.go_on)
+    faults = Faults(world)
+    going_wrong = asyncio.create_task(faults.go_on())
+    looking = asyncio.create_task(world.look_inside())
+    try:
+        async with asyncio.timeout(swarm.seconds):
+            await world.failed.wait()
+    except TimeoutError:
+        pass
+    going_wrong.cancel()
+    if not world.seen.violations:
+        faults.end()
+        world.calm_down()
+        await _settle(world)
+    looking.cancel()
+    if not world.seen.violations:
+        _check_end(world)
+
+
+async def _settle(world: World) -> None:
+    until_s = world.loop.now + SETTLE_MAX_S
+    while world.loop.now < until_s and not world.seen.violations:
+        missing = unsettled(world)
+        if not missing:
+            return
+        await asyncio.sleep(LOOK_S)
+    if not world.seen.violations:
+        found = unsettled(world)
+        await explain_stuck(world)
+        for each in found:
+            world.seen.violate("STUCK", each)
+
+
+def unsettled(world: World) -> list[str]:
+    """What is still to come."""
+    missing = [
+        f"{each.name} has {each.left} messages to send, and waits for "
+        f"{[sent.number for sent in each.todo]}"
+        for each in world.publishings
+        if not each.is_done
+    ]
+    for of in world.subscribeds:
+        subscription = world.seen.subscription(of.topic, of.name)
+        log = world.seen.log(of.topic)
+        waiting = [each for each in subscription.waiting if not log.is_trimmed(each)]
+        if waiting:
+            missing.append(f"{of.topic} {of.name} ({of.type.name}) does not get {waiting[:5]}")
+    return missing
+
+
+def _check_end(world: World) -> None:
+    for topic, state in world.stores.state.states.items():
+        world.checker.check_state(str(topic), state)

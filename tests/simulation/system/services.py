@@ -1,0 +1,102 @@
+"""Each service as a process, by the wiring of its own app; only the stores are the simulation's."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from services.cursor import app as cursor_app
+from services.cursor.config import CursorConfig
+from services.dedup import app as dedup_app
+from services.dedup.config import DedupConfig
+from services.dispatcher import app as dispatcher_app
+from services.dispatcher.config import DispatcherConfig
+from services.filter import app as filter_app
+from services.filter.config import FilterConfig
+from services.ledger import app as ledger_app
+from services.ledger.adapters.dedup import GrpcDeduplicator
+from services.ledger.config import LedgerConfig
+from services.runtime.channels import peer_channel
+
+PORTS: Final = {"dedup": 7701, "ledger": 7702, "cursor": 7703, "dispatcher": 7704, "filter": 7705}
+
+HEALTH_INTERVAL_S: Final = 5.0
+"""How often a service asks those that it needs; seldom, since nobody goes by it here."""
+
+Run = Callable[[], Awaitable[None]]
+
+
+def address(service: str, number: int) -> str:
+    """Where an instance listens; its host is its process's name."""
+    return f"{service}-{number}:{PORTS[service]}"
+
+
+def target(service: str, instances: int) -> str:
+    """Where its callers find it."""
+    if instances == 1:
+        return address(service, 0)
+    return f"dns:///{service}:{PORTS[service]}"
+
+
+def run_of(
+    service: str,
+    number: int,
+    *,
+    limits: Mapping[str, Any],
+    instances: Mapping[str, int],
+    store: Any,
+) -> Run:
+    """What an instance runs until it is told to stop."""
+    common: dict[str, Any] = {
+        "listen": address(service, number),
+        "health_interval_s": HEALTH_INTERVAL_S,
+        "allow_insecure": True,
+        "log_level": "warning",
+    }
+
+    def at(name: str) -> str:
+        return target(name, instances[name])
+
+    match service:
+        case "cursor":
+            cursor_config = CursorConfig(**common, **limits)
+            return lambda: cursor_app.serve(cursor_config, store)
+        case "dedup":
+            dedup_config = DedupConfig(**common, **limits, cursor_target=at("cursor"))
+            return lambda: _run_dedup(dedup_config, store)
+        case "ledger":
+            ledger_config = LedgerConfig(
+                **common, **limits, dedup_target=at("dedup"), cursor_target=at("cursor")
+            )
+            return lambda: _run_ledger(ledger_config, store)
+        case "dispatcher":
+            dispatcher_config = DispatcherConfig(
+                **common,
+                **limits,
+                ledger_target=at("ledger"),
+                cursor_target=at("cursor"),
+                filter_target=at("filter"),
+            )
+            return lambda: dispatcher_app.run(dispatcher_config)
+        case "filter":
+            filter_config = FilterConfig(**common, **limits)
+            return lambda: filter_app.run(filter_config)
+        case _:
+            raise ValueError(service)
+
+
+async def _run_ledger(config: LedgerConfig, store: Any) -> None:
+    async with (
+        peer_channel(
+            config.dedup_target, keepalive_s=config.keepalive_s, as_caller=config
+        ) as channel,
+        ledger_app.connect_cursors(config) as cursors,
+    ):
+        dedup = GrpcDeduplicator(channel, timeout_s=config.dedup_timeout_s)
+        try:
+            await ledger_app.serve(config, store, dedup, cursors)
+        finally:
+            dedup.close()
+
+
+async def _run_dedup(config: DedupConfig, store: Any) -> None:
+    async with dedup_app.connect_cursors(config) as cursors:
+        await dedup_app.serve(config, store, cursors)

@@ -1,0 +1,180 @@
+"""What a history has, drawn from its seed.
+
+Each history enables some features and some faults, and none the others: what hides behind something
+else in one history stands alone in another. Every limit is as often tiny as it is what operators
+get.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+FEATURES: Final = (
+    "batching", "batching by key", "chunking", "delays", "filters", "dead letters", "nacks",
+    "partial acks", "cumulative acks", "stuck consumers", "consumers come and go",
+    "producers restart", "resends", "readers", "policies", "evictions", "trims", "resets",
+    "explains", "ack timeouts", "two topics", "snapshots", "deletions", "seeks",
+    "long keys", "shared names", "sqlite",
+)  # fmt: skip
+"""What may be used in a history."""
+
+FAULTS: Final = (
+    "delays", "losses", "partitions", "half-open", "store fails", "store full", "store slow",
+    "redis loses all", "redis goes back", "redis loses one", "clocks", "kills", "stops",
+    "rolling restarts", "applications die",
+)  # fmt: skip
+"""What may go wrong in a history."""
+
+TINY_SHARE: Final = 0.5
+"""How often a limit is tiny."""
+
+K: Final = 1024
+
+LIMITS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = {
+    "ledger": {
+        "group_entries_max": (1, 3),
+        "group_bytes_max": (K, 2 * K),
+        "window_messages": (1, 3, 60),
+        "window_bytes": (K, 4 * K),
+        "max_message_bytes": (K, 2 * K),
+        "failures_max": (1, 2),
+        "dedup_timeout_s": (0.7,),
+        "open_timeout_s": (3.0, 8.0),
+        "idle_timeout_s": (1.0, 2.0),
+        "keep_interval_s": (1.0,),
+        "follow_poll_s": (0.2,),
+    },
+    "dedup": {
+        "cursor_timeout_s": (0.7,),
+        "purge_interval_s": (2.0,),
+        "snapshot_check_interval_s": (0.5, 2.0),
+    },
+    "cursor": {},
+    "dispatcher": {
+        "lease_s": (0.5, 1.0, 3.0),
+        "idle_timeout_s": (1.0, 2.0),
+        "read_entries_max": (1, 2, 7),
+        "key_parked_max": (1, 3),
+        "consumer_parked_max": (1, 3, 12),
+        "cache_bytes_max": (0, 1_500, 3_000, 6_000),
+        "call_timeout_s": (1.0, 2.0),
+        "filter_timeout_s": (0.2,),
+    },
+    "filter": {
+        "programs_max": (1, 2),
+        "decisions_max": (0, 1, 2),
+        "decision_bytes_max": (0, K),
+    },
+    "producer": {
+        "max_pending_messages": (1, 3),
+        "send_timeout_s": (2.0, 5.0),
+    },
+    "consumer": {
+        "receiver_queue": (1, 2, 5, 20),
+        "receiver_queue_bytes": (1, K),
+        "assembly_messages_max": (1, 2),
+        "assembly_bytes_max": (K, 8 * K),
+    },
+    "constants": {
+        "services.ledger.service.READ_ENTRIES_MAX": (1, 2),
+        "services.ledger.service.READ_BYTES_MAX": (1, K),
+        "services.ledger.core.writer.REPLAY_PAGE_ENTRIES": (1, 2),
+        "services.ledger.adapters.cursors.PAGE_SIZE": (1, 2),
+        "services.dispatcher.adapters.cursors.PAGE_SIZE": (1, 2),
+        "services.dispatcher.sending.RESPONSE_ENTRIES_MAX": (1, 2),
+        "services.dispatcher.sending.RESPONSE_BYTES_MAX": (1, K),
+        "services.dispatcher.core.lags.SCAN_ENTRIES": (1, 3),
+        "services.dispatcher.core.delivering.TURN_ENTRIES": (1, 2),
+        "services.dispatcher.core.verdicts.JUDGE_ENTRIES": (1, 2),
+        "services.dispatcher.adapters.filters.BATCH_ENTRIES_MAX": (1, 2),
+        "services.cursor.servicer.HOLES_STEP": (1, 2),
+        "services.dedup.service.SCAN_PAGE": (1, 2),
+        "seqgate.client._settling.ACKS_MAX": (1, 3),
+        "seqgate.client._settling.UNANSWERED_MAX": (1, 2),
+        "seqgate.client._settling.ITEMS_MAX": (1, 3),
+        "services.dispatcher.chains.PIECE_BYTES": (64,),
+    },
+}
+"""Tiny values of each limit. What is not drawn is as an operator gets it."""
+
+
+@dataclass(frozen=True)
+class Swarm:
+    """The settings of one history.
+
+    Attributes:
+        limits: by part and name, those that are tiny.
+        instances: of each service, how many.
+        seconds: how long things happen before everything calms down, of virtual time.
+        messages: how many are sent at most, by each producer.
+    """
+
+    seed: int
+    features: frozenset[str]
+    faults: frozenset[str]
+    limits: Mapping[str, Mapping[str, Any]]
+    instances: Mapping[str, int]
+    producers: int
+    subscriptions: int
+    messages: int
+    seconds: float
+    network_s: float = 0.002
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def has(self, feature: str) -> bool:
+        """Whether a feature is used."""
+        return feature in self.features
+
+    def fails(self, fault: str) -> bool:
+        """Whether a fault may happen."""
+        return fault in self.faults
+
+    def describe(self) -> str:
+        """For people."""
+        tiny = [f"{part}.{name}={value}" for part, all_ in sorted(self.limits.items())
+                for name, value in sorted(all_.items())]  # fmt: skip
+        instances = [f"{n} {name}" for name, n in sorted(self.instances.items())]
+        return "\n".join(
+            [
+                f"seed {self.seed}: {self.producers} producers of {self.messages} messages, "
+                f"{self.subscriptions} subscriptions, {self.seconds:.0f} s",
+                f"features: {', '.join(sorted(self.features)) or 'none'}",
+                f"faults: {', '.join(sorted(self.faults)) or 'none'}",
+                f"instances: {', '.join(instances)}",
+                f"tiny: {', '.join(tiny) or 'nothing'}",
+            ]
+        )
+
+
+def draw(seed: int) -> Swarm:
+    """The settings that belong to a seed."""
+    rng = Random(f"swarm {seed}")
+    features = _some(rng, FEATURES)
+    faults = _some(rng, FAULTS) if rng.random() < 0.8 else frozenset()
+    tiny_share = rng.choice([0.0, TINY_SHARE, TINY_SHARE, 1.0])
+    limits = {
+        part: {name: rng.choice(values) for name, values in of.items() if rng.random() < tiny_share}
+        for part, of in LIMITS.items()
+    }
+    instances = {
+        name: 2 if rng.random() < 0.3 else 1
+        for name in ("ledger", "dedup", "cursor", "dispatcher", "filter")
+    }
+    seconds = rng.choice([3.0, 6.0, 12.0, 30.0])
+    return Swarm(
+        seed,
+        features,
+        faults,
+        limits,
+        instances,
+        producers=rng.choice([1, 2, 2, 3]),
+        subscriptions=rng.choice([0, 1, 1, 1, 2, 2]),
+        messages=rng.choice([5, 10, 10, 20, 20, 40, 40, 80, 160]),
+        seconds=90.0 if "evictions" in features and rng.random() < 0.3 else seconds,
+    )
+
+
+def _some(rng: Random, of: Sequence[str]) -> frozenset[str]:
+    share = rng.choice([0.1, 0.3, 0.5])
+    return frozenset(each for each in of if rng.random() < share)

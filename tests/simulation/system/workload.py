@@ -1,0 +1,503 @@
+"""What applications do: publish, consume, read, administer.
+
+An application keeps what it needs to go on after its process died, as a real one would in a
+database: a producer with ids of its own, what it has to send and how far it was told that it is
+stored.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from seqgate.client import (
+    AfterDeadLetter,
+    AssemblyLimits,
+    Batching,
+    Chunking,
+    Client,
+    Consumer,
+    Incomplete,
+    MessageId,
+    Producer,
+    Receipt,
+    Received,
+    RetryPolicy,
+    SubscriptionOptions,
+    SubscriptionType,
+)
+from seqgate.errors import (
+    ConsumerClosedError,
+    FencedError,
+    InUseError,
+    InvalidRequestError,
+    LimitExceededError,
+    MessageTooLargeError,
+    NotFoundError,
+    ProducerClosedError,
+    ProducerQueueFullError,
+    SeqgateError,
+    StaleSequenceIdError,
+    StaleTokenError,
+    UnavailableError,
+)
+from seqgate.message_id import ChunkMessageId
+from seqgate.types import Position
+from tests.simulation.system.seen import Place, Sent, Subscription
+
+if TYPE_CHECKING:
+    from tests.simulation.system.world import World
+
+KEYS: Final = ("a", "b", "c", "d")
+LONG_KEY: Final = "long " * 1_000
+TAGS: Final = ("red", "green")
+REST_S: Final = 0.5
+"""How long an application waits before it tries again what failed as a whole."""
+
+Failure = (SeqgateError, TimeoutError)
+
+
+# ---- producers
+
+
+@dataclass
+class Publishing:
+    """A producer's application.
+
+    Attributes:
+        has_ids: whether it numbers its messages itself, and sends again what it is not sure of.
+        todo: what it has to send, in order; with ids of its own, until it is told that it is
+        stored.
+    """
+
+    name: str
+    topic: str
+    has_ids: bool
+    batching: Batching | None
+    chunking: Chunking | None
+    rest_s: float
+    sizes: tuple[int, ...]
+    todo: list[Sent] = field(default_factory=list)
+    next_id: int = 0
+    left: int = 0
+    over: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all is sent, and answered."""
+        return self.over or (self.left == 0 and not self.todo)
+
+
+def publishing(world: "World", number: int) -> Publishing:
+    """A producer's application, drawn."""
+    rng, swarm = world.rng, world.swarm
+    batching = chunking = None
+    if swarm.has("batching") and rng.random() < 0.6:
+        batching = Batching(
+            messages_max=rng.choice([1, 2, 3, 10]),
+            bytes_max=rng.choice([64, 1024, 128 * 1024]),
+            delay_s=rng.choice([0.0, 0.001, 0.05]),
+            by_key=swarm.has("batching by key") and rng.random() < 0.5,
+            filter_properties=("tag",) if swarm.has("filters") else (),
+        )
+    elif swarm.has("chunking") and rng.random() < 0.7:
+        chunking = Chunking(rng.choice([0, 32, 100]))
+    sizes = (12, 40, 150) if chunking is None else (12, 40, 150, 400)
+    shares = swarm.has("shared names") and number > 0
+    return Publishing(
+        "p0" if shares else f"p{number}",
+        world.publishings[0].topic if shares else rng.choice(world.topics),
+        has_ids=rng.random() < 0.6 and not swarm.has("shared names"),
+        batching=batching,
+        chunking=chunking,
+        rest_s=rng.choice([0.0, 0.001, 0.01, 0.1, swarm.seconds / swarm.messages / 2]),
+        sizes=sizes,
+        left=rng.randint(swarm.messages // 2, swarm.messages),
+    )
+
+
+async def publish(world: "World", application: Publishing, rng: Random) -> None:
+    """A process of a producer's application."""
+    while not application.is_done:
+        client = world.connect()
+        try:
+            await _publish_on(world, application, client, rng)
+        except InUseError:
+            await asyncio.sleep(REST_S)
+        except FencedError as error:
+            world.seen.note(f"{application.name} is over: {error.reason}")
+            world.seen.counts["producers superseded"] += 1
+            if not application.has_ids:
+                world.superseded(application, error)
+            await asyncio.sleep(rng.random() * REST_S)
+        except (ProducerClosedError, UnavailableError, LimitExceededError, TimeoutError) as error:
+            world.seen.note(f"{application.name} starts again: {error!r}")
+            await asyncio.sleep(REST_S)
+        except NotFoundError as error:
+            world.seen.note(f"{application.name}: {error!r}")
+            if not world.may_be_missing(application.topic):
+                raise
+            await asyncio.sleep(REST_S)
+        finally:
+            await client.close()
+
+
+async def _publish_on(world: "World", application: Publishing, client: Client, rng: Random) -> None:
+    limits = world.swarm.limits["producer"]
+    producer = client.producer(
+        application.topic,
+        name=application.name,
+        takeover=True,
+        batching=application.batching,
+        chunking=application.chunking,
+        max_pending_messages=limits.get("max_pending_messages", 1_000),
+        send_timeout_s=limits.get("send_timeout_s", 30.0),
+    )
+    async with producer:
+        world.seen.note(f"{application.name} is open, last id {producer.last_sequence_id}")
+        if not application.has_ids:
+            application.todo.clear()  # what became of it is not known: it is not sent again
+        again = list(application.todo)
+        world.seen.counts["resends"] += len(again)
+        sending = Sending(world, application, producer)
+        while (again or application.left) and not sending.has_failed:
+            sent = again.pop(0) if again else _next(world, application, rng)
+            await sending.send(sent)
+            if application.rest_s and not world.is_quiet:
+                await asyncio.sleep(rng.random() * 2 * application.rest_s)
+            elif rng.random() < 0.3:
+                await sending.answered(asyncio.FIRST_COMPLETED)
+            restarts = world.swarm.has("producers restart") and not world.is_quiet
+            if restarts and rng.random() < 0.05:
+                world.seen.counts["producers restarted"] += 1
+                break
+        await sending.answered(asyncio.ALL_COMPLETED)
+
+
+class Sending:
+    """What one producer has sent, in order: when something failed, nothing more is sent, since it
+    would overtake what is sent again."""
+
+    def __init__(self, world: "World", application: Publishing, producer: Producer) -> None:
+        self.has_failed = False
+        self._world = world
+        self._application = application
+        self._producer = producer
+        self._pending: dict[asyncio.Future[Receipt], Sent] = {}
+
+    async def send(self, sent: Sent) -> None:
+        """Send a message as soon as there is room."""
+        self._world.seen.note(f"send {sent.number} {sent.producer}#{sent.sequence_id}")
+        while not self.has_failed:
+            try:
+                future = self._producer.send_nowait(
+                    sent.payload,
+                    key=sent.key,
+                    properties={"tag": sent.tag},
+                    sequence_id=sent.sequence_id,
+                    deliver_after_s=sent.delay_s or None,
+                )
+            except ProducerQueueFullError:
+                if not self._pending:
+                    self._give_up(sent, "TOO_MANY_CHUNKS")
+                    return
+                await self.answered(asyncio.FIRST_COMPLETED)
+                continue
+            except (MessageTooLargeError, InvalidRequestError) as error:
+                self._give_up(sent, error.reason)
+                return
+            except SeqgateError as error:
+                self._world.seen.note(f"not sent: {sent.number}: {error!r}")
+                self.has_failed = True
+                return
+            self._pending[future] = sent
+            future.add_done_callback(self._resolved)
+            return
+
+    async def answered(self, when: str) -> None:
+        """Wait for answers."""
+        if self._pending:
+            await asyncio.wait(list(self._pending), return_when=when)
+            await asyncio.sleep(0)
+
+    def _give_up(self, sent: Sent, reason: str) -> None:
+        self._world.checker.refused(sent, reason)
+        if sent in self._application.todo:
+            self._application.todo.remove(sent)
+
+    def _resolved(self, future: "asyncio.Future[Receipt]") -> None:
+        sent = self._pending.pop(future)
+        if future.cancelled():
+            self.has_failed = True
+            return
+        error = future.exception()
+        if error is None:
+            receipt = future.result()
+            position = receipt.message_id.position
+            self._world.checker.answered(
+                sent, receipt.sequence_id, position, duplicate=receipt.duplicate
+            )
+            if sent in self._application.todo:
+                self._application.todo.remove(sent)
+        elif isinstance(error, StaleSequenceIdError | MessageTooLargeError | InvalidRequestError):
+            self._give_up(sent, error.reason)
+        else:
+            reason = getattr(error, "reason", "") or type(error).__name__
+            self.has_failed = True
+            if self._application.has_ids:
+                self._world.seen.counts[f"unanswered {reason}"] += 1
+            else:
+                self._give_up(sent, reason)
+
+
+def _next(world: "World", application: Publishing, rng: Random) -> Sent:
+    application.left -= 1
+    swarm = world.swarm
+    sequence_id = None
+    if application.has_ids:
+        sequence_id = application.next_id
+        application.next_id += rng.choice([1, 1, 1, 2, 7])
+    delays = swarm.has("delays") and rng.random() < 0.3
+    sent = Sent(
+        len(world.seen.sent) + 1,
+        application.topic,
+        application.name,
+        sequence_id,
+        _key(world, rng),
+        rng.choice(TAGS),
+        rng.random() * 3 if delays else 0.0,
+        rng.choice(application.sizes),
+        is_keyed=application.batching is None or application.batching.by_key,
+    )
+    world.seen.sent[sent.number] = sent
+    application.todo.append(sent)
+    return sent
+
+
+def _key(world: "World", rng: Random) -> str | None:
+    if world.swarm.has("long keys") and rng.random() < 0.2:
+        return LONG_KEY
+    return rng.choice((*KEYS[: rng.choice([1, 4])], None))
+
+
+# ---- consumers
+
+
+@dataclass
+class Subscribed:
+    """A subscription's applications agree on this."""
+
+    topic: str
+    name: str
+    type: SubscriptionType
+    options: SubscriptionOptions
+    incomplete: Incomplete
+    ack_timeout_s: float | None
+    nack_share: float
+    stuck_share: float
+    consumers: int
+
+
+def subscribed(world: "World", number: int) -> Subscribed:
+    """A subscription, drawn."""
+    rng, swarm = world.rng, world.swarm
+    kind = rng.choice(
+        [SubscriptionType.KEY_SHARED, SubscriptionType.SHARED, SubscriptionType.EXCLUSIVE]
+    )
+    options = SubscriptionOptions(
+        max_in_flight_per_key=rng.choice([0, 0, 1, 2]),
+        max_unacked_per_consumer=rng.choice([None, None, 1, 3]),
+        max_unacked=rng.choice([None, None, 2, 5]),
+        max_redeliveries=rng.choice([0, 1, 3]) if swarm.has("dead letters") else None,
+        after_dead_letter=rng.choice(list(AfterDeadLetter)),
+        drain_deadline_s=rng.choice([0.0, 0.5]),
+    )
+    return Subscribed(
+        rng.choice(world.topics),
+        f"s{number}",
+        kind,
+        options,
+        Incomplete.REFUSE,
+        ack_timeout_s=rng.choice([0.3, 2.0]) if swarm.has("ack timeouts") else None,
+        nack_share=rng.choice([0.05, 0.3])
+        if swarm.has("nacks") or swarm.has("dead letters")
+        else 0,
+        stuck_share=0.05 if swarm.has("stuck consumers") else 0.0,
+        consumers=1 if kind is SubscriptionType.EXCLUSIVE else rng.choice([1, 2, 3]),
+    )
+
+
+async def consume(world: "World", of: Subscribed, name: str, rng: Random) -> None:
+    """A process of a consumer's application."""
+    while True:
+        client = world.connect()
+        try:
+            await _consume_on(world, of, name, client, rng)
+            await asyncio.sleep(rng.random() * REST_S)
+        except (NotFoundError, InUseError, UnavailableError, LimitExceededError, FencedError,
+                ConsumerClosedError, TimeoutError) as error:  # fmt: skip
+            world.seen.note(f"{name} starts again: {error!r}")
+            await asyncio.sleep(REST_S)
+        finally:
+            await client.close()
+
+
+async def _consume_on(
+    world: "World", of: Subscribed, name: str, client: Client, rng: Random
+) -> None:
+    limits = world.swarm.limits["consumer"]
+    known = world.seen.subscription(of.topic, of.name)
+    bytes_max = limits.get("assembly_bytes_max", 1024 * 1024)
+    consumer = client.consumer(
+        of.topic,
+        of.name,
+        type=of.type,
+        options=of.options,
+        name=name,
+        ack_timeout_s=of.ack_timeout_s,
+        retry=RetryPolicy(0.05, 0.5),
+        breaker=None,
+        receiver_queue=limits.get("receiver_queue", 1_000),
+        receiver_queue_bytes=limits.get("receiver_queue_bytes", 64 * 1024 * 1024),
+        assembly=AssemblyLimits(
+            messages_max=limits.get("assembly_messages_max", 100),
+            bytes_max=bytes_max,
+            message_bytes_max=bytes_max,
+        ),
+        incomplete=of.incomplete,
+        on_dropped=lambda dropped: known.dropped.update(dropped.positions),
+    )
+    stays_s = rng.random() * 5 if world.swarm.has("consumers come and go") else None
+    async with consumer:
+        world.seen.note(f"{name} is connected")
+        settling: set[asyncio.Task[None]] = set()
+        loop = asyncio.get_running_loop()
+        ends_s = None if stays_s is None else loop.time() + stays_s
+        while ends_s is None or loop.time() < ends_s or world.is_quiet:
+            timeout_s = None if ends_s is None or world.is_quiet else ends_s - loop.time()
+            try:
+                message = await consumer.receive(timeout_s)
+            except TimeoutError:
+                continue
+            task = asyncio.create_task(_handle(world, of, known, name, consumer, message, rng))
+            settling.add(task)
+            task.add_done_callback(settling.discard)
+            if rng.random() < 0.5:
+                await asyncio.wait([task], timeout=1.0)
+            if world.swarm.has("seeks") and not world.is_quiet and rng.random() < 0.05:
+                await _seek(world, known, consumer, rng)
+        world.seen.counts["consumers left"] += 1
+        for task in settling:
+            task.cancel()
+    world.seen.note(f"{name} left")
+
+
+async def _seek(world: "World", known: Subscription, consumer: Consumer, rng: Random) -> None:
+    entries = world.seen.log(known.topic).entries
+    place: Place | None = None
+    if entries and rng.random() < 0.7:
+        place = (rng.choice(entries).position, 0)
+    world.seen.counts["seeks"] += 1
+    world.seen.note(f"seek {known.name} to {place}")
+    move = world.checker.moved(known)
+    try:
+        await consumer.seek("earliest" if place is None else MessageId(*place[0]))
+        move.answered_s = world.seen.now_s()
+    except Failure as error:
+        world.seen.note(f"{known.name} is not moved: {error!r}")
+
+
+def place_of(message: Received) -> Place:
+    """A message's entry, and its index there."""
+    return message.id.position, max(message.id.batch_index, 0)
+
+
+def places_of(world: "World", message: Received) -> list[Place]:
+    """All that an acknowledgement of a message is about: of a large one, its chunks."""
+    if not isinstance(message.id, ChunkMessageId):
+        return [place_of(message)]
+    log = world.seen.log(message.topic)
+    at = log.at.get(message.id.position)
+    if at is None or at.chunk is None:
+        return [place_of(message)]
+    return [(each, 0) for each in log.attempts[at.producer, at.chunk.uuid]]
+
+
+async def _handle(
+    world: "World",
+    of: Subscribed,
+    known: Subscription,
+    name: str,
+    consumer: Consumer,
+    message: Received,
+    rng: Random,
+) -> None:
+    number = int(message.payload[1:].split(b">", 1)[0])
+    if message.payload != world.seen.sent[number].payload:
+        world.seen.violate("INVENTED", f"message {number} has another payload: {message.payload!r}")
+    token = (message.token.epoch, message.token.delivery)
+    place = place_of(message)
+    world.checker.delivered(known, name, token, place, number, message.attempts)
+    try:
+        if rng.random() < 0.3:
+            await asyncio.sleep(rng.random() * 0.3)
+        if not world.is_quiet and rng.random() < of.stuck_share:
+            world.seen.counts["stuck"] += 1
+            await world.until_quiet()
+        if not world.is_quiet and rng.random() < of.nack_share:
+            world.seen.counts["nacks"] += 1
+            world.seen.note(f"nack {of.name} {place} {token}")
+            await consumer.nack(message)
+            return
+        through = (
+            of.type is SubscriptionType.EXCLUSIVE
+            and world.swarm.has("cumulative acks")
+            and rng.random() < 0.5
+        )
+        world.seen.note(f"ack {of.name} {place} {token}{' through' if through else ''}")
+        if through:
+            known.through = place if known.through is None else max(known.through, place)
+            await consumer.ack_through(message)
+        else:
+            known.asked.update(places_of(world, message))
+            await consumer.ack(message)
+        for each in [place] if through else places_of(world, message):
+            world.checker.done(known, each, token)
+    except StaleTokenError:
+        world.seen.counts["stale tokens"] += 1
+    except Failure as error:
+        world.seen.note(f"{name}: {place} is not settled: {error!r}")
+
+
+# ---- readers
+
+
+async def read(world: "World", topic: str, rng: Random) -> None:
+    """A process that reads a topic again and again, and compares it with what is there."""
+    while not world.is_over:
+        client = world.connect()
+        last: Position | None = None
+        try:
+            follow = rng.random() < 0.5
+            async with asyncio.timeout(5 + rng.random() * 5):
+                async for message in client.reader(topic, follow=follow):
+                    world.seen.counts["read"] += 1
+                    _check_read(world, topic, message.id, message.payload, last)
+                    last = message.id.position
+        except Failure as error:
+            world.seen.note(f"a reader of {topic}: {error!r}")
+        finally:
+            await client.close()
+        await asyncio.sleep(REST_S + rng.random())
+
+
+def _check_read(
+    world: "World", topic: str, id_: MessageId, payload: bytes, last: Position | None
+) -> None:
+    position = id_.position
+    at = world.seen.log(topic).at.get(position)
+    number = int(payload[1:].split(b">", 1)[0])
+    if at is None or number not in at.numbers or payload != world.seen.sent[number].payload:
+        world.seen.violate("INVENTED", f"read at {id_}: {payload!r}, there is {at}")
+    if last is not None and position < last:
+        world.seen.violate("REORDERED", f"read {id_} after {last}")

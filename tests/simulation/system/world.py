@@ -1,0 +1,425 @@
+"""One history's world: the network, the stores, the services and the applications, and what was
+seen of them."""
+
+import asyncio
+import importlib
+import logging
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import structlog
+from grpc import aio
+
+from seqgate.client import AfterDeadLetter, Client, SubscriptionType, connect
+from seqgate.types import TopicName
+from services.cursor.adapters.memory import MemoryCursorStore
+from services.cursor.adapters.sqlite import open_sqlite_store as open_cursors
+from services.cursor.core.cursor import CursorState
+from services.dispatcher.service import Dispatcher
+from services.ledger.adapters.memory import MemoryLedgerStore
+from services.ledger.adapters.sqlite import open_sqlite_store as open_logs
+from services.runtime.refusals import Refusals
+from tests.simulation.ground import EPOCH_S, Network, Process, VirtualLoop
+from tests.simulation.system.checkers import Checker
+from tests.simulation.system.seen import Seen
+from tests.simulation.system.services import run_of, target
+from tests.simulation.system.stores import (
+    CURSOR_WRITES,
+    LEDGER_WRITES,
+    STATE_WRITES,
+    ForgetfulStates,
+    Stores,
+    Unsteady,
+    state_refusal,
+    store_refusal,
+)
+from tests.simulation.system.swarm import Swarm
+from tests.simulation.system.workload import Publishing, Subscribed
+
+LOOK_S: Final = 0.1
+"""How often the insides of services are looked at, of virtual time."""
+
+TOPICS: Final = ("sim/system/a", "sim/system/b")
+
+Main = Callable[[], Coroutine[Any, Any, Any]]
+
+
+class Unit:
+    """Something that runs as a process, and may be started again: an instance of a service, or an
+    application."""
+
+    def __init__(self, world: "World", name: str, main: Main, *, is_service: bool) -> None:
+        self.name = name
+        self.is_service = is_service
+        self.process: Process | None = None
+        self.is_wanted = True
+        self._world = world
+        self._main = main
+
+    def start(self) -> None:
+        """Start it, unless it runs."""
+        if self.process is not None and self.process.is_alive:
+            return
+        world = self._world
+        world.seen.note(f"start {self.name}")
+        process = self.process = Process(self.name)
+        process.at_end.append(lambda: world.ended(self, process))
+        process.start(self._main)
+
+    def kill(self) -> None:
+        """Kill it, if it runs."""
+        if self.process is not None:
+            self.process.kill()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self.process is not None and self.process.is_alive
+
+
+class World:
+    """See the module."""
+
+    def __init__(self, swarm: Swarm, loop: VirtualLoop, network: Network) -> None:
+        self.swarm = swarm
+        self.loop = loop
+        self.network = network
+        self.rng = Random(f"world {swarm.seed}")
+        self.seen = Seen(lambda: loop.now)
+        self.checker = Checker(self.seen)
+        self.topics = TOPICS if swarm.has("two topics") else TOPICS[:1]
+        self.services: list[Unit] = []
+        self.applications: list[Unit] = []
+        self.publishings: list[Publishing] = []
+        self.subscribeds: list[Subscribed] = []
+        self.dispatchers: list[tuple[Process, Dispatcher]] = []
+        self.is_quiet = False
+        self.is_over = False
+        self._quiet = asyncio.Event()
+        self.failed = asyncio.Event()
+        self.seen.at_violation = self.failed.set
+        chance = Random(f"stores {swarm.seed}")
+        self.stores = Stores(
+            MemoryLedgerStore(),
+            MemoryCursorStore(_wall_ms(loop)),
+            ForgetfulStates(
+                lambda: int((EPOCH_S + loop.now) * 1000),
+                lambda: f"{chance.getrandbits(128):032x}",
+                lambda: chance.getrandbits(20),
+            ),
+        )
+        self.databases: Path | None = None
+        """Where the stores of logs and cursors are, if they are SQLite's."""
+
+    # ---- parts
+
+    def start_services(self) -> None:
+        """Start all instances of all services."""
+        for service, number in self._instances():
+            if number == 0:
+                hosts = [f"{service}-{each}" for each in range(self.swarm.instances[service])]
+                self.network.name(service, hosts)
+            unit = Unit(
+                self,
+                f"{service}-{number}",
+                self._main_of(service, number),
+                is_service=True,
+            )
+            self.services.append(unit)
+            unit.start()
+
+    def _instances(self) -> Iterator[tuple[str, int]]:
+        for service in ("cursor", "dedup", "ledger", "filter", "dispatcher"):
+            for number in range(self.swarm.instances[service]):
+                yield service, number
+
+    def _main_of(self, service: str, number: int) -> Main:
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                store: Any = None
+                if self.databases is not None and service in ("ledger", "cursor"):
+                    open_ = open_logs if service == "ledger" else open_cursors
+                    store = await stack.enter_async_context(
+                        open_(self.databases / f"{service}.db", readers=1)
+                    )
+                elif service in ("ledger", "cursor"):
+                    store = self.stores.ledger if service == "ledger" else self.stores.cursor
+                await run_of(
+                    service,
+                    number,
+                    limits=self.swarm.limits[service],
+                    instances=self.swarm.instances,
+                    store=self._unsteady(service, store),
+                )()
+
+        return main
+
+    def _unsteady(self, service: str, store: Any) -> Any:
+        chance = Random(self.rng.getrandbits(64))
+        is_memory = self.databases is None or service == "dedup"
+        common: dict[str, Any] = {
+            "rng": chance,
+            "later": self._later if is_memory else None,
+            "count": self._count,
+        }
+        troubles = self.stores.troubles
+        match service:
+            case "ledger":
+                return Unsteady(
+                    store,
+                    troubles["ledger"],
+                    writes=LEDGER_WRITES,
+                    refusal=store_refusal,
+                    observe=self.checker.at_ledger,
+                    **common,
+                )
+            case "cursor":
+                return Unsteady(
+                    WatchedCursors(store, self.checker),
+                    troubles["cursor"],
+                    writes=CURSOR_WRITES,
+                    refusal=store_refusal,
+                    observe=lambda *_: None,
+                    **common,
+                )
+            case "dedup":
+                return Unsteady(
+                    self.stores.state,
+                    troubles["state"],
+                    writes=STATE_WRITES,
+                    refusal=state_refusal,
+                    observe=self._at_state,
+                    **common,
+                )
+            case _:
+                return None
+
+    def _later(self, delay_s: float, do: Callable[[], None]) -> None:
+        with self.loop.world:
+            self.loop.call_later(delay_s, do)
+
+    def _count(self, what: str) -> None:
+        self.seen.counts[f"fault: {what}"] += 1
+        self.seen.note(what)
+
+    def _at_state(
+        self, method: str, args: tuple[Any, ...], named: dict[str, Any], answer: Any
+    ) -> None:
+        if method == "forget_producers":
+            topic = str(args[0])
+            for kind in ("purge", "evict"):
+                for name, _ in named[kind]:
+                    self.seen.counts[f"{kind}d producers"] += 1
+                    self.seen.note(f"{kind} {topic} {name}")
+                    self.checker.dedup.forgotten.add((topic, name))
+                    log = self.seen.log(topic)
+                    log.marks.pop(name, None)
+                    log.stored.pop(name, None)
+
+    # ---- applications
+
+    def connect(self) -> Client:
+        """A client in the current process."""
+        instances = self.swarm.instances
+        return connect(
+            target("ledger", instances["ledger"]), target("dispatcher", instances["dispatcher"])
+        )
+
+    def run(self, name: str, main: Main) -> Unit:
+        """Start an application."""
+        unit = Unit(self, name, main, is_service=False)
+        self.applications.append(unit)
+        unit.start()
+        return unit
+
+    def ended(self, unit: Unit, process: Process) -> None:
+        """A process is no more."""
+        failure = process.failure
+        self.seen.note(f"ended {unit.name}: {failure!r}")
+        if failure is not None and not self.is_over:
+            self.seen.violate("SURPRISE", f"{unit.name} ended with {_said(failure)}")
+        elif self.is_quiet and unit.is_service and not self.is_over:
+            with self.loop.world:  # it was told to stop before all was quiet
+                self.loop.call_soon(unit.start)
+
+    def may_be_missing(self, topic: str) -> bool:
+        """Whether somebody may have deleted a topic."""
+        return self.swarm.has("deletions")
+
+    def superseded(self, application: Publishing, error: Exception) -> None:
+        """A producer that numbers its messages by itself was told that somebody else has its
+        name."""
+        is_alone = not self.swarm.has("producers restart") and not self.swarm.has("shared names")
+        if not self.swarm.faults and is_alone:
+            self.seen.violate("SURPRISE", f"{application.name} is alone, and was told {error!r}")
+
+    def describe(self, of: Subscribed) -> None:
+        """What is to be expected of a subscription."""
+        known = self.seen.subscription(of.topic, of.name)
+        known.kind = of.type.name
+        known.is_ordered = of.type is not SubscriptionType.SHARED
+        known.holds = of.options.after_dead_letter is AfterDeadLetter.HOLD
+
+    async def look_inside(self) -> None:
+        """Look again and again whether dispatchers keep to their limits."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for process, dispatcher in self.dispatchers:
+                if process.is_alive:
+                    for live in dispatcher._live.values():
+                        self.checker.look(live)
+
+    async def until_quiet(self) -> None:
+        """Return when faults and troubles stop."""
+        await self._quiet.wait()
+
+    def calm_down(self) -> None:
+        """Nothing fails any more."""
+        self.seen.note("all is quiet")
+        self.is_quiet = True
+        self._quiet.set()
+
+
+class WatchedCursors:
+    """A store of cursors, and who is told what a cursor is with each change, in the change."""
+
+    def __init__(self, store: Any, checker: Checker) -> None:
+        self._store = store
+        self._checker = checker
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def change(self, topic: TopicName, name: str, step: Any) -> Any:
+        """One step, and how the cursor is then."""
+
+        def watched(state: CursorState, now_ms: int) -> Any:
+            answer = step(state, now_ms)
+            self._checker.cursor_changed(topic, name, state)
+            return answer
+
+        return await self._store.change(topic, name, watched)
+
+    async def create(self, topic: TopicName, name: str, **how: Any) -> Any:
+        """Make one."""
+        answer = await self._store.create(topic, name, **how)
+        if answer[1]:
+            self._checker.cursor_created(topic, name, how["mark_delete"])
+        return answer
+
+    async def delete(self, topic: TopicName, name: str) -> None:
+        """Remove it."""
+        await self._store.delete(topic, name)
+        self._checker.cursor_deleted(topic, name)
+
+
+def _wall_ms(loop: VirtualLoop) -> Callable[[], int]:
+    """The wall clock of the process that asks."""
+    return lambda: int(loop.process.clock.time() * 1000)
+
+
+def _said(failure: BaseException) -> str:
+    if isinstance(failure, BaseExceptionGroup):
+        return "; ".join(_said(each) for each in failure.exceptions)
+    return f"{failure!r} {_where(failure)}"
+
+
+@contextmanager
+def patched(world: World) -> Iterator[None]:
+    """What is tiny is tiny, what services say is noted, and their insides can be looked at."""
+    with ExitStack() as stack:
+
+        def put(holder: Any, name: str, value: Any) -> None:
+            stack.callback(setattr, holder, name, getattr(holder, name))
+            setattr(holder, name, value)
+
+        for path, value in world.swarm.limits["constants"].items():
+            module, _, name = path.rpartition(".")
+            before = getattr(importlib.import_module(module), name)
+            for holder in _modules():  # those that import it have it, too
+                if vars(holder).get(name) is before:
+                    put(holder, name, value)
+
+        noted = Refusals.note
+
+        def note(self: Refusals, event: str, class_: Any, **about: Any) -> None:
+            if event == "unexpected":
+                error = about.get("exc_info")
+                world.seen.violate("SURPRISE", f"{class_}: {error!r} {_where(error)}")
+            noted(self, event, class_, **about)
+
+        put(Refusals, "note", note)
+
+        begun = Dispatcher.__init__
+
+        def begin(self: Dispatcher, *args: Any, **named: Any) -> None:
+            begun(self, *args, **named)
+            world.dispatchers.append((world.loop.process, self))
+
+        put(Dispatcher, "__init__", begin)
+
+        _LISTENING.append(world)
+        stack.callback(_LISTENING.clear)
+        yield
+
+
+def _modules() -> list[Any]:
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if module is not None and name.partition(".")[0] in ("services", "seqgate")
+    ]
+
+
+_LISTENING: Final[list[World]] = []
+"""Who notes what services say; nobody once a history is over, when what is left of it is thrown
+away."""
+
+
+def _said_by_service(_: Any, method: str, event: dict[str, Any]) -> Any:
+    for world in _LISTENING:
+        said = " ".join(f"{name}={value}" for name, value in event.items() if name != "exc_info")
+        if "INSECURE" not in said:
+            world.seen.note(f"{world.loop.process.name} says ({method}) {said}"[:400])
+    raise structlog.DropEvent
+
+
+@contextmanager
+def listening_to_services() -> Iterator[None]:
+    """Meanwhile what services say is noted where a history is played, and printed nowhere; nor is
+    what libraries say of what is thrown away at its end."""
+    before = structlog.get_config()
+    libraries = logging.getLogger("opentelemetry")
+    level = libraries.level
+    structlog.configure(
+        processors=[_said_by_service],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        cache_logger_on_first_use=False,
+    )
+    libraries.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+        libraries.setLevel(level)
+
+
+def _where(error: BaseException | None) -> str:
+    traceback = getattr(error, "__traceback__", None)
+    places = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        places.append(f"{code.co_filename.rpartition('/')[2]}:{traceback.tb_lineno}")
+        traceback = traceback.tb_next
+    return " < ".join(reversed(places))
+
+
+def channel_to(world: World, service: str) -> aio.Channel:
+    """A channel for an administrator."""
+    from seqgate.client._channel import open_channel
+
+    return open_channel(target(service, world.swarm.instances[service]))

@@ -1,0 +1,66 @@
+"""P1 to P7, budgets and liveness over many histories of the whole system: see
+tests/simulation/system."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.simulation.system.__main__ import HASH_SEED, again
+from tests.simulation.system.history import play
+from tests.simulation.system.swarm import draw
+from tests.support.depth import times
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = 6
+HISTORIES = times(quick=60, full=6_000) // BLOCKS
+"""In each block."""
+
+SHOWN = 60
+"""So many of the last events are shown."""
+
+BLOCK_TIMEOUT_S = 7_200
+
+
+@pytest.mark.timeout(BLOCK_TIMEOUT_S)
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_nothing_is_lost_doubled_or_stuck_whatever_happens_around_the_services(
+    seed: int, block: int
+) -> None:
+    first = seed + block * HISTORIES
+    for finished in played(range(first, first + HISTORIES)):
+        if finished["violations"]:
+            shown = [*finished["violations"], finished["swarm"], again(finished["seed"])]
+            pytest.fail("\n".join([*shown, *finished["tail"][-SHOWN:]]))
+
+
+def test_a_seed_replays_its_history_exactly(seed: int) -> None:
+    rich = next(each for each in range(seed, seed + 1_000) if draw(each).faults)
+    one, other = play(rich), play(rich)
+    assert (one.digest, one.handles) == (other.digest, other.handles)
+
+
+def played(seeds: range) -> Iterator[dict[str, Any]]:
+    """What came of histories, played in a process whose texts have the hashes of every replay."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.simulation.system", "--worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": HASH_SEED},
+    ) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        for each in seeds:
+            worker.stdin.write(f"{each}\n")
+            worker.stdin.flush()
+            line = worker.stdout.readline()
+            assert line, f"the worker ended: {again(each)}"
+            yield json.loads(line)
+        worker.stdin.close()

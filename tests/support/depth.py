@@ -1,0 +1,49 @@
+"""How deep tests go that prove by repetition.
+
+SEQGATE_TEST_DEPTH is "full", or a number that full depth is multiplied by, like 0.1 or 20; without
+it tests go as deep as everybody has time for. `make test-deep` sets it to "full".
+"""
+
+import os
+from collections.abc import Sequence
+from math import ceil
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+SETTING: Final = "SEQGATE_TEST_DEPTH"
+
+FULL: Final = "full"
+
+
+def _depth() -> float | None:
+    given = os.environ.get(SETTING, "")
+    if not given:
+        return None
+    depth = 1.0 if given == FULL else float(given)
+    if depth <= 0:
+        raise ValueError(f"{SETTING} is above 0, or {FULL!r}")
+    return depth
+
+
+def is_deep() -> bool:
+    """Whether any depth is asked for."""
+    return _depth() is not None
+
+
+def deep(*, quick: T, full: T) -> T:
+    """One of two, for what is not counted: `full` where any depth is asked for."""
+    return full if is_deep() else quick
+
+
+def times(*, quick: int, full: int) -> int:
+    """How often, or up to how often, something is done."""
+    depth = _depth()
+    return quick if depth is None else ceil(depth * full)
+
+
+def some_of(cases: Sequence[T], *, every: int) -> Sequence[T]:
+    """All cases where any depth is asked for; else one of each `every` neighbours, which one by
+    SEQGATE_TEST_SEED."""
+    first = int(os.environ.get("SEQGATE_TEST_SEED", "0")) % every
+    return cases if is_deep() else cases[first::every]
