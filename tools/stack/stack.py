@@ -4,6 +4,7 @@ Used by `python -m tools.stack`, by the demo, and by tests. A stack keeps its da
 goes on from it:
 
     redis/        the append-only file
+    redis-1/ ...  those of further Redis servers
     ledger/       the SQLite database of the logs
     cursor/       the SQLite database of the cursors
     ledger-1/ ... those of further instances
@@ -64,6 +65,8 @@ class Stack:
         ports: Mapping[str, int] | None = None,
         instances: int = 1,
         replicas: int = 1,
+        redis_servers: int = 1,
+        one_store: bool = False,
     ) -> None:
         """
         Args:
@@ -74,6 +77,10 @@ class Stack:
             ports: on which ports to listen, by name; free ones otherwise.
             instances: how many each of PLACED has: ledger, ledger-1, ledger-2 ...
             replicas: how many each of the others has, in the same way.
+            redis_servers: how many of these: redis, redis-1 ... They know nothing of each other
+                until somebody tells them.
+            one_store: whether the instances of a service share one store, and any of them takes a
+                topic from any other, instead of each having some of the topics.
         """
         self.folder = folder.resolve()
         counts = {service: instances if service in PLACED else replicas for service in SERVICES}
@@ -83,12 +90,15 @@ class Stack:
         }
         """The names of the processes of each service."""
         self.services = tuple(name for service in services for name in self.instances[service])
+        self.redis = ["redis", *(f"redis-{number}" for number in range(1, redis_servers))]
+        """The names of the Redis servers."""
+        self._one_store = one_store
         self.environment = dict(environment or {})
         """Settings on top of the stack's own; a change counts from a process's next start on."""
         self._commands = dict(commands or {})
         # A service that does not run has an address, too.
         more = (name for names in self.instances.values() for name in names[1:])
-        names = [*PORTS, *more]
+        names = [*PORTS, *more, *self.redis[1:]]
         chosen = dict(zip(names, free_ports(len(names)), strict=True)) | dict(ports or {})
         self.ports = chosen
         self._processes: dict[str, Child] = {}
@@ -155,20 +165,19 @@ class Stack:
             StackError: a process ended, or was not ready in time; another stack has the folder.
         """
         stores = [each for service in PLACED for each in self.instances[service]]
-        for part in ("redis", "logs", *stores):
+        for part in ("logs", *self.redis, *stores):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
         if not self.policy_file.exists():
             self.policy_file.write_text("# Deduplication policies; read again when this changes.\n")
         self._take_folder()
-        await self._spawn("redis")
-        for service in self.services:
-            await self._spawn(service)
-        for name in ("redis", *self.services):
+        for name in (*self.redis, *self.services):
+            await self.spawn(name)
+        for name in (*self.redis, *self.services):
             await self.ready(name)
 
     async def stop(self) -> None:
         """Stop everything in good order."""
-        for name in (*reversed(self.services), "redis"):
+        for name in (*reversed(self.services), *self.redis):
             await self.terminate(name)
         if self._lock is not None:
             os.close(self._lock)
@@ -186,7 +195,7 @@ class Stack:
 
     async def run(self, name: str) -> None:
         """Start one process again, and return when it is ready."""
-        await self._spawn(name)
+        await self.spawn(name)
         await self.ready(name)
 
     async def terminate(self, name: str) -> int | None:
@@ -237,7 +246,12 @@ class Stack:
         log = self.folder / "logs" / f"{name}.log"
         return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
 
-    async def _spawn(self, name: str) -> None:
+    def process(self, name: str) -> Child | None:
+        """A process as it was started last; None: it was stopped, or never started."""
+        return self._processes.get(name)
+
+    async def spawn(self, name: str) -> None:
+        """Start one process, and do not wait until it is ready."""
         assert name not in self._processes
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             environment = {**os.environ, **self.settings, **self._own_settings(name)}
@@ -246,8 +260,8 @@ class Stack:
             )
 
     def _command(self, name: str) -> Sequence[str]:
-        if name == "redis":
-            return redis_command(self.folder / "redis", self.ports["redis"])
+        if name in self.redis:
+            return redis_command(self.folder / name, self.ports[name])
         module = f"services.{_service(name)}"
         return self._commands.get(name, (sys.executable, "-m", module))
 
@@ -258,7 +272,7 @@ class Stack:
         if len(instances) < 2:
             return {}
         own = {"LISTEN": self.address(name)}
-        if service in PLACED:
+        if service in PLACED and not self._one_store:
             own["STORE_PATH"] = str(self.folder / name / f"{service}.db")
             own["INSTANCES"] = json.dumps([self.address(each) for each in instances])
             own["ADVERTISED"] = self.address(name)
@@ -294,8 +308,8 @@ class Stack:
         }
 
     async def _answers(self, name: str) -> bool:
-        if name == "redis":
-            return await _pings(self.ports["redis"])
+        if name in self.redis:
+            return await _pings(self.ports[name])
         return await _serves(self.address(name))
 
     def _take_folder(self) -> None:

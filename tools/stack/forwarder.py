@@ -1,0 +1,117 @@
+"""A TCP proxy on loopback. What goes wrong on the way is up to whoever makes one of it."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+"""One side of a connection."""
+
+CHUNK_BYTES: Final = 64 * 1024
+"""How much is read from a connection at a time."""
+
+
+class Forwarder:
+    """Forwards each connection to a port on this machine. Subclasses say what becomes of the bytes
+    on the way: `there` and `back`."""
+
+    def __init__(self, *targets: int) -> None:
+        """
+        Args:
+            targets: the ports to forward to: a connection goes to the first that takes it.
+        """
+        self.targets = targets
+        """A change counts for connections from then on."""
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def connections(self) -> int:
+        """How many there are now."""
+        return len(self._tasks)
+
+    async def there(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry what is asked; the connection ends when this does."""
+        await forward(reader, writer)
+
+    async def back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry what is answered, likewise."""
+        await forward(reader, writer)
+
+    def pumps(self, near: Ends, far: Ends) -> Sequence[Coroutine[object, object, None]]:
+        """What carries a connection's bytes; the first that ends, ends the connection."""
+        return self.there(near[0], far[1]), self.back(far[0], near[1])
+
+    async def opened(self) -> Ends:
+        """Connect to the first target that takes the connection.
+
+        Raises:
+            OSError: none does.
+        """
+        for target in self.targets[:-1]:
+            with suppress(OSError):
+                return await asyncio.open_connection("127.0.0.1", target)
+        return await asyncio.open_connection("127.0.0.1", self.targets[-1])
+
+    def cut(self) -> int:
+        """End all connections; returns how many there were."""
+        for task in self._tasks:
+            task.cancel()
+        return len(self._tasks)
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            with suppress(OSError, asyncio.CancelledError):
+                await self._join(reader, writer)
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far = await self.opened()
+        pumps = [asyncio.create_task(each) for each in self.pumps((reader, writer), far)]
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            far[1].close()
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.wait(pumps)
+            for pump in pumps:
+                if not pump.cancelled():
+                    pump.exception()
+
+
+async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Carry everything, as it comes."""
+    while some := await reader.read(CHUNK_BYTES):
+        writer.write(some)
+        await writer.drain()

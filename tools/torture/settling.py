@@ -1,0 +1,117 @@
+"""Faults have stopped. Is everything stored, delivered and acknowledged within a bound?
+
+UNFINISHED  a producer has messages without a receipt
+STUCK       a subscription has messages that are not acknowledged, and nothing moves any more
+LAGGING     a reader has not read everything
+ENDED       a process ended that nobody had ended
+SURPRISED   an application failed in a way that nobody foresaw
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from google.protobuf.json_format import MessageToDict
+from grpc import aio
+
+from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceStub
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.types import Position
+from tools.torture.evidence import Log, Progress, last_position
+from tools.torture.shown import At, asking
+from tools.torture.violation import Violation
+
+LOOK_S: Final = 0.5
+
+STANDS_STILL_S: Final = 60.0
+"""After how long without progress nothing moves any more: longer than any time-out, lease or retry
+that a subscription of ours waits for."""
+
+SHOWN_MAX: Final = 3
+"""Of how many messages that are stuck it is asked why."""
+
+Progresses = Callable[[str, str], Awaitable[Progress]]
+
+
+async def all_acknowledged(
+    ledger: At,
+    subscriptions: Sequence[tuple[str, str]],
+    progress: Progresses,
+    within_s: float,
+    note: Callable[[str, str], None],
+) -> list[tuple[str, str]]:
+    """Wait until everything is; which subscriptions have more when nothing moves any more.
+
+    Args:
+        note: is told of each subscription that has everything behind it.
+    """
+    loop = asyncio.get_running_loop()
+    waiting = dict.fromkeys(subscriptions, Progress())
+    began_s = moved_s = loop.time()
+    async with asking(ledger, LedgerServiceStub) as stub:
+        while waiting:
+            for topic, subscription in list(waiting):
+                try:
+                    last = await last_position(stub, topic)
+                    now = await progress(topic, subscription)
+                except aio.AioRpcError:
+                    continue
+                if last is None or (now.mark_delete is not None and now.mark_delete >= last):
+                    del waiting[topic, subscription]
+                    note(topic, subscription)
+                    moved_s = loop.time()
+                elif now != waiting[topic, subscription]:
+                    waiting[topic, subscription] = now
+                    moved_s = loop.time()
+            if loop.time() - moved_s > STANDS_STILL_S or loop.time() - began_s > within_s:
+                break
+            await asyncio.sleep(LOOK_S)
+    return list(waiting)
+
+
+async def explained(
+    dispatcher: At, log: Log, subscription: str, progress: Progress
+) -> Violation | None:
+    """Why a subscription has messages that are not acknowledged, as the dispatcher says. None: it
+    has none of which the log knows."""
+    left = [entry.position for entry in log.entries if not progress.has(entry.position)]
+    if not left:
+        return None
+    keys = {stored.place.position: stored.key for stored in log.messages}
+    async with asking(dispatcher, DispatcherServiceStub) as stub:
+        said = [
+            await _explain(stub, log.topic, subscription, position, keys)
+            for position in left[:SHOWN_MAX]
+        ]
+        names: dict[str, Any] = {"topic": log.topic, "subscription": subscription}
+        report = await _asked(stub.Report, pb.ReportRequest(**names, keys_max=3))
+    what = f"{len(left)} entries are not acknowledged, the first at {left[0]}; " + "; ".join(said)
+    return Violation("STUCK", f"{log.topic} {subscription}", f"{what}; Report: {report}")
+
+
+async def _explain(
+    stub: Any, topic: str, subscription: str, position: Position, keys: dict[Position, str]
+) -> str:
+    names: dict[str, Any] = {"topic": topic, "subscription": subscription}
+    wire = entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
+    of_entry = await _asked(stub.Explain, pb.ExplainRequest(**names, position=wire))
+    key = keys.get(position)
+    if key is None:
+        return f"{position}, a part of a message: {of_entry}"
+    of_key = await _asked(stub.Explain, pb.ExplainRequest(**names, key=key.encode()))
+    return f"{position} of {key}: {of_entry}; {key}: {of_key}"
+
+
+async def _asked(call: Any, request: Any) -> str:
+    try:
+        answer = await call(request, timeout=10)
+    except aio.AioRpcError as error:
+        return f"{error.code().name} {error.details()}"
+    if isinstance(answer, pb.ExplainResponse):
+        return ", then ".join(each.text for each in answer.reasons)
+    for consumer in answer.consumers:
+        del consumer.ranges[:]  # hundreds
+    return json.dumps(MessageToDict(answer))

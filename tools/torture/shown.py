@@ -1,0 +1,56 @@
+"""Where a service is, and what its callers show: TLS, certificates and tokens, as files."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from seqgate.client import TLS, Client, connect
+from seqgate.client._channel import Security, open_channel
+from seqgate.owners import FollowingChannel
+
+
+class Shown(NamedTuple):
+    """What callers show; empty: nothing. An installation of our own wants nothing.
+
+    Attributes:
+        ca: the authorities of the services' certificates, in PEM; with it calls go over TLS.
+        certificate, key: the caller's own, in PEM.
+        token: a file with a bearer token.
+    """
+
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+    token: str = ""
+
+    @property
+    def security(self) -> Security:
+        """As channels take it."""
+        certificate, key = (Path(each) if each else None for each in (self.certificate, self.key))
+        tls = TLS(Path(self.ca), certificate, key) if self.ca else None
+        return Security(tls, Path(self.token) if self.token else None)
+
+    def client(self, ledger: str, dispatcher: str | None = None) -> Client:
+        """A client that shows it."""
+        security = self.security
+        return connect(ledger, dispatcher, tls=security.tls, token=security.token)
+
+
+NOTHING: Final = Shown()
+
+
+class At(NamedTuple):
+    """A service, any instance of it; "" where nobody knows."""
+
+    address: str
+    shown: Shown = NOTHING
+
+
+@asynccontextmanager
+async def asking(at: At, stub: Any) -> AsyncIterator[Any]:
+    """A stub for a service; calls go to whoever has the topic."""
+    opened = partial(open_channel, security=at.shown.security)
+    async with FollowingChannel(at.address, opened) as channel:
+        yield stub(channel)
