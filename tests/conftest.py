@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Verbosity, settings
 
+from tests.support.depth import is_deep
 from tests.support.nursery import Nursery
 from tests.support.redis_groups import Cluster, Sentinels, running
 from tests.support.redis_server import RedisServer, running_redis
@@ -24,8 +25,13 @@ settings.register_profile(
 settings.load_profile("default")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that may take longest come first, so that nobody has to wait for them in the end."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that are for full depth only are left out otherwise. Those that may take longest come
+    first, so that nobody has to wait for them in the end."""
+    if not is_deep():
+        left_out = [item for item in items if item.get_closest_marker("deep") is not None]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
     def patience_s(item: pytest.Item) -> float:
         marker = item.get_closest_marker("timeout")

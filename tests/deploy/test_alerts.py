@@ -71,6 +71,10 @@ STORIES = {
     "SeqgateProcessAway": value('up{job="seqgate/seqgate"}', 0, 1, job="seqgate/seqgate"),
     "SeqgateTopicsWaitForRebuild": value(f'{TOPICS}{{state="waiting_for_rebuild"}}', 1, 0),
     "SeqgateTopicsAlignForLong": value(f'{TOPICS}{{state="aligning"}}', 1, 0),
+    "SeqgateTopicsFail": counted('seqgate_ledger_topic_failures_total{topic="a"}', **TOPIC),
+    "SeqgateSubscriptionsFail": counted(
+        'seqgate_dispatcher_subscription_failures_total{topic="a"}', **TOPIC
+    ),
     "SeqgatePublishingFails": share(
         'seqgate_ledger_receipts_total{status="FAILED"}',
         'seqgate_ledger_receipts_total{status="STORED"}',

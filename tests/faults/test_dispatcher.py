@@ -227,10 +227,11 @@ async def test_64_a_full_cursor_store_acknowledges_nothing_and_loses_nothing(
         async with consuming(dispatchers, topic, permits=9, max_in_flight_per_key=1) as consumer:
             first, second = await consumer.received(2)
             await cursors.CreateCursor(cursor_pb2.CreateCursorRequest(**filler))
-            for size in (4_000, 200, 1):  # until nothing fits in, however small
+            # Until nothing fits in, however small, and not only while the log is long.
+            for turn, size in enumerate((4_000, 200, 1, 1, 1)):
                 with refused(StatusCode.RESOURCE_EXHAUSTED, "STORE_FULL"):
                     for i in range(2_000):
-                        put = {f"{size}-{i}": "x" * size}
+                        put = {f"{turn}-{size}-{i}": "x" * size}
                         await cursors.UpdateCursorProperties(
                             cursor_pb2.UpdateCursorPropertiesRequest(**filler, put=put)
                         )

@@ -16,6 +16,7 @@ from tests.faults.test_crash_points import (
 )
 from tests.faults.world import World
 from tests.support.crash_points import Order
+from tests.support.depth import some_of
 from tools.stack.stack import StackError
 
 ONCE = ("take", "rollback", "confirm")
@@ -26,7 +27,7 @@ def passes(point: str) -> int:
     return 0 if point.startswith(ONCE) else 1
 
 
-@pytest.mark.parametrize("point", LEDGER_POINTS)
+@pytest.mark.parametrize("point", some_of(LEDGER_POINTS, every=3))
 async def test_the_ledger_and_dedup_die_when_the_ledger_is_at(
     world: World, point: str, seed: int
 ) -> None:
@@ -41,14 +42,16 @@ async def test_dedup_dies_when_the_ledger_is_at(world: World, point: str, seed: 
     await publish_through(world, world.application(seed), "ledger", order, "dedup")
 
 
-@pytest.mark.parametrize("point", DEDUP_POINTS)
+@pytest.mark.parametrize("point", some_of(DEDUP_POINTS, every=2))
 async def test_dedup_and_redis_die_when_dedup_is_at(world: World, point: str, seed: int) -> None:
     dying = ("redis", "dedup")
     order = Order(point, passes(point), [world.pid(name) for name in dying])
     await publish_through(world, world.application(seed), "dedup", order, *dying)
 
 
-@pytest.mark.parametrize("point", [each for each in LEDGER_POINTS if each.startswith(ONCE)])
+@pytest.mark.parametrize(
+    "point", some_of([each for each in LEDGER_POINTS if each.startswith(ONCE)], every=2)
+)
 async def test_the_ledger_dies_again_when_it_comes_back_and_is_at(
     world: World, point: str, seed: int
 ) -> None:

@@ -30,6 +30,7 @@ from tests.faults.world import World
 from tests.integration.services import channel_to
 from tests.support.checkers import Acknowledgement, Content, History, Identity, Stored
 from tests.support.crash_points import Order
+from tests.support.depth import some_of
 from tests.support.publisher import Publisher, publishing, single
 from tests.support.workload import judge, read_log
 from tools.stack.child import bound_to_us
@@ -191,7 +192,7 @@ def at(point: str, *pids: int) -> Order:
 LEDGER_POINTS = ["admit.before", "admit.after", "append.before", "append.after", "receipts.after"]
 
 
-@pytest.mark.parametrize("point", LEDGER_POINTS)
+@pytest.mark.parametrize("point", some_of(LEDGER_POINTS, every=3))
 async def test_the_ledger_dies_between_chunks_at(world: World, point: str) -> None:
     await publish_through(world, Large(world), "ledger", at(point), "ledger")
 
@@ -222,7 +223,7 @@ async def test_the_ledger_dies_between_chunks_and_again_while_it_comes_back(
     publishing_on = asyncio.create_task(application.publish())
     assert await stack.ended("ledger") == -SIGKILL
     world.order("ledger", Order("rollback.after"))
-    await stack._spawn("ledger")
+    await stack.spawn("ledger")
     assert await stack.ended("ledger") == -SIGKILL
     await stack.run("ledger")
     await publishing_on

@@ -24,6 +24,7 @@ from seqgate.client._status import error_of_call
 from services.runtime.channels import check_health
 from tests.faults.world import World
 from tests.support.crash_points import ORDER, Order
+from tests.support.depth import some_of
 from tests.support.publisher import publishing
 from tests.support.waiting import eventually
 from tests.support.workload import Book
@@ -130,7 +131,7 @@ def reason_of(error: aio.AioRpcError | None) -> str:
     return "" if error is None else error_of_call(error).reason
 
 
-@pytest.mark.parametrize("point", WHILE_PUBLISHING)
+@pytest.mark.parametrize("point", some_of(WHILE_PUBLISHING, every=2))
 async def test_a_ledger_that_was_replaced_while_it_stood_still_stores_nothing_more(
     world: World, zombie: Zombie, point: str
 ) -> None:

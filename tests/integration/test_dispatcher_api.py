@@ -5,7 +5,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -17,8 +17,9 @@ from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import (
     DispatcherServiceStub,
     add_DispatcherServiceServicer_to_server,
 )
-from seqgate.api.entry.v1.entry_pb2 import Position
+from seqgate.api.entry.v1.entry_pb2 import EntryMetadata, Position
 from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.types import TopicName
 from services.dispatcher import parsing as limits
 from services.dispatcher import service as service_limits
 from services.dispatcher import session as session_limits
@@ -27,7 +28,7 @@ from services.dispatcher.adapters.filters import GrpcFilters
 from services.dispatcher.adapters.ledger import GrpcLog
 from services.dispatcher.adapters.letters import GrpcDeadLetters
 from services.dispatcher.config import DispatcherConfig
-from services.dispatcher.ports import Ports
+from services.dispatcher.ports import Letter, Ports
 from services.dispatcher.servicer import DispatcherServicer
 from services.runtime.channels import peer_channel
 from services.runtime.drain import Drain
@@ -346,6 +347,9 @@ OPTION_LIMITS = {
 }
 
 
+OPTION_DEFAULTS = {"drain_deadline_ms": limits.DRAIN_DEADLINE_MS}
+
+
 @pytest.mark.parametrize("option", OPTION_LIMITS)
 async def test_an_option_has_a_bound(services: Services, topic: str, option: str) -> None:
     await publish(services, topic, "k")
@@ -356,7 +360,17 @@ async def test_an_option_has_a_bound(services: Services, topic: str, option: str
         await Sub(services, topic).get()
     for right in (most, 0):
         async with consuming(services.dispatcher, topic, **{option: right}):
-            assert getattr((await Sub(services, topic).report()).options, option) == right
+            report = await Sub(services, topic).report()
+            expected = right or OPTION_DEFAULTS.get(option, 0)
+            assert getattr(report.options, option) == expected
+
+
+async def test_a_topic_is_not_its_own_dead_letter_topic(services: Services, topic: str) -> None:
+    await publish(services, topic, "k")
+    with refused(INVALID, "INVALID_OPTIONS"):
+        await connect(services.dispatcher, subscribe(topic, dead_letter_topic=topic))
+    with refused(NOT_FOUND, "SUBSCRIPTION_NOT_FOUND"):
+        await Sub(services, topic).get()
 
 
 BAD_CONSUMERS = {
@@ -1272,7 +1286,7 @@ async def test_54_who_does_not_let_go_of_a_key_in_time_loses_it(
             lost = [had[each] for each in sorted(old.moved)]
             again = await new.received(len(lost))
             assert sorted(numbers(again)) == sorted(numbers(lost))
-            assert {each.attempts for each in again} == {1}
+            assert {each.attempts for each in again} == {0}
             assert set((await old.acknowledge(*lost)).outcomes) == {STALE}
             assert (await sub.report()).totals.drained == len(lost)
             assert not (await new.acknowledge(*again)).outcomes
@@ -1417,6 +1431,7 @@ async def test_73_a_message_is_shown_so_often_and_then_is_in_the_dead_letter_top
         "seqgate.origin.topic": topic,
         "seqgate.origin.subscription": "s",
         "seqgate.origin.id": "1:0",
+        "seqgate.dead.generation": "1",
         "seqgate.origin.producer": "p",
         "seqgate.origin.sequence_id": "7",
         "seqgate.attempts": "3",
@@ -1638,7 +1653,8 @@ async def test_a_report_is_complete(services: Services, sub: Sub) -> None:
         assert report.options.max_in_flight_per_key == 1
         assert report.options.placement == pb.PLACEMENT_AUTO_SPLIT
         assert report.options.type == KEY_SHARED
-        assert not report.options.HasField("max_redeliveries")
+        assert report.options.max_redeliveries == limits.REDELIVERIES_DEFAULT == 16
+        assert report.options.drain_deadline_ms == limits.DRAIN_DEADLINE_MS == 300_000
         assert report.read_position == at(5)
         assert not report.HasField("mark_delete")
         assert (report.unacked_messages, report.blocked_on_unacked) == (3, False)
@@ -1820,6 +1836,34 @@ async def test_a_letter_that_is_refused_holds_up_its_key_alone(
         assert sorted(await origins(services, closed)) == [0, 1]
 
 
+async def test_a_chunk_whose_beginning_the_dead_letter_topic_lacks_is_a_message_there(
+    services: Services, topic: str
+) -> None:
+    metadata = EntryMetadata(
+        producer_name="p",
+        sequence_id=7,
+        publish_time=1,
+        partition_key="k",
+        uuid="attempt",
+        num_chunks_from_msg=3,
+        total_chunk_msg_size=9,
+        chunk_id=1,
+    )
+    entry = ledger_pb2.StoredEntry(metadata=metadata, payload=b"mid", append_time=1)
+    entry.position.ledger_id = 1
+    name = TopicName.parse(topic)
+    async with peer_channel(services.stack.address("ledger"), keepalive_s=10) as channel:
+        dead = GrpcDeadLetters(channel, timeout_s=5)
+        for _ in range(2):
+            assert await dead.put(Letter(TopicName.parse(dlq(topic)), name, "s", 1, 2, entry))
+    (stored,) = await letters(services, dlq(topic))
+    assert not stored.metadata.num_chunks_from_msg
+    properties = stored.metadata.properties
+    assert properties["seqgate.origin.chunk"] == "2 of 3"
+    assert properties["seqgate.origin.uuid"] == "attempt"
+    assert properties["seqgate.origin.sequence_id"] == "7"
+
+
 # ---- a consumer that does not read
 
 
@@ -1888,3 +1932,30 @@ async def test_who_does_not_read_what_it_is_sent_is_cut_off_and_holds_nobody_up(
                 while await slow.read() is not aio.EOF:
                     pass
             await other.leave()
+
+
+@pytest.mark.parametrize("is_half_closed", [False, True])
+async def test_an_invalid_request_that_comes_with_the_first_ends_the_stream(
+    services: Services, topic: str, *, is_half_closed: bool
+) -> None:
+    await publish(services, topic, "k")
+    for _ in range(20):
+        call = services.dispatcher.Consume()
+        await call.write(pb.ConsumeRequest(subscribe=subscribe(topic)))
+        with suppress(asyncio.InvalidStateError, aio.AioRpcError):  # it may have ended by then
+            await call.write(pb.ConsumeRequest(permit=pb.Permit(messages=0)))
+            if is_half_closed:
+                await call.done_writing()
+        with refused(INVALID, "INVALID_PERMITS"):
+            async with asyncio.timeout(10):
+                while await call.read() is not aio.EOF:
+                    pass
+                raise await ending(call)
+
+
+async def ending(call: Any) -> aio.AioRpcError:
+    """How a stream ended."""
+    trailing = await call.trailing_metadata()
+    return aio.AioRpcError(
+        await call.code(), aio.Metadata(), trailing, details=await call.details()
+    )

@@ -488,6 +488,27 @@ async def test_every_change_is_noted(services: Services, sub: Filtered) -> None:
     assert await sub.filters() == filters
 
 
+@pytest.mark.parametrize("is_changed", [False, True])
+async def test_what_comes_before_filters_when_a_subscription_is_moved_back_is_filtered_all_the_same(
+    services: Services, sub: Filtered, *, is_changed: bool
+) -> None:
+    """Whatever was written of the subscription since."""
+    topic = sub.names["topic"]
+    await publish(services, topic, "us", "eu", "us", "eu")
+    await sub.create()
+    await sub.set(IN_EU, start=pb.Start(at=at(2)))
+    async with consuming(services.dispatcher, topic, permits=9) as consumer:
+        await consumer.acknowledge(*await consumer.received(3))
+        await sub.reaches(3)
+        if is_changed:
+            await sub.set(IN_EU, mode=SHADOW)
+        await sub.reset(EARLIEST)
+        consumer.deliveries.clear()
+        await consumer.permit(9)
+        await consumer.until(lambda: len(consumer.deliveries) >= 2)
+        assert numbers(consumer.deliveries) == [1, 3]
+
+
 async def test_a_shadow_chain_is_counted_and_changes_nothing(
     services: Services, sub: Filtered
 ) -> None:
@@ -631,6 +652,21 @@ async def test_k100_a_filter_that_fails_parks_its_key_and_no_other(
         await sub.set("true", start=EARLIEST)
         assert await take(consumer, 2) == [1, 2]
         await sub.reaches(3)
+
+
+async def test_a_filter_that_is_mended_judges_what_waits_because_it_failed(
+    services: Services, sub: Filtered
+) -> None:
+    topic = sub.names["topic"]
+    await publish(services, topic, "1", "x", "2")
+    await sub.create()
+    await sub.set(IS_NUMBER, version=1)
+    async with consuming(services.dispatcher, topic, permits=9) as consumer:
+        assert await take(consumer, 1) == [0]
+        await sub.waits_for("k", "FILTER_FAILED")
+        await sub.set("true", version=2)
+        assert await take(consumer, 2) == [1, 2]
+        await sub.reaches(2)
 
 
 @pytest.mark.parametrize(("policy", "expected"), [(ACCEPT, [0, 1, 2]), (REJECT, [0, 2])])

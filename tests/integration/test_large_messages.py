@@ -288,6 +288,22 @@ async def test_a_message_left_unfinished_is_left_out_and_told(
     assert [(each.producer, each.sequence_id, each.uuid) for each in dropped] == [("q", 5, "left")]
 
 
+async def test_a_producer_is_told_what_is_stored_and_not_what_comes_before_an_unfinished_message(
+    services: Services, client: Client, topic: str
+) -> None:
+    left = {"uuid": "left", "num_chunks_from_msg": 3, "total_chunk_msg_size": 3}
+    async with publishing(services.ledger, topic, "q") as publisher:
+        assert (await publisher.store(single(1, 5, chunk_id=0, **left))).status == STORED
+    async with client.producer(topic, name="q") as producer:
+        assert producer.last_sequence_id is None
+        assert (await producer.send(b"x")).sequence_id == 5
+    async with publishing(services.ledger, topic, "q") as publisher:
+        assert (await publisher.store(single(1, 9, chunk_id=0, **left))).status == STORED
+    async with client.producer(topic, name="q") as producer:
+        assert producer.last_sequence_id == 5
+        assert (await producer.send(b"x")).sequence_id == 9
+
+
 async def test_a_compressed_message_keeps_all_that_it_says(client: Client, topic: str) -> None:
     properties = {f"name {each}": "value" * 20 for each in range(50)}
     said = {"key": "k\u00e9y", "ordering_key": b"\0\xff", "event_time_ms": 2**64 - 1}

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from grpc import StatusCode, aio
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.entry.v1.entry_pb2 import Position
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from tests.integration.refusals import check, refused, status_of_call
 from tests.integration.services import Services, running, second_ledger
 from tests.support.publisher import STATUS_LOST, Publisher, batch, entry, publishing, single
@@ -24,8 +25,10 @@ STALE, FAILED, SKIPPED = (
     pb.RECEIPT_STATUS_FAILED,
     pb.RECEIPT_STATUS_SKIPPED,
 )
+PARTIAL, REFUSED = pb.RECEIPT_STATUS_PARTIAL, pb.RECEIPT_STATUS_REFUSED
 
 STREAMS_MAX = 4
+WINDOW_MESSAGES = 100
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +38,7 @@ async def strict(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         tmp_path_factory.mktemp("strict"),
         SEQGATE_LEDGER_AUTO_CREATE='["open/*", "half/a?"]',
         SEQGATE_LEDGER_PUBLISH_STREAMS_MAX=str(STREAMS_MAX),
+        SEQGATE_LEDGER_WINDOW_MESSAGES=str(WINDOW_MESSAGES),
         SEQGATE_LEDGER_KEEP_INTERVAL_S="0.05",
         SEQGATE_LEDGER_IDLE_TIMEOUT_S="0.05",
         SEQGATE_LEDGER_FOLLOW_POLL_S="0.02",
@@ -639,6 +643,62 @@ async def test_no_more_streams_than_may_be_are_open(strict: Services) -> None:
         assert await publish(strict.ledger, topic, 3) == [STORED]
 
 
+async def test_streams_that_are_read_are_limited_and_who_reads_nothing_makes_room(
+    services: Services, topic: str
+) -> None:
+    everything = pb.ReadRequest(topic=topic, earliest=pb.Earliest())
+    async with second_ledger(
+        services,
+        SEQGATE_LEDGER_READ_STREAMS_MAX="2",
+        SEQGATE_LEDGER_READ_BYTES_MAX="65536",
+        SEQGATE_LEDGER_SLOW_READER_S="0.2",
+    ) as other:
+        async with publishing(services.ledger, topic, "p") as publisher:
+            for each in range(30):  # more than gRPC takes for a reader that does not read
+                assert (await publisher.store(single(each, each, b"x" * 500_000))).status == STORED
+        slow = other.Read(everything)
+        assert (await slow.read()).HasField("started")
+        async with asyncio.timeout(30):
+            assert await _ids_of(other.Read(everything)) == [*range(30)], "after a while"
+        quick = other.Read(everything)
+        with refused(StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS") as details:
+            await _ids_of(other.Read(everything))
+        assert details == {"read_streams_max": "2"}
+        with refused(StatusCode.UNAVAILABLE, "SLOW_READER"):
+            await _ids_of(slow)
+        assert await _ids_of(quick) == [*range(30)]
+        assert await _ids_of(other.Read(everything)) == [*range(30)], "there is room again"
+
+
+async def test_a_producer_that_does_not_read_its_receipts_is_told_so_in_the_end(
+    strict: Services,
+) -> None:
+    topic = "open/unread/t"
+    little = [("grpc.http2.lookahead_bytes", 65_536), ("grpc.http2.bdp_probe", 0)]
+    async with aio.insecure_channel(strict.stack.address("ledger"), options=little) as channel:
+        call: Any = LedgerServiceStub(channel).Publish()  # type: ignore[no-untyped-call]
+        await call.write(pb.PublishRequest(open=pb.Open(topic=topic, producer_name="p")))
+        assert (await call.read()).HasField("opened")
+        for start in range(0, 30_000, 1_000):
+            wrong = [pb.Publication(request_id=each) for each in range(start, start + 1_000)]
+            request = pb.PublishRequest(publications=pb.Publications(publications=wrong))
+            with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+                await call.write(request)
+
+        async def is_cut() -> bool:
+            return (await get(strict, topic)).connected_producers == 0
+
+        await eventually(is_cut, "the producer is connected no more")
+        count = 0
+        with refused(StatusCode.RESOURCE_EXHAUSTED, "RECEIPTS_UNREAD") as details:
+            async with asyncio.timeout(60):
+                while (response := await call.read()) is not aio.EOF:
+                    count += len(response.receipts.receipts)
+        assert details == {"receipts_max": str(WINDOW_MESSAGES + 10_000)}
+        assert count < 30_000 - 10_000
+        assert await publish(strict.ledger, topic, 1) == [STORED]
+
+
 async def test_a_connected_producer_is_kept_alive_and_an_idle_topic_is_let_go(
     strict: Services,
 ) -> None:
@@ -830,3 +890,54 @@ async def test_whoever_publishes_through_whichever_process_an_id_is_stored_once(
     entries = await services.read(topic, metadata_only=True)
     positions = [(each.position.ledger_id, each.position.entry_id) for each in entries]
     assert positions == sorted(set(positions))
+
+
+# ---- holds, and what is there already
+
+
+async def test_a_publication_that_is_refused_ends_a_hold_if_it_resumes(
+    services: Services, topic: str
+) -> None:
+    """Its producer has all receipts, and goes on."""
+    wrong = pb.Publication(request_id=6, resume=True)
+    async with publishing(services.ledger, topic, "p") as publisher:
+        assert (await publisher.store(batch(1, [1, 2]))).status == STORED
+        for alone in (True, False):
+            assert (await publisher.store(batch(2, [2, 9]))).status == PARTIAL
+            assert (await publisher.store(single(3, 3))).status == SKIPPED
+            last = single(7, 3 if alone else 4)
+            if alone:
+                await publisher.send(wrong)
+                await publisher.send(last)
+            else:
+                await publisher.send(wrong, last)
+            assert (await publisher.receipt(6)).status == REFUSED
+            assert (await publisher.receipt(7)).status == STORED
+    assert await services.ids(topic) == [1, 3, 4]
+
+
+async def test_a_publication_for_another_epoch_does_not_end_a_hold(
+    services: Services, topic: str
+) -> None:
+    async with publishing(services.ledger, topic, "p") as publisher:
+        assert (await publisher.store(batch(1, [1, 2]))).status == STORED
+        assert (await publisher.store(batch(2, [2, 9]))).status == PARTIAL
+        await publisher.send(single(3, 3, resume=True), ledger_id=99)
+        assert (await publisher.receipt(3)).status == REFUSED
+        assert (await publisher.store(single(4, 4))).status == SKIPPED
+
+
+async def test_the_beginning_of_a_batch_that_is_stored_has_its_position(
+    services: Services, topic: str
+) -> None:
+    async with publishing(services.ledger, topic, "p") as publisher:
+        stored = await publisher.store(batch(1, [1, 2, 3]))
+        for request_id, ids in enumerate(([1, 2, 3], [1, 2]), start=2):
+            again = await publisher.store(batch(request_id, ids))
+            assert (again.status, again.position) == (DUPLICATE, stored.position)
+            assert not again.fates
+        rest = await publisher.store(batch(4, [2, 3]))
+        assert rest.status == DUPLICATE
+        assert not rest.HasField("position")
+        places = [(each.position, each.batch_index) for each in rest.fates]
+        assert places == [(stored.position, 1), (stored.position, 2)]

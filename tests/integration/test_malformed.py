@@ -19,11 +19,12 @@ from redis.asyncio import Redis
 
 from tests.integration.refusals import check, status_of_call
 from tests.integration.services import Services, channel_to, health, running
+from tests.support.depth import times
 from tests.support.malformed import messages
 from tests.support.publisher import publishing, single
 from tests.support.rpcs import PROTOS, TABLES
 
-EXAMPLES = 40
+EXAMPLES = times(quick=15, full=40)
 """How many requests, or streams of them, each method gets."""
 
 STREAMED_MAX = 3

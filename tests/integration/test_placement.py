@@ -266,7 +266,10 @@ async def test_a_topic_moves_with_all_that_is_known_of_it(
         assert producer.last_sequence_id == 2
         receipt = await producer.send(b"five")
         assert receipt.sequence_id == 3
-    assert await payloads(client, topic) == ["four", "five"]
+        await ledgers.move(topic, source)  # its own name is still its own
+        assert (await producer.send(b"six")).sequence_id == 4
+        await ledgers.move(topic, target)
+    assert await payloads(client, topic) == ["four", "five", "six"]
     assert ids[0] == "1:0:-1"
     with refused(IN_USE, "NOT_OWNER") as details:
         await ledgers.at(source).GetTopic(ledger_pb2.GetTopicRequest(topic=topic))
@@ -366,6 +369,13 @@ async def test_cursors_move_with_all_that_is_known_of_them(cursors: Instances, t
     stub, named = cursors.anywhere, {"topic": topic, "name": "c"}
     await make_cursor(cursors, topic)
     await make_cursor(cursors, topic, "other")
+    await make_cursor(cursors, topic, "gone")
+    gone = {"topic": topic, "name": "gone"}
+    leased = cursor_pb2.AcquireLeaseRequest(**gone, owner="me", duration_ms=60_000)
+    for _ in range(7):
+        spent = (await stub.AcquireLease(leased)).lease.epoch
+        await stub.ReleaseLease(cursor_pb2.ReleaseLeaseRequest(**gone, epoch=spent))
+    await stub.DeleteCursor(cursor_pb2.DeleteCursorRequest(**gone))
     lease = cursor_pb2.AcquireLeaseRequest(**named, owner="me", duration_ms=60_000)
     epoch = (await stub.AcquireLease(lease)).lease.epoch
     properties = {"large": "x" * 100_000, "small": "y"}
@@ -412,9 +422,12 @@ async def test_cursors_move_with_all_that_is_known_of_them(cursors: Instances, t
         epoch=epoch,
     )
     assert (await stub.Acknowledge(ends)).mark_delete == at(2, 2)
-    ends.epoch = epoch + 1
+    ends.epoch = spent + 9
     with refused(StatusCode.ABORTED, "FENCED"):
         await stub.Acknowledge(ends)
+    # Nor does a cursor that was deleted before have its epochs again.
+    await make_cursor(cursors, topic, "gone")
+    assert (await stub.AcquireLease(leased)).lease.epoch > spent
 
 
 async def test_a_subscription_goes_on_while_its_log_and_its_cursor_move(

@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.client import connect
 from seqgate.types import Position, TopicName
 from services.dedup.adapters.connect import connect_redis
 from services.dedup.adapters.cursors import NoCursors
@@ -28,7 +29,7 @@ from services.dedup.core.topic import (
     ProducerEntries,
     Writer,
 )
-from services.dedup.ports import StateStore
+from services.dedup.ports import StateStore, StateUnavailable
 from services.dedup.service import Deduplication, ProducerNotFound
 from services.dedup.snapshots import Snapshots
 from tests.integration.refusals import check
@@ -206,7 +207,7 @@ async def test_each_value_comes_from_its_own_level(
         on_full_source=CLUSTER,
         snapshot_entries=7,
         snapshot_entries_source=CLUSTER,
-        snapshot_interval_seconds=120,
+        snapshot_interval_s=120,
         snapshot_interval_source=DEFAULT,
     )
 
@@ -301,6 +302,41 @@ async def test_with_deduplication_off_an_initial_id_is_given_back(
     await policed.set(off(topic))
     async with publishing(services.ledger, topic, "p", initial_sequence_id=41) as publisher:
         assert publisher.opened.last_sequence_id == 41
+
+
+async def test_a_producer_that_numbers_by_itself_goes_on_while_policy_changes_its_mind(
+    policed: Policed, services: Services, topic: str
+) -> None:
+    """On, off and on again, with nobody else there: it never uses an id twice, since the topic may
+    deduplicate again at any time, and is not taken for another one when it connects again."""
+    async with connect(services.stack.address("ledger")) as client:
+        async with client.producer(topic, name="p") as before:
+            await asyncio.gather(*(before.send(b"on") for _ in range(3)))
+        await policed.set(off(topic))
+        async with client.producer(topic, name="p") as producer:
+            assert (await producer.send(b"off")).sequence_id == 3
+            await policed.set("")
+            assert (await producer.send(b"on again")).sequence_id == 4
+            await services.stack.kill("ledger")
+            on_its_way = producer.send_nowait(b"away")
+            await services.stack.run("ledger")
+            assert (await on_its_way).sequence_id == 5
+    assert await services.ids(topic) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_producer_that_opened_while_policy_was_off_does_not_take_older_messages_for_its_own(
+    policed: Policed, services: Services, topic: str
+) -> None:
+    """It is told no last id, and its first message is sent when the topic deduplicates."""
+    async with connect(services.stack.address("ledger")) as client:
+        async with client.producer(topic, name="p") as before:
+            await before.send(b"older")
+        await policed.set(off(topic))
+        async with client.producer(topic, name="p") as producer:
+            assert producer.last_sequence_id is None
+            await policed.set("")
+            assert not (await producer.send(b"new")).duplicate
+    assert await services.ids(topic) == [0, 1]
 
 
 async def test_what_was_stored_while_it_was_off_is_known_once_it_is_on(
@@ -671,6 +707,38 @@ async def test_a_producer_that_comes_back_in_time_is_remembered(
     assert status.summary.counts.purged == 0
 
 
+@pytest.mark.parametrize(
+    ("only_due", "age_s", "kept"),
+    [(False, 1, True), (True, 9, False), (True, 11, True), (True, 50, True)],
+)
+async def test_who_connects_is_marked_as_alive_where_that_is_due(
+    store: StateStore,
+    name: TopicName,
+    deduplicating: Deduplicating,
+    only_due: bool,
+    age_s: int,
+    kept: bool,
+) -> None:
+    """The timeout is a minute: reports are due every 20 s."""
+    deduplication = deduplicating(store, Fixed(producer_inactivity_timeout_minutes=1))
+    active_ms = await store.now_ms() - age_s * 1_000
+    position = Position(1, 0)
+    stored = ProducerEntries("p", (5,), active_ms)
+    await deduplication.confirm(
+        name, Writer(1, 1, position), Confirmation(None, position, (stored,), 1)
+    )
+    assert await deduplication.keep(name, ["p", "nobody"], only_due=only_due) == 20
+    tracked = await deduplication.producer(name, "p")
+    assert (tracked.active_ms > active_ms) is kept
+
+
+async def test_where_nobody_is_forgotten_nobody_needs_to_be_reported(
+    store: StateStore, name: TopicName, deduplicating: Deduplicating
+) -> None:
+    deduplication = deduplicating(store, Fixed(producer_inactivity_timeout_minutes=0))
+    assert await deduplication.keep(name, ["p"]) == 0
+
+
 async def test_a_producer_that_claims_is_active(
     store: StateStore, name: TopicName, deduplicating: Deduplicating
 ) -> None:
@@ -742,3 +810,12 @@ async def test_the_purge_drops_what_policy_no_longer_deduplicates(
     policies.policies = Policies.parse({"topic": {str(name): {"enabled": False}}})
     await deduplication.purge(BEGAN_MS)
     assert (await deduplication.status(name)).summary is None
+
+
+async def test_more_calls_than_connections_to_redis_are_refused(redis: RedisServer) -> None:
+    async with connect_redis(redis.url, timeout_s=30, connections_max=1) as client:
+        store = RedisStateStore(client)
+        answers = await asyncio.gather(*(store.now_ms() for _ in range(3)), return_exceptions=True)
+        refused = [each for each in answers if isinstance(each, StateUnavailable)]
+        assert len(refused) == 2
+        assert await store.now_ms() > 0

@@ -113,7 +113,13 @@ class Served:
 async def serving(**settings: Any) -> AsyncIterator[int]:
     config = FilterConfig(**{"listen": "127.0.0.1:0", **settings})
     drain = Drain()
-    service = Filters(CelEngine(), Memo(10, 10_000), programs_max=10, program_bytes_max=1 << 20)
+    service = Filters(
+        CelEngine(),
+        Memo(10, 10_000),
+        programs_max=10,
+        program_bytes_max=1 << 20,
+        chain_bytes_max=2**20,
+    )
 
     def register(server: aio.Server) -> None:
         filter_pb2_grpc.add_FilterServiceServicer_to_server(FilterServicer(service, drain), server)

@@ -288,7 +288,8 @@ async def test_services_may_do_for_users_what_they_are_asked_to(secured: Secured
         await dispatcher.CreateSubscription(made, timeout=PATIENCE_S)
         chain = [filter_pb2.Filter(name="f", version=1, expression="producer == 'p'")]
         asked = dispatcher_pb2.SetFiltersRequest(**named, filters=chain, start=start)
-        await dispatcher.SetFilters(asked, timeout=PATIENCE_S)
+        changed = (await dispatcher.SetFilters(asked, timeout=PATIENCE_S)).filters.changes
+        assert [each.caller for each in changed] == ["sub:all"]
         options = SubscriptionOptions(max_redeliveries=0)
         async with client.consumer(topic, "billing", options=options) as consumer:
             for _ in range(3):

@@ -288,7 +288,7 @@ EVERYTHING = pb.PolicyValues(
     max_producers=1,
     on_full=REFUSE,
     snapshot_entries=0,
-    snapshot_interval_seconds=0,
+    snapshot_interval_s=0,
 )
 
 
@@ -497,7 +497,7 @@ async def test_a_replica_that_dies_in_a_call_leaves_the_others_right(
         ("max_producers", 0),
         ("max_producers", 100_001),
         ("snapshot_entries", 1_000_001),
-        ("snapshot_interval_seconds", 86_401),
+        ("snapshot_interval_s", 86_401),
         ("on_full", 3),
         ("on_full", -1),
     ],
@@ -524,7 +524,7 @@ async def test_a_value_out_of_its_bounds_is_refused_and_changes_nothing(
         ("producer_inactivity_timeout_minutes", 525_600),
         ("max_producers", 100_000),
         ("snapshot_entries", 1_000_000),
-        ("snapshot_interval_seconds", 86_400),
+        ("snapshot_interval_s", 86_400),
     ],
 )
 async def test_the_highest_values_are_taken(

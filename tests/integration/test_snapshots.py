@@ -47,6 +47,26 @@ async def snapshot(services: Services, topic: str) -> cursor_pb2.Cursor | None:
     return found
 
 
+async def test_a_snapshot_is_told_of_also_when_redis_remembers_nothing(
+    private: Private, topic: str
+) -> None:
+    async with private(policies=EVERY_TEN) as services:
+        async with producer(services, topic) as made:
+            for _ in range(10):
+                await made.send(b"x")
+        await snapshot_at(services, topic, 9)
+        async with Redis.from_url(services.stack.redis_url) as redis:
+            await redis.flushall()
+        explain = pb.ExplainRequest(topic=topic, producer_name="p", sequence_id=3)
+        status = (await services.dedup.Explain(explain)).status
+        assert status.state == pb.TOPIC_STATE_ABSENT
+        assert status.snapshot == Position(ledger_id=1, entry_id=9)
+        assert not status.snapshot_unknown
+        await services.stack.terminate("cursor")
+        status = await services.status(topic)
+        assert (status.HasField("snapshot"), status.snapshot_unknown) == (False, True)
+
+
 async def snapshot_at(services: Services, topic: str, entry_id: int) -> cursor_pb2.Cursor:
     """Wait for one at an entry of the first ledger."""
 

@@ -188,7 +188,7 @@ def leave(machine: Machine) -> float:
     subscription = machine.subscription
     entries = len(subscription.consumers[2].flights)
     began = time.process_time()
-    effects = subscription.leave(2, NOW_MS)
+    effects = subscription.leave(2, now_ms=NOW_MS)
     took_s = time.process_time() - began
     machine.keep_in_flight(effects)
     machine.join(2)

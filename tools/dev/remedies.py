@@ -33,6 +33,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "ALREADY_HERE": "Nothing: the topic is where it was to go.",
     "ALREADY_MARK_DELETED": "Nothing: the cursor is there, and further.",
     "CHECKSUM_MISMATCH": "Send the message again from the original: it was damaged on its way.",
+    "CURSORS_REFUSED": "Subscribe again, as clients do: the subscription goes on with what is "
+    "durable. If it comes again and again, report it: `because` names the refusal.",
     "CURSOR_CORRUPT": "Reset the cursor to a place that is known, or delete it: `seqgate cursor`.",
     "CURSORS_UNAVAILABLE": "See that the cursor service runs and answers; the log goes on without "
     "it, but snapshots, trims and subscriptions wait.",
@@ -40,6 +42,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "`because` says so. The message waits.",
     "DEDUP_UNAVAILABLE": "See that the dedup service and Redis run; producers send again by "
     "themselves.",
+    "GIVEN_UP": "Ask again, as clients do. If it comes again and again, report it: the log has a "
+    "line `unexpected` that tells what was cancelled.",
     "DRAINING": "Connect again: another instance, or the next process, takes the call.",
     "ENTRY_CORRUPT": "Restore the store from a backup, or trim the topic past the damage.",
     "ENTRY_TOO_LARGE": "Cut the message into chunks, or have max_message_bytes raised.",
@@ -56,20 +60,33 @@ REMEDIES: Final[Mapping[str, str]] = {
     "NOT_KEEPER": "Ask the instance that `owner` names.",
     "NOT_OWNER": "Ask the instance that `owner` names. Clients do so by themselves.",
     "PERMISSION_DENIED": "Have the right granted in the access file: the details name it.",
+    "LEDGER_BUSY": "Send again after the delay. Clients do. If it goes on, raise "
+    "unanswered_bytes_max, or publish less at a time.",
     "PRODUCER_BUSY": "Close the other producer of this name, or take the name over.",
     "PRODUCER_TAKEN_OVER": "Stop: another process publishes under this name.",
+    "RECEIPTS_UNREAD": "Read receipts while you send. Connect again, and send what is unanswered "
+    "with the same sequence ids.",
     "RECOVERING": "Wait: what deduplication lacks is read from the log. `seqgate dedup status` "
     "tells how much is left; a long one is `seqgate dedup rebuild`'s.",
     "SLOW_CONSUMER": "Read the stream faster, or grant fewer permits; then connect again.",
+    "SLOW_READER": "Read the stream faster; then open it again after the last position received. "
+    "Clients do. If it goes on, raise read_bytes_max.",
     "SNAPSHOT_TOO_LARGE": "Let the topic remember fewer producers: max_producers, or a shorter "
     "producer_inactivity_timeout_minutes.",
     "STATE_UNAVAILABLE": "See that Redis runs and answers within redis_timeout_s.",
+    "SILENT_STREAM": "Open the stream when there is something to say, as clients do: its first "
+    "message comes within `first_message_timeout_s`.",
+    "SERVICE_BUSY": "Wait and try again, as clients do. If it lasts, `limit` names the setting to "
+    "raise; or add replicas.",
     "STORE_FULL": "Make room on the store's disk, or trim topics; producers go on by themselves.",
     "STORE_UNAVAILABLE": "See the service's log for what the disk says; send again with the same "
     "sequence ids.",
     "SUBSCRIPTION_BUSY": "Close the consumers that are connected, or give the options that they "
     "have.",
+    "SUBSCRIPTION_FAILED": "Connect again. Clients do. The dispatcher's log has what happened: "
+    "report it.",
     "TOO_MANY_PRODUCERS": "Raise max_producers of the topic's policy, or let it evict.",
+    "TOPIC_FAILED": "Connect again. Clients do. The ledger's log has what happened: report it.",
     "TOPIC_LOST": "Start the instance with the store that it had.",
     "VERSION_CONFLICT": "Read the cursor again, and decide anew.",
     "WINDOW_EXCEEDED": "Keep to the window that Opened grants. Clients do.",
