@@ -60,7 +60,7 @@ A DataFrame is planned when it is first used, and reads up to where the logs end
 that it is used. `topics`, `from` and `through` bound what is read; a `where` selects from that.
 """
 
-from seqgate.spark._java import JavaNotFoundError, local_session
+from seqgate.spark._java import JavaEndedError, JavaNotFoundError, local_session
 from seqgate.spark._source import SeqgateDataSource, register
 
-__all__ = ["JavaNotFoundError", "SeqgateDataSource", "local_session", "register"]
+__all__ = ["JavaEndedError", "JavaNotFoundError", "SeqgateDataSource", "local_session", "register"]

@@ -6,6 +6,7 @@ that Spark's launcher always names and seldom needs, and would not start: then J
 Spark starts, a folder whose `bin/java` leaves that argument out.
 """
 
+import logging
 import os
 import re
 import shlex
@@ -18,9 +19,12 @@ from importlib import util
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from seqgate.errors import SeqgateError
+
+log = logging.getLogger(__name__)
 
 JAVA_OLDEST: Final = 17
 """The oldest Java that Spark 4 runs on."""
@@ -36,6 +40,11 @@ for argument in "$@"; do
     [ "$argument" = --add-modules={module} ] || set -- "$@" "$argument"
 done
 exec {java} "$@"
+"""
+
+STARTS_MAX: Final = 3
+"""How often Java is started before it is given up. On a machine that is short of memory or of
+processes one start may fail, and leave nothing behind, where the next one succeeds.
 """
 
 LOCAL: Final = {
@@ -57,6 +66,12 @@ class JavaNotFoundError(SeqgateError):
     default_reason = "JAVA_NOT_FOUND"
 
 
+class JavaEndedError(SeqgateError):
+    """Java ended before Spark was up, each time that it was started."""
+
+    default_reason = "JAVA_ENDED"
+
+
 class Java(NamedTuple):
     """A Java runtime: its folder, its major version, and whether it has VECTOR_MODULE."""
 
@@ -75,14 +90,30 @@ def local_session(app_name: str, **conf: str) -> SparkSession:
 
     Raises:
         JavaNotFoundError: there is none.
+        JavaEndedError: it ended STARTS_MAX times before Spark was up.
     """
     builder = SparkSession.builder.appName(app_name)
     running = SparkSession.getActiveSession() is not None
     if running or "PYSPARK_GATEWAY_PORT" in os.environ:
         return _configured(builder, conf).getOrCreate()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else tasks take the first of PATH
-    with _java_home(find_java(os.environ)):
-        return _configured(builder, {**LOCAL, **conf}).getOrCreate()
+    java = find_java(os.environ)
+    with _java_home(java):
+        return _started(_configured(builder, {**LOCAL, **conf}), java)
+
+
+def _started(builder: SparkSession.Builder, java: Java) -> SparkSession:
+    for start in range(1, STARTS_MAX + 1):
+        try:
+            return builder.getOrCreate()
+        except PySparkRuntimeError as error:
+            if error.getCondition() != "JAVA_GATEWAY_EXITED":
+                raise
+            log.warning("Java in %s ended before Spark was up (%d)", java.home, start)
+    raise JavaEndedError(
+        f"Java in {java.home} ended {STARTS_MAX} times before Spark was up: is there memory for "
+        f"spark.driver.memory, and room for more processes?"
+    )
 
 
 def _configured(builder: SparkSession.Builder, conf: Mapping[str, str]) -> SparkSession.Builder:

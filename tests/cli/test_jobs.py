@@ -119,13 +119,13 @@ async def test_a_difference_is_told_and_is_no_success_while_the_log_passes_an_au
         jobs("topic", "audit", right, wrong, "--parquet", str(found), "-o", "json"),
     )
 
-    assert ended.code == 1, ended.err
+    assert ended.code == 1, ended
     assert f"{right}: equal, 1 producers, 3 entries" in ended.out.splitlines()
     assert f"{wrong}: different, 1 producers, 3 entries, 1 producers differ" in ended.out
     assert "  p: 20 by the log, 7 in place" in ended.out.splitlines()
-    assert compared.code == 0, compared.err
+    assert compared.code == 0, compared
     assert [each.get("outcome") for each in compared.records] == ["equal", None]
-    assert audited.code == 0, audited.err
+    assert audited.code == 0, audited
     assert audited.record == {
         "kind": "summary",
         "topics": 2,

@@ -1,12 +1,13 @@
 """Spark runs on whatever Java there is."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from seqgate.spark._java import Java, JavaNotFoundError, find_java, wrapped
+from seqgate.spark._java import STARTS_MAX, Java, JavaNotFoundError, find_java, wrapped
 
 
 def runtime(home: Path, version: str, modules: str = "java.base jdk.incubator.vector") -> Path:
@@ -56,3 +57,59 @@ def test_a_small_runtime_is_not_asked_for_the_module_that_it_lacks(tmp_path: Pat
         [home / "bin" / "java", *arguments], capture_output=True, text=True, check=True
     )
     assert run.stdout.splitlines() == ["<-Xmx1g>", "<a b>", "<--add-modules=other>"]
+
+
+def test_java_that_ends_before_spark_is_up_is_started_again(tmp_path: Path) -> None:
+    real = find_java(os.environ)
+    home = ending(tmp_path, f'[ "$count" -lt {STARTS_MAX} ] && exit 1', real)
+
+    ended = spark_says("session.range(3).count()", home, tmp_path)
+
+    assert ended.stdout == "3\n", ended.stderr
+    assert starts(home) >= STARTS_MAX
+
+
+def test_java_that_always_ends_is_told_and_not_started_for_ever(tmp_path: Path) -> None:
+    home = ending(tmp_path, "exit 1", find_java(os.environ))
+
+    ended = spark_says("1", home, tmp_path)
+
+    assert f"JavaEndedError: Java in {home} ended {STARTS_MAX} times" in ended.stderr
+    assert starts(home) == STARTS_MAX
+
+
+def ending(folder: Path, decision: str, real: Java) -> Path:
+    """A runtime that counts its starts, and decides whether it goes on as a real one."""
+    home = folder / "ending"
+    (home / "bin").mkdir(parents=True)
+    (home / "release").write_text((real.home / "release").read_text())
+    java = home / "bin" / "java"
+    java.write_text(
+        f"#!/bin/sh\necho >> {home}/starts\ncount=$(wc -l < {home}/starts)\n{decision}\n"
+        f'exec {real.home}/bin/java "$@"\n'
+    )
+    java.chmod(0o755)
+    return home
+
+
+def starts(home: Path) -> int:
+    """How often it was started, Spark's launcher included."""
+    return len((home / "starts").read_text().splitlines())
+
+
+def spark_says(expression: str, home: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What a process of its own prints that has a session on this runtime."""
+    program = (
+        "from seqgate.spark import local_session\n"
+        "session = local_session('test', **{'spark.driver.memory': '512m'})\n"
+        f"print({expression})\n"
+        "session.stop()\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "JAVA_HOME": str(home), "TMPDIR": str(folder)},
+    )

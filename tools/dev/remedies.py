@@ -54,6 +54,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "FILTERS_UNREADABLE": "Set the subscription's filters again, or run the version that wrote "
     "them.",
     "INTERNAL": "Look for `unexpected` in the service's log, and report it.",
+    "JAVA_ENDED": "Give the machine more memory, or Spark less (`spark.driver.memory`); "
+    "`bin/java -version` in that folder says whether Java runs at all.",
     "LEASE_HELD": "Wait until the lease is over, or until its holder releases it.",
     "LEDGER_UNAVAILABLE": "See that the ledger service runs and answers.",
     "MOVING": "Wait: the topic is at its new instance soon.",
