@@ -444,6 +444,8 @@ class LiveTopic:
         if session.error is not None:
             self.close(session)
             raise session.error
+        if newest.unfinished:
+            self._writer.left_unfinished(session.number, newest.unfinished)
         self._note_instance(producer, instance, newest.instance)
         if last is None:
             return session, Standing()

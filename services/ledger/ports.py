@@ -101,11 +101,14 @@ class Trimmed(NamedTuple):
 
 
 class Newest(NamedTuple):
-    """The instance that was last appended for a producer; None: none ever was. And the id of its
-    last message that is in the log as a whole, or was trimmed; None: none is known."""
+    """The instance that was last appended for a producer; None: none ever was. The id of its last
+    message that is in the log as a whole, or was trimmed; None: none is known. And the uuid of the
+    attempt that its newest entry is a chunk of, if more chunks would have to follow; empty: none
+    would."""
 
     instance: bytes | None = None
     whole: int | None = None
+    unfinished: str = ""
 
 
 class LedgerRange(NamedTuple):

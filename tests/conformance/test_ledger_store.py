@@ -420,6 +420,35 @@ async def test_the_last_message_that_is_whole_is_known(
     assert (await store.newest(TOPIC, "p")).whole == whole
 
 
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(
+    ("entries", "unfinished"),
+    [
+        ([single(3)], ""),
+        ([A0], "a"),
+        ([A0, A1, B0], "b"),
+        ([*A], ""),
+        ([A0, single(8)], ""),
+        ([A0, marker(9), single(8, "q")], "a"),
+    ],
+)
+async def test_the_attempt_that_the_newest_entry_left_unfinished_is_known(
+    store: LedgerStore, entries: list[Entry], unfinished: str, apart: bool
+) -> None:
+    await fill(store, entries, apart=apart)
+    assert (await store.newest(TOPIC, "p")).unfinished == unfinished
+
+
+async def test_what_is_left_of_an_attempt_that_was_trimmed_is_unfinished(
+    store: LedgerStore,
+) -> None:
+    await fill(store, [A0, A1], apart=True)
+    await store.trim(TOPIC, Position(1, 1))
+    assert (await store.newest(TOPIC, "p")).unfinished == "a"
+    await store.trim(TOPIC, Position(1, 2))
+    assert (await store.newest(TOPIC, "p")).unfinished == ""
+
+
 async def test_what_was_trimmed_was_whole(store: LedgerStore) -> None:
     await fill(store, [single(3), A0, A1], apart=True)
     await store.trim(TOPIC, Position(1, 1))

@@ -54,6 +54,7 @@ from services.dedup.core.sequence import Claim, Marks, advance
 from services.errors import Fenced, StoreFull, StoreUnavailable
 from services.ledger.core.entry import Entry, StoredEntry, Unit, places, unit_of
 from services.ledger.core.find import Finder
+from services.ledger.core.marks import last_unfinished
 from services.ledger.core.receipt import Fate, Missing, old_ids, settled
 from services.ledger.core.writer import (
     Admit,
@@ -117,6 +118,11 @@ class Log:
     def decided(self, producer: str) -> int:
         mine = [entry for _, entry in self.entries if entry.producer == producer]
         return mine[-1].highest - mine[-1].unfinished if mine else -1
+
+    def unfinished(self, producer: str) -> str:
+        return last_unfinished(
+            entry for _, entry in reversed(self.entries) if entry.producer == producer
+        )
 
     def find(self, producer: str, ids: list[int]) -> list[Fate]:
         finder = Finder(producer, ids)
@@ -473,6 +479,8 @@ class Application:
         self.process, self.session = process, self.world.sessions
         process.sessions[self.session] = self
         process.writer.open_session(self.session)
+        if uuid := self.world.log.unfinished(self.name):
+            process.writer.left_unfinished(self.session, uuid)
         smaller = self.world.random.choice((0, 0, 6))  # the service may take less than before
         self.outbox.opened(self.world.random.choice((1, 3, 100)), 10_000, smaller)
 
@@ -555,6 +563,7 @@ class World:
         self._open: dict[str, Entry] = {}
         self._begun: set[str] = set()
         self._aborted: set[str] = set()
+        self._forgotten: set[str] = set()
 
     def run(self) -> None:
         self.prepare()
@@ -658,6 +667,19 @@ class World:
     def redis_goes_back(self) -> None:
         self.state.state = copy.deepcopy(self.random.choice(self.state.copies))
 
+    def redis_forgets_a_producer(self) -> bool:
+        """Policy lets go of one of whom nothing is in flight, and the log has no message but a part
+        of one: of no other could it be known, afterwards, what is stored already."""
+        state = self.state.state
+        if state is None:
+            return False
+        whole = {producer for producer, _ in self._seen}
+        for name in sorted((self._open.keys() - whole) & state.producers.keys()):
+            if state.forget([(name, state.producers[name].active_ms)]):
+                self._forgotten.add(name)
+                return True
+        return False
+
     def job_loads(self) -> None:
         """A job has folded the log, up to somewhere, and loads what came out."""
         if self.log.entries:
@@ -688,6 +710,7 @@ class World:
             assert frozen == {
                 name: (each.persisted, each.persisted_chunk)
                 for name, each in self.fold(state.confirmed).items()
+                if name in frozen or name not in self._forgotten
             }
 
     def dedup_dies(self) -> None:

@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from services.ledger.core.writer import TopicWriter
 from tests.simulation.publish import World
 from tests.support.depth import times
 
@@ -65,6 +66,10 @@ class Publishing(RuleBasedStateMachine):
         self.world.redis_forgets()
 
     @rule()
+    def redis_forgets_a_producer(self) -> None:
+        self.world.redis_forgets_a_producer()
+
+    @rule()
     def redis_goes_back_to_a_copy(self) -> None:
         self.world.redis_goes_back()
 
@@ -98,3 +103,39 @@ test_large_messages_survive_everything = pytest.mark.timeout(TIMEOUT_S)(Publishi
 Publishing.TestCase.settings = settings(
     max_examples=HISTORIES, stateful_step_count=20, derandomize=True
 )
+
+
+FORGETFUL_HISTORIES = times(quick=60, full=1_000)
+
+
+def test_an_attempt_that_deduplication_forgot_is_ended_by_what_follows(seed: int) -> None:
+    forgotten = [_forget_between_chunks(each) for each in range(seed, seed + FORGETFUL_HISTORIES)]
+    assert sum(forgotten) > FORGETFUL_HISTORIES // 4
+
+
+@pytest.mark.parametrize("rule_of_the_log", ["_note_unfinished", "left_unfinished"])
+def test_an_attempt_that_nothing_ends_is_seen(
+    rule_of_the_log: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TopicWriter, rule_of_the_log, lambda *_: None)
+    for each in range(seed, seed + 1_000):
+        try:
+            _forget_between_chunks(each)
+        except AssertionError:
+            return
+    pytest.fail("no history misses it")
+
+
+def _forget_between_chunks(seed: int) -> bool:
+    """Whether a producer was forgotten in the middle of a message in this history."""
+    world = World(seed, cutting=0.9)
+    forgotten = False
+    for _ in range(STEPS_INTO_A_MESSAGE_MAX):
+        world.step(failing=False)
+        world.check()
+        if not forgotten and world.unfinished and world.redis_forgets_a_producer():
+            forgotten = True
+            if seed % 2:
+                world.random.choice(world.applications).restart()
+    world.settle()
+    return forgotten

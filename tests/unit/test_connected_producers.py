@@ -12,12 +12,12 @@ from seqgate.types import Position, TopicName
 from services.errors import DomainError
 from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
 from services.ledger.config import LedgerConfig
-from services.ledger.core.entry import unit_of
+from services.ledger.core.entry import Entry, unit_of
 from services.ledger.core.receipt import Status
 from services.ledger.ports import DedupUnavailable
 from services.ledger.service import Ledger, Opened, Opening
 from tests.simulation.defects import find
-from tests.support.entries import single
+from tests.support.entries import chunk, single
 from tests.support.remembering import RememberingDeduplicator
 from tests.support.waiting import eventually
 
@@ -44,8 +44,9 @@ class Parts:
         opening = Opening(TOPIC, "p", initial_sequence_id=None, takeover=False, instance=b"")
         return await (ledger or self.ledger).open(opening)
 
-    async def publish(self, opened: Opened, sequence_id: int) -> Status:
-        unit = unit_of(opened.session.number, 1, [single(sequence_id)], resume=True)
+    async def publish(self, opened: Opened, what: int | Entry) -> Status:
+        entry = single(what) if isinstance(what, int) else what
+        unit = unit_of(opened.session.number, 1, [entry], resume=True)
         opened.topic.submit(opened.session, [unit])
         async with asyncio.timeout(5):
             news = await opened.session.news()
@@ -67,7 +68,8 @@ async def test_a_producer_that_returns_just_in_time_is_not_stored_twice(parts: P
     opened = await parts.open()
     assert await parts.publish(opened, 7) is Status.STORED
     parts.ledger.close(opened)
-    parts.dedup.now_ms += MINUTE_MS - 3_000
+    (stored,) = parts.store.logs[TOPIC].entries
+    parts.dedup.now_ms = stored.append_ms + MINUTE_MS - 3_000
     opened = await parts.open()
     parts.dedup.now_ms += 4_000
     parts.dedup.purge(TOPIC, MINUTE_MS)
@@ -84,6 +86,26 @@ async def test_who_is_connected_is_alive_after_what_was_known_is_lost(parts: Par
     parts.dedup.states.clear()
     assert await parts.publish(opened, 7) is Status.DUPLICATE
     assert parts.dedup.purge(TOPIC, MINUTE_MS) == []
+
+
+async def test_an_attempt_whose_producer_was_forgotten_is_ended_in_the_log(parts: Parts) -> None:
+    """Whether the producer comes back, or was connected all the time; and by a ledger that never
+    heard of it too."""
+    opened = await parts.open()
+    assert await parts.publish(opened, chunk(5, "a", 0, 3)) is Status.STORED
+    parts.dedup.evict(TOPIC, "p")
+    assert await parts.publish(opened, chunk(5, "a", 1, 3)) is Status.CHUNK_GAP
+    assert await parts.publish(opened, chunk(5, "b", 0, 3)) is Status.STORED
+    parts.ledger.close(opened)
+    parts.dedup.evict(TOPIC, "p")
+    opened = await parts.open()
+    assert await parts.publish(opened, chunk(6, "c", 0, 3)) is Status.STORED
+    parts.dedup.evict(TOPIC, "p")
+    opened = await parts.open(parts.again())
+    assert await parts.publish(opened, single(7)) is Status.STORED
+    assert await parts.publish(opened, single(8)) is Status.STORED
+    aborts = [each.entry.aborts for each in parts.store.logs[TOPIC].entries]
+    assert aborts == ["", "a", "b", "c", ""]
 
 
 async def test_a_producer_that_cannot_be_marked_as_alive_is_not_told_that_it_is_connected(

@@ -5,7 +5,9 @@ SEQGATE_TEST_REWRITE=1 writes what it wants now into the stories, to be read in 
 
 Streams are called by their producer's name; p' is another stream of producer p, and p'' a third. A
 unit is called by its stream and its ids: p5 is a message, p4-8 a batch, p0,3,4 a batch with holes,
-p{1,2|0,3,4} what one flush by key makes, p7! a marker. With `resume` before it a unit ends a hold.
+p{1,2|0,3,4} what one flush by key makes, p7! a marker, p8#a0/3 the first of the three chunks of the
+attempt a. With `resume` before it a unit ends a hold. An entry that says that it ends the attempt a
+has ^a behind it.
 
 Positions are ledger:entry, and - is the place before the first one. (1:0..1:2] is what follows 1:0,
 through 1:2.
@@ -13,9 +15,11 @@ through 1:2.
     take 2 after 1:4          a new writer, without streams; take 1: of an empty topic
     limit NAME=NUMBER ...     before `take`: see Limits
     open p, close p           a stream comes, and goes: what it drops is shown
+    left-unfinished p a       the newest entry of the stream's producer is a chunk of this attempt
     ask-policy                whether the topic deduplicates now; `state` tells what is unanswered
     submit p5 resume p6 ...   units arrive together
-    judged new in-flight ...  verdicts, one a claim; persisted ids as duplicate@5, partial@5
+    judged new in-flight ...  verdicts, one a claim; persisted ids as duplicate@5, partial@5; the
+                              attempt that it ends as new^a
     aligned, confirmed, changed, disabled, behind 1:3
     dedup-failed REASON       a refusal by its reason
     appended, append-failed REASON, append-lost REASON (the outcome is not known)
@@ -61,7 +65,7 @@ from services.ledger.ports import (
     EntryCorrupt,
     TooManyProducers,
 )
-from tests.support.entries import batch, marker, single
+from tests.support.entries import batch, chunk, marker, single
 
 STORIES: Final = Path(__file__).resolve().parents[1] / "data" / "writer"
 
@@ -129,6 +133,7 @@ class Teller:
             "take": self._take,
             "open": self._open,
             "close": self._close,
+            "left-unfinished": self._left_unfinished,
             "ask-policy": self._ask_policy,
             "submit": self._submit,
             "judged": self._judged,
@@ -180,6 +185,11 @@ class Teller:
         dropped = self._writer.close_session(self._streams.index(given[0]))
         return [f"drop {self._names(dropped)}"] if dropped else []
 
+    def _left_unfinished(self, given: list[str]) -> list[str]:
+        stream, uuid = given
+        self._writer.left_unfinished(self._streams.index(stream), uuid)
+        return []
+
     def _ask_policy(self, given: list[str]) -> list[Effect]:
         number, effects = self._writer.ask_policy()
         self._questions.append(number)
@@ -196,14 +206,17 @@ class Teller:
         return self._writer.submit(units)
 
     def _judged(self, given: list[str]) -> list[Effect]:
-        verdicts, persisted = [], []
-        for word in given:
+        verdicts, persisted, aborts = [], [], {}
+        for place, word in enumerate(given):
+            word, _, uuid = word.partition("^")
+            if uuid:
+                aborts[place] = uuid
             name, _, last = word.partition("@")
             verdicts.append(Verdict[name.upper().replace("-", "_")])
             persisted.append(int(last or -1))
         # What is let through changes the state, and with it the revision.
         revision = self._new_revision() if Verdict.NEW in verdicts else self._revision
-        return self._writer.judged(revision, verdicts, persisted, {})
+        return self._writer.judged(revision, verdicts, persisted, aborts)
 
     def _append_failed(self, given: list[str], *, known: bool) -> list[Effect]:
         return self._writer.append_failed(_error(given[0]), outcome_known=known)
@@ -273,7 +286,7 @@ class Teller:
     # ---- names
 
     def _unit(self, word: str, *, resume: bool) -> Unit:
-        stream = word.rstrip("!0123456789,-|{}")
+        stream = word.partition("#")[0].rstrip("!0123456789,-|{}")
         producer = _producer(stream)
         ids = word.removeprefix(stream)
         if ids.endswith("!"):
@@ -303,6 +316,10 @@ def _producer(stream: str) -> str:
 
 
 def _parse_entry(ids: str, producer: str) -> Entry:
+    if "#" in ids:
+        sequence_id, _, place = ids.partition("#")
+        chunk_id, _, chunks = place[1:].partition("/")
+        return chunk(int(sequence_id), place[0], int(chunk_id), int(chunks), producer)
     if "," in ids:
         return batch([int(each) for each in ids.split(",")], producer)
     if "-" in ids:
@@ -319,7 +336,10 @@ def _entry(entry: Entry) -> str:
         text = f"{ids[0]}-{ids[-1]}"
     else:
         text = ",".join(map(str, ids))
-    return f"{entry.producer}{text}{'!' if entry.marker else ''}"
+    if entry.chunk is not None:
+        text += f"#{entry.chunk.uuid}{entry.chunk.chunk_id}/{entry.chunk.num_chunks}"
+    ended = f"^{entry.aborts}" if entry.aborts else ""
+    return f"{entry.producer}{text}{'!' if entry.marker else ''}{ended}"
 
 
 def _confirming(confirmation: Confirmation | None) -> Iterator[str]:

@@ -10,7 +10,15 @@ from services.errors import Fenced
 from services.ledger.core.columns import Columns, columns_of
 from services.ledger.core.entry import Entry, StoredEntry
 from services.ledger.core.find import Finder
-from services.ledger.core.marks import NEVER, Mark, folded, is_cut, last_whole, remembered
+from services.ledger.core.marks import (
+    NEVER,
+    Mark,
+    folded,
+    is_cut,
+    last_unfinished,
+    last_whole,
+    remembered,
+)
 from services.ledger.core.receipt import Fate, Missing
 from services.ledger.ports import (
     NOBODY,
@@ -224,8 +232,16 @@ class MemoryLedgerStore:
     async def newest(self, topic: TopicName, producer: str) -> Newest:
         log = self._log(topic)
         trimmed = Mark(log.trimmed.get(producer, NEVER))
-        entries = [each.entry for each in log.entries if each.entry.producer == producer]
-        return Newest(log.instances.get(producer), last_whole(trimmed, reversed(entries)))
+        newest_first = [
+            each.entry
+            for each in reversed(log.entries)
+            if each.entry.producer == producer and not each.entry.marker
+        ]
+        return Newest(
+            log.instances.get(producer),
+            last_whole(trimmed, newest_first),
+            last_unfinished(newest_first),
+        )
 
     async def trimmed_producers(
         self, topic: TopicName, *, skip: int = 0, after: str = "", limit: int

@@ -22,6 +22,7 @@ from services.ledger.core.marks import (
     folded,
     is_cut,
     last_mark,
+    last_unfinished,
     last_whole,
     remembered,
 )
@@ -468,7 +469,9 @@ class SqliteLedgerStore:
             stored = _newest_first(db, topic_id, producer, state.first)
             before = _trimmed(db, topic_id, producer)
             whole = last_whole(before, (each.entry for each in stored))
-            return Newest(bytes(rows[0][0]) if rows else None, whole)
+            again = _newest_first(db, topic_id, producer, state.first)
+            unfinished = last_unfinished(each.entry for each in again)
+            return Newest(bytes(rows[0][0]) if rows else None, whole, unfinished)
 
         return await self._connections.read(work)
 

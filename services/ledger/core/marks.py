@@ -123,6 +123,13 @@ def last_whole(mark: Mark, newest_first: Iterable[Entry]) -> int | None:
     return mark.highest if mark.highest > NEVER else None
 
 
+def last_unfinished(newest_first: Iterable[Entry]) -> str:
+    """The uuid of the attempt that the producer's newest entry left unfinished; empty: none."""
+    for entry in newest_first:
+        return entry.chunk.uuid if entry.chunk and not entry.chunk.is_last else ""
+    return ""
+
+
 def _continues(mark: Mark, highest: int, chunk: Chunk) -> bool:
     return (
         mark.chunk is not None

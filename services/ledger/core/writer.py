@@ -32,6 +32,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import chain
 from typing import Final, NamedTuple, TypeVar
 
 from seqgate.types import Chunk, Position
@@ -219,6 +220,8 @@ class TopicWriter:
         self._ready: list[Unit] = []
         self._writing: list[Unit] = []
         self._on_hold: set[int] = set()
+        # By stream: the attempt that its producer's newest entry in the log left unfinished.
+        self._unfinished: dict[int, str] = {}
 
         self._call: Admit | Confirm | Rollback | None = None
         self._reading = False
@@ -273,6 +276,12 @@ class TopicWriter:
         """A stream may submit from now on."""
         self._sessions.add(session)
 
+    def left_unfinished(self, session: int, uuid: str) -> None:
+        """The newest entry in the log of a stream's producer, of whom nothing is under way, is a
+        chunk of this attempt, and not the last one."""
+        if session in self._sessions:
+            self._unfinished[session] = uuid
+
     def submit(self, units: Iterable[Unit]) -> list[Effect]:
         """Units arrived, in order."""
         effects: list[Effect] = []
@@ -310,6 +319,7 @@ class TopicWriter:
         dropped = [unit for unit in self._waiting if unit.session == session]
         self._sessions.discard(session)
         self._on_hold.discard(session)
+        self._unfinished.pop(session, None)
         self._waiting = deque(unit for unit in self._waiting if unit.session != session)
         return dropped
 
@@ -413,6 +423,7 @@ class TopicWriter:
                 logged = Logged(position, producer, entry.highest, append_ms, entry.chunk)
                 self._unconfirmed.append(logged)
                 entry_id += 1
+            self._note_unfinished(unit)
         self.tail = Position(self.ledger_id, entry_id - 1)
         if not self.deduplicating:
             self._unconfirmed.clear()
@@ -611,7 +622,8 @@ class TopicWriter:
             place, verdict, last = (-1, Verdict.NEW, -1) if unit.marker else next(judgements)
             match verdict:
                 case Verdict.NEW:
-                    self._ready.append(_ending(unit, aborts[place]) if place in aborts else unit)
+                    ended = aborts.get(place) or self._ended_by(unit)
+                    self._ready.append(_ending(unit, ended) if ended else unit)
                 case Verdict.DUPLICATE:
                     look_up.append(Unsettled(unit, None, last))
                 case Verdict.PARTIAL:
@@ -631,6 +643,29 @@ class TopicWriter:
         if look_up:
             effects.append(LookUp(tuple(look_up)))
         return effects + self._next()
+
+    def _ended_by(self, unit: Unit) -> str:
+        """The attempt of which the log ends here, whether or not deduplication remembers its
+        producer: one of whom nothing is in flight may have been forgotten between two chunks. While
+        something is in flight, it knows better than the log."""
+        uuid = self._unfinished.get(unit.session, "")
+        if not uuid or unit.marker or (unit.chunk and unit.chunk.uuid == uuid):
+            return ""
+        in_flight = (
+            each.session == unit.session and not each.marker
+            for each in chain(self._ready, self._writing)
+        )
+        return "" if any(in_flight) else uuid
+
+    def _note_unfinished(self, unit: Unit) -> None:
+        """A unit was stored."""
+        if unit.marker:
+            return
+        chunk = unit.chunk
+        if chunk is not None and not chunk.is_last and unit.session in self._sessions:
+            self._unfinished[unit.session] = chunk.uuid
+        else:
+            self._unfinished.pop(unit.session, None)
 
     def _back_to_waiting(self) -> list[Effect]:
         asked, self._asked = self._asked, []

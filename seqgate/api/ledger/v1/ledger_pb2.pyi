@@ -924,7 +924,7 @@ class StoredEntry(_message.Message):
     aborts: _builtins.str
     """The uuid of an attempt at a large message of the same producer that this
     entry ends: the chunks of it that lie before will never make a message.
-    Empty: it ends none that deduplication knew of.
+    Empty: it ends none; where deduplication is off, it may still.
     """
     @_builtins.property
     def position(self) -> _entry_pb2.Position:
