@@ -178,6 +178,7 @@ CALL_OUTCOME: Final = _closed(
 FORGOTTEN: Final = _closed("cause", "inactive", "evicted")
 SNAPSHOT_OUTCOME: Final = _closed("outcome", "taken", "nothing", "too_large", "failed")
 RESTORE_OUTCOME: Final = _closed("outcome", "loaded", "nothing", "unavailable")
+WORK: Final = _closed("work", "snapshot", "purge", "policies")
 LOAD_OUTCOME: Final = _closed("outcome", "loaded", "kept")
 
 SUBSCRIPTION_STATE: Final = _closed(
@@ -591,6 +592,15 @@ LOADS: Final = Metric(
     "States that rebuilds brought; kept: the one that was there knows more",
     _DEDUP,
     (LOAD_OUTCOME,),
+)
+DEDUP_FAILURES: Final = Metric(
+    "seqgate.dedup.failures",
+    Kind.COUNTER,
+    "{failure}",
+    "How often something unforeseen happened while the service took a snapshot, forgot producers "
+    "or read policies by itself: of that topic or policy it was not done, and is tried again",
+    _DEDUP,
+    (WORK,),
 )
 POLICY_FAILING: Final = Metric(
     "seqgate.dedup.policy.failing",

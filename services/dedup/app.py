@@ -60,9 +60,9 @@ async def serve(
     """Serve from any store until told to stop."""
     drain = Drain()
     file = PolicyFile(config.policy_file)
-    policies = DurablePolicies(file, cursors, store)
+    counts = DedupMetrics(metrics)
+    policies = DurablePolicies(file, cursors, store, counts)
     async with asyncio.TaskGroup() as tasks:
-        counts = DedupMetrics(metrics)
         snapshots = Snapshots(store, cursors, policies, tasks, counts)
         deduplication = Deduplication(store, policies, snapshots, counts)
         survey = Survey(store, policies, metrics)

@@ -6,7 +6,8 @@ and then, and each replica tells all of it.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Final, NamedTuple
@@ -19,6 +20,7 @@ from services.dedup.core.policy import EffectivePolicy
 from services.dedup.core.sequence import Verdict
 from services.dedup.core.topic import Judged
 from services.dedup.ports import PolicySource, StateStore, Summary
+from services.errors import DomainError
 from services.runtime.metrics import OFF, Metrics, Read, Values, summed
 
 log = structlog.get_logger()
@@ -35,6 +37,7 @@ class DedupMetrics:
         self.snapshots: Counter[str] = Counter()
         self.restores: Counter[str] = Counter()
         self.loads: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
         self.store_duration = metrics.histogram(told.STATE_DURATION)
         self.snapshot_duration = metrics.histogram(told.SNAPSHOT_DURATION)
         self.verdicts: dict[str, dict[Verdict, int]] = {told.OTHER: dict.fromkeys(Verdict, 0)}
@@ -56,6 +59,18 @@ class DedupMetrics:
         for each in judged.producers:
             _count(each.verdicts, counts)
 
+    @contextmanager
+    def unforeseen(self, work: str, of: object = "") -> Iterator[None]:
+        """What nobody foresaw is the matter of this topic or policy alone, and ends no process: it
+        is counted and logged."""
+        try:
+            yield
+        except DomainError:
+            raise
+        except Exception:
+            self.failures[work] += 1
+            log.exception("failed", work=work, of=str(of))
+
     def _tell(self, metrics: Metrics) -> None:
         metrics.tell(told.VERDICTS, self._verdicts)
         metrics.tell(
@@ -70,6 +85,7 @@ class DedupMetrics:
             (told.SNAPSHOTS, self.snapshots, told.SNAPSHOT_OUTCOME),
             (told.RESTORES, self.restores, told.RESTORE_OUTCOME),
             (told.LOADS, self.loads, told.LOAD_OUTCOME),
+            (told.DEDUP_FAILURES, self.failures, told.WORK),
         ):
             metrics.tell(metric, _each(counts, attribute))
 

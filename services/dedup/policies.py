@@ -41,6 +41,7 @@ import structlog
 
 from seqgate.types import InvalidNameError, TopicName
 from services.dedup.core.policy import NOTHING, EffectivePolicy, InvalidPolicy, Policy
+from services.dedup.metrics import DedupMetrics
 from services.dedup.ports import Cursors, CursorsUnavailable, GivenPolicies, StateStore
 
 log = structlog.get_logger()
@@ -98,10 +99,17 @@ class Level(NamedTuple):
 class DurablePolicies:
     """See services.dedup.ports.PolicySource: what was set by calls, over the policy file."""
 
-    def __init__(self, file: GivenPolicies, cursors: Cursors, store: StateStore) -> None:
+    def __init__(
+        self,
+        file: GivenPolicies,
+        cursors: Cursors,
+        store: StateStore,
+        metrics: DedupMetrics | None = None,
+    ) -> None:
         self._file = file
         self._cursors = cursors
         self._store = store
+        self._metrics = metrics or DedupMetrics()
         self._token = ""
         self._cached: OrderedDict[Level, Policy] = OrderedDict()
 
@@ -167,7 +175,8 @@ class DurablePolicies:
         while True:
             await asyncio.sleep(interval_s)
             try:
-                await self.reread()
+                with self._metrics.unforeseen("policies"):
+                    await self.reread()
             except CursorsUnavailable as error:
                 log.warning("policies are not read again now", error=str(error))
 

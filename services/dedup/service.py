@@ -37,7 +37,6 @@ from services.dedup.ports import (
     Page,
     PolicySource,
     StateStore,
-    StateUnavailable,
     Summary,
 )
 from services.dedup.snapshots import Snapshots, Taken
@@ -282,10 +281,11 @@ class Deduplication:
         again."""
         while True:
             try:
-                now_ms = await self._store.now_ms()
-                if self._jumps.look(now_ms, self._steady_ms()):
-                    await self.purge(now_ms)
-            except (StateUnavailable, CursorsUnavailable) as error:
+                with self._metrics.unforeseen("purge"):
+                    now_ms = await self._store.now_ms()
+                    if self._jumps.look(now_ms, self._steady_ms()):
+                        await self.purge(now_ms)
+            except DomainError as error:
                 log.warning("purge failed", reason=error.reason, error=str(error))
             await asyncio.sleep(interval_s)
 
@@ -294,7 +294,8 @@ class Deduplication:
         forward ages nobody. A topic whose policy cannot be told holds no others back."""
         async for topic in self._store.topics():
             try:
-                await self._purge(topic, now_ms)
+                with self._metrics.unforeseen("purge", topic):
+                    await self._purge(topic, now_ms)
             except CursorsUnavailable as error:
                 log.warning("topic not purged", topic=str(topic), error=error.message)
 

@@ -79,6 +79,8 @@ longest."""
 CONFLICTS_MAX: Final = 3
 """How often a snapshot is taken again because another replica's came between."""
 
+UNFORESEEN: Final = "something unforeseen happened; the service's log has what"
+
 BEFORE_THE_LOG: Final = 0
 """The ledger id of what a replay from nothing puts in front of the log: no place for a cursor."""
 
@@ -147,11 +149,16 @@ class Snapshots:
         while True:
             await asyncio.sleep(interval_s)
             try:
-                now_ms = await self._store.now_ms()
-                async for topic in self._store.topics():
-                    await self._by_time(topic, now_ms)
+                with self._metrics.unforeseen("snapshot"):
+                    await self._all_by_time()
             except DomainError as error:
                 log.warning("snapshots by time", reason=error.reason, error=str(error))
+
+    async def _all_by_time(self) -> None:
+        now_ms = await self._store.now_ms()
+        async for topic in self._store.topics():
+            with self._metrics.unforeseen("snapshot", topic):
+                await self._by_time(topic, now_ms)
 
     async def finish(self, timeout_s: float) -> None:
         """Take the last ones of the topics that this process has confirmed entries of."""
@@ -205,14 +212,16 @@ class Snapshots:
             del self._taking[topic]
 
     async def _try(self, topic: TopicName) -> bool:
-        try:
-            await self.take(topic)
-        except DomainError as error:
-            log.warning(
-                "snapshot failed", topic=str(topic), reason=error.reason, error=error.message
-            )
-            return False
-        return True
+        with self._metrics.unforeseen("snapshot", topic):
+            try:
+                await self.take(topic)
+            except DomainError as error:
+                log.warning(
+                    "snapshot failed", topic=str(topic), reason=error.reason, error=error.message
+                )
+            else:
+                return True
+        return False
 
     # ---- how
 
@@ -238,6 +247,9 @@ class Snapshots:
                     return None
         except DomainError as error:
             _remember(self._errors, topic, error.message)
+            raise
+        except Exception:
+            _remember(self._errors, topic, UNFORESEEN)
             raise
         self._errors.pop(topic, None)
         if taken is not None:

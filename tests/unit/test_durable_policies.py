@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -11,9 +12,11 @@ from seqgate.types import TopicName
 from services.dedup import policies as module
 from services.dedup.adapters.cursors import MemoryCursors, NoCursors
 from services.dedup.adapters.memory import MemoryStateStore
+from services.dedup.adapters.policy_file import PolicyFile
 from services.dedup.core.policy import NOTHING, InvalidPolicy, Policies, Policy, Source, Sourced
 from services.dedup.policies import NAMESPACE, PROPERTY, DurablePolicies, Level, new_token
 from services.dedup.ports import Cursor, CursorsUnavailable, StateUnavailable
+from tests.support.waiting import eventually
 
 ORDERS = TopicName.parse("public/default/orders")
 OTHER = TopicName.parse("public/default/other")
@@ -262,6 +265,23 @@ async def test_reading_again_goes_on_by_itself(world: World) -> None:
     with pytest.raises(asyncio.CancelledError):
         await rereading
     assert await limit(world.two) == Sourced(4, Source.TOPIC)
+
+
+async def test_a_file_that_is_wrong_in_a_way_that_nobody_foresaw_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "policies.toml"
+    path.write_text("[cluster]\nmax_producers = 5\n")
+    file = PolicyFile(path)
+    before = file.policies
+    watching = asyncio.create_task(file.watch(0.001))
+    path.write_text("deep = " + "[" * 100_000)
+    await eventually(lambda: "unforeseen" in file.error)
+    assert file.policies is before
+    path.write_text("[cluster]\nmax_producers = 7\n")
+    await eventually(lambda: not file.error)
+    assert file.policies.effective(ORDERS).max_producers.value == 7
+    watching.cancel()
 
 
 async def test_a_policy_that_cannot_be_read_keeps_no_others_from_being_read_again(

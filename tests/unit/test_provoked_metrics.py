@@ -13,10 +13,13 @@ from seqgate.telemetry import metrics as told
 from seqgate.telemetry.metrics import Metric
 from seqgate.types import Position, TopicName
 from services.dedup import snapshots as module
+from services.dedup.adapters.policy_file import PolicyFile
 from services.dedup.core.sequence import Claim
 from services.dedup.core.topic import ProducerClaims, Writer
 from services.dedup.metrics import DedupMetrics
+from services.dedup.policies import DurablePolicies
 from services.dedup.ports import CursorsUnavailable
+from services.dedup.service import Deduplication
 from services.dedup.snapshots import Snapshots, SnapshotTooLarge
 from services.dispatcher.core.effects import (
     PARK,
@@ -41,7 +44,7 @@ from tests.support.deduplicator import FakeDeduplicator
 from tests.support.entries import single
 from tests.support.waiting import eventually
 from tests.unit.test_metrics import Telling
-from tests.unit.test_snapshots import World
+from tests.unit.test_snapshots import Surprised, World
 from tests.unit.test_subscription import A, B, C, Stage, filtered, stage
 
 TOPIC = TopicName.parse("public/default/provoked")
@@ -305,6 +308,38 @@ async def test_snapshots_that_fail_and_restores_that_nobody_answers(
             assert await value(telling, told.SNAPSHOT_DURATION, outcome=outcome) == 1, outcome
         assert await value(telling, told.RESTORES, outcome="unavailable") == 1
         await world.snapshots.finish(1)
+
+
+@pytest.mark.parametrize("work", told.WORK.values)
+async def test_each_work_in_which_something_unforeseen_happens(telling: Telling, work: str) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        world = World(tasks)
+        await world.append(3)
+        metrics = DedupMetrics(telling.metrics)
+        policies = DurablePolicies(PolicyFile(None), world.cursors, world.store, metrics)
+        await policies.effective(TOPIC)
+        snapshots = Snapshots(world.store, world.cursors, policies, tasks, metrics)
+        dedup = Deduplication(world.store, policies, snapshots, metrics)
+        works = {
+            "snapshot": lambda: snapshots.by_time_forever(0.001),
+            "purge": lambda: dedup.purge_forever(0.001),
+            "policies": lambda: policies.reread_forever(0.001),
+        }
+
+        async def surprised(*_: Any, **__: Any) -> None:
+            raise Surprised
+
+        world.store.now_ms = world.cursors.get = surprised  # type: ignore[assignment]
+        working = tasks.create_task(works[work]())
+
+        async def twice() -> bool:
+            return await value(telling, told.DEDUP_FAILURES, work=work) > 1
+
+        await eventually(twice)
+        working.cancel()
+        assert await value(telling, told.DEDUP_FAILURES) == await value(
+            telling, told.DEDUP_FAILURES, work=work
+        )
 
 
 # ---- the dispatcher

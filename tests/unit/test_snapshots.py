@@ -24,7 +24,7 @@ from services.dedup.core.topic import (
     TopicState,
     Writer,
 )
-from services.dedup.metrics import Seen, Survey
+from services.dedup.metrics import DedupMetrics, Seen, Survey
 from services.dedup.ports import Cursor, CursorConflict, CursorsUnavailable
 from services.dedup.service import Deduplication
 from services.dedup.snapshots import Snapshots, SnapshotTooLarge, Taken
@@ -580,6 +580,105 @@ async def test_a_snapshot_that_others_came_before_too_often_is_still_wanted_at_t
             await world.snapshots.take(TOPIC)
     await world.snapshots.finish(1)
     assert (world.mark, world.kept) == ((1, 4), {"p": 4})
+
+
+# ---- what nobody foresaw
+
+
+class Surprised(Exception):
+    """Nothing that any of this raises."""
+
+
+class Surprising(FixedPolicies):
+    """As Unreadable, in a way that nobody foresaw."""
+
+    async def effective(self, topic: TopicName) -> EffectivePolicy:
+        if topic == OTHER:
+            raise Surprised
+        return await super().effective(topic)
+
+
+async def with_a_surprise(world: World) -> DedupMetrics:
+    """Of two topics, in the first that is come to."""
+    await with_one_unreadable(world)
+    policies = Surprising(world.policies.policy)
+    world.snapshots._policies = world.dedup._policies = policies
+    world.dedup._metrics = world.snapshots._metrics
+    return world.snapshots._metrics
+
+
+async def test_a_surprise_in_a_snapshot_is_counted_and_the_snapshot_is_tried_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FAILURE_REST_S", 0.001)
+    world = make()
+
+    async def surprised(_: TopicName) -> None:
+        raise Surprised
+
+    failures = world.snapshots._metrics.failures
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "freeze", surprised)
+        await world.append(10)
+        await eventually(lambda: failures["snapshot"] > 1)
+        assert world.snapshots.error(TOPIC) == module.UNFORESEEN
+        with pytest.raises(Surprised):
+            await world.snapshots.take(TOPIC)
+    await world.marked(9)
+    await eventually(lambda: not world.snapshots.error(TOPIC), "the failure is over")
+    assert world.snapshots._metrics.snapshots["failed"] == failures["snapshot"] + 1
+
+
+async def test_a_surprise_in_the_last_snapshot_keeps_no_others_from_theirs(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make(snapshot_entries=0)
+    await with_a_surprise(world)
+    world.snapshots._unsaved[OTHER] = None
+    world.snapshots._unsaved.move_to_end(OTHER, last=False)
+    await world.snapshots.finish(1)
+    assert world.mark == (1, 4)
+
+
+async def test_a_surprise_in_one_topic_keeps_no_others_from_their_snapshots(make: Make) -> None:
+    world = make(snapshot_interval_s=1)
+    metrics = await with_a_surprise(world)
+    world.now_ms += 2_000
+    async with looking(world):
+        await world.marked(4)
+    assert metrics.failures["snapshot"] > 0
+
+
+async def test_a_surprise_in_one_topic_keeps_no_others_from_being_purged(make: Make) -> None:
+    world = make(producer_inactivity_timeout_minutes=1)
+    metrics = await with_a_surprise(world)
+    world.now_ms += 70_000
+    await world.dedup.purge(world.now_ms)
+    assert world.store.states[TOPIC].producers == {}
+    assert metrics.failures == {"purge": 1}
+
+
+async def test_looking_for_what_is_due_outlasts_surprises(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make(snapshot_interval_s=1, snapshot_entries=0, producer_inactivity_timeout_minutes=1)
+    await world.append(5)
+    world.dedup._metrics = metrics = world.snapshots._metrics
+
+    async def surprised() -> int:
+        raise Surprised
+
+    async with asyncio.TaskGroup() as tasks:
+        with monkeypatch.context() as patch:
+            patch.setattr(world.store, "now_ms", surprised)
+            purging = tasks.create_task(world.dedup.purge_forever(0.001))
+            looking_at_times = tasks.create_task(world.snapshots.by_time_forever(0.001))
+            failures = metrics.failures
+            await eventually(lambda: min(failures["purge"], failures["snapshot"]) > 1)
+        world.now_ms += 2_000
+        await world.marked(4)
+        purging.cancel()
+        looking_at_times.cancel()
 
 
 # ---- many topics

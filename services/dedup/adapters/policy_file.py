@@ -61,6 +61,9 @@ class PolicyFile:
             except (OSError, ValueError, InvalidPolicy) as error:
                 self._error = f"{self._path.name}: {error}"
                 log.warning("the policy file cannot be used", error=self._error)
+            except Exception:  # nobody foresaw: those from before count, as they do in any case
+                self._error = f"{self._path.name}: something unforeseen is wrong with it"
+                log.exception("the policy file cannot be used")
             else:
                 self._error = ""
                 log.info("policies read", file=str(self._path))
