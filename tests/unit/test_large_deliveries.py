@@ -99,6 +99,38 @@ def test_of_very_many_unfinished_messages_none_is_passed_by_mistake(
     assert passed(it.effects) == []
 
 
+@pytest.mark.parametrize("kind", [Kind.KEY_SHARED, Kind.EXCLUSIVE])
+def test_of_very_many_finished_messages_that_wait_to_be_read_again_none_is_passed_by_mistake(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.dispatcher.core.attempts.FINISHED_MAX", 1)
+    it = stage(kind=kind, permits=0, key_parked_max=1, consumer_parked_max=1)
+    for each in range(4):
+        for chunk in chunks(f"attempt-{each}", 2):
+            it.publish(A, chunk=chunk)
+    got = []
+    for _ in range(4):
+        it.permit(1, 2)
+        got.append(it.got(1))
+        it.acknowledge(1, *got[-1])
+    assert got == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert passed(it.effects) == []
+
+
+def test_what_continues_nothing_is_passed_behind_messages_that_were_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.dispatcher.core.attempts.FINISHED_MAX", 1)
+    it = stage(permits=0)
+    for each in range(3):
+        for chunk in chunks(f"attempt-{each}", 2):
+            it.publish(A, chunk=chunk)
+    it.publish(A, chunk=chunks("headless", 2)[1])
+    it.permit(1, 10)
+    assert it.got(1) == list(range(6))
+    assert passed(it.effects) == [6]
+
+
 def test_who_takes_over_passes_what_is_left_of_a_message_that_was_acknowledged_in_part() -> None:
     before = stage()
     for each in chunks("attempt", 2):

@@ -6,6 +6,9 @@ A large message is where its last chunk is, and is delivered whole or not at all
 first is not there is of use to nobody: the subscription began after it, or was moved there; it was
 trimmed; filters rejected it; or it was acknowledged without the rest. What is not acknowledged is
 read from its beginning, in order, so all of that is known when a chunk is read.
+
+How many are remembered is bounded. What was forgotten is not what is not there: a chunk that may be
+of a forgotten message is delivered, and whoever gets it finds out.
 """
 
 from collections import OrderedDict
@@ -21,7 +24,11 @@ UNFINISHED_MAX: Final = 10_000
 forgotten, and from then on chunks that continue nothing are delivered, and may fail."""
 
 FINISHED_MAX: Final = 1_000
-"""How many others are: their chunks may be read again."""
+"""How many others are of which the last chunk is not acknowledged: their chunks may be read again.
+Then the oldest is forgotten, and chunks up to where it ends that continue nothing are delivered."""
+
+OVER_MAX: Final = 1_000
+"""Of how many it is remembered that the log says that they will not be finished."""
 
 
 @dataclass(slots=True)
@@ -31,11 +38,13 @@ class Attempt:
     Attributes:
         first: where its first chunk is.
         key: of its lane.
+        last: where its last chunk is; None: that was not read.
         is_dead: whether a chunk of it went to the dead letter topic, so that all do.
     """
 
     first: Position
     key: bytes
+    last: Position | None = None
     is_dead: bool = False
 
 
@@ -48,6 +57,7 @@ class Attempts:
         self._finished: OrderedDict[str, Attempt] = OrderedDict()
         self._over: OrderedDict[str, None] = OrderedDict()
         self._has_forgotten = False
+        self._forgotten_to: Position | None = None
 
     def note_read(self, chunk: Chunk, position: Position, key: bytes) -> None:
         """A chunk was read for the first time, and is not acknowledged."""
@@ -58,14 +68,21 @@ class Attempts:
                 self._unfinished.popitem(last=False)
                 self._has_forgotten = True
         if chunk.is_last and chunk.attempt in self._unfinished:
-            self._finished[chunk.attempt] = self._unfinished.pop(chunk.attempt)
+            attempt = self._finished[chunk.attempt] = self._unfinished.pop(chunk.attempt)
+            attempt.last = position
             if len(self._finished) > FINISHED_MAX:
-                self._finished.popitem(last=False)
+                self._forget(self._finished.popitem(last=False)[1])
+
+    def note_done(self, name: str) -> None:
+        """The last chunk of an attempt is acknowledged, durably: nobody waits for the others."""
+        attempt = self._finished.get(name)
+        if attempt is not None and not attempt.is_dead:
+            del self._finished[name]
 
     def note_over(self, name: str) -> Attempt | None:
         """The log says that an attempt will not be finished. Returns it, if it is known."""
         self._over[name] = None
-        if len(self._over) > FINISHED_MAX:
+        if len(self._over) > OVER_MAX:
             self._over.popitem(last=False)
         return self._unfinished.pop(name, None)
 
@@ -88,16 +105,29 @@ class Attempts:
         attempt = self._get(chunk.attempt)
         return attempt is not None and attempt.is_dead
 
-    def is_headless(self, chunk: Chunk) -> bool:
+    def is_headless(self, chunk: Chunk, position: Position) -> bool:
         """Whether a chunk continues something that nobody can have: its message cannot be whole."""
         if not chunk.number:
             return False
         attempt = self._get(chunk.attempt)
         if attempt is None:
-            return not self._has_forgotten
+            return not self._may_be_forgotten(position)
         if attempt.is_dead:
             return False
         return self._settling.is_settled(attempt.first)
+
+    def _may_be_forgotten(self, position: Position) -> bool:
+        """Whether a chunk may be of a message that was read, and is not remembered."""
+        beyond = self._forgotten_to is None or position > self._forgotten_to
+        return self._has_forgotten or not beyond
+
+    def _forget(self, attempt: Attempt) -> None:
+        """There are too many. Of what is acknowledged already nothing need be known: what continues
+        it continues nothing."""
+        if self._settling.is_settled(attempt.first) and not attempt.is_dead:
+            return
+        assert attempt.last is not None
+        self._forgotten_to = max(attempt.last, self._forgotten_to or attempt.last)
 
     def _get(self, name: str) -> Attempt | None:
         return self._unfinished.get(name) or self._finished.get(name)

@@ -156,7 +156,7 @@ class Delivering:
         """Whether a chunk waits whose first was acknowledged meanwhile: nobody can have its
         message. One that failed too often goes where the first went."""
         chunk = None if lane.rare is None else lane.rare.chunks.get(position)
-        if chunk is None or not self._large.is_headless(chunk):
+        if chunk is None or not self._large.is_headless(chunk, position):
             return False
         return not self._settling.failed_beyond(self._options.redeliveries_max, position)
 

@@ -378,7 +378,7 @@ class Subscription:
         rejected with the first is rejected, and what failed too often goes where the first went."""
         if self.judging.is_rejected(chunk) or self.judging.is_beyond(entry.position):
             return False
-        return self.large.is_headless(chunk)
+        return self.large.is_headless(chunk, entry.position)
 
     def _abort(self, name: str) -> None:
         """An attempt at a large message will not be finished. Who has chunks of it is told, or
@@ -692,9 +692,10 @@ class Subscription:
         self.parking.drop_if_idle(lane)
 
     def _end_chunk(self, lane: Lane, chunk: Chunk | None) -> None:
-        """The last chunk of a message was acknowledged without others, which nobody awaits."""
+        """The last chunk of a message is acknowledged. If others are not, nobody awaits them."""
         if chunk is None or not chunk.is_last or lane.rare is None:
             return
+        self.large.note_done(chunk.attempt)
         if chunk.attempt in lane.rare.kept_back:
             self._drop_kept(lane, chunk.attempt)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from seqgate.client._assembler import Assembler, _Context
+from seqgate.types import Position
 from services.dispatcher.core.attempts import Attempts
 from services.dispatcher.core.effects import Effect, Outcome
 from services.dispatcher.core.judging import Judging
@@ -16,7 +17,7 @@ from tests.simulation.defects import defect
 
 @defect("A6", "a chunk whose first is not there is delivered, and refused for ever")
 def deliver_headless_chunks(patch: Any) -> None:
-    def is_headless(self: Attempts, chunk: Chunk) -> bool:
+    def is_headless(self: Attempts, chunk: Chunk, position: Position) -> bool:
         return False
 
     patch.setattr(Attempts, "is_headless", is_headless)

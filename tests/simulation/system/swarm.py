@@ -85,6 +85,7 @@ LIMITS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = {
         "services.dispatcher.sending.RESPONSE_ENTRIES_MAX": (1, 2),
         "services.dispatcher.sending.RESPONSE_BYTES_MAX": (1, K),
         "services.dispatcher.core.lags.SCAN_ENTRIES": (1, 3),
+        "services.dispatcher.core.attempts.FINISHED_MAX": (1, 2),
         "services.dispatcher.core.delivering.TURN_ENTRIES": (1, 2),
         "services.dispatcher.core.verdicts.JUDGE_ENTRIES": (1, 2),
         "services.dispatcher.adapters.filters.BATCH_ENTRIES_MAX": (1, 2),
