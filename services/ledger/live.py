@@ -333,9 +333,11 @@ class LiveTopic:
         metrics: LedgerMetrics,
         last_append_ms: int,
         budget: Budget,
+        replays: asyncio.Semaphore,
     ) -> None:
         """
         Args:
+            replays: how many pages of replays the process holds at a time.
             budget: what all producers of the process may have unanswered together.
             last_append_ms: when the last entry was appended, as LedgerStore.last_append_ms says it
                 after the topic was taken: no later one's time lies before.
@@ -360,6 +362,7 @@ class LiveTopic:
         """Whose instance is to be stored with the next entries of a producer."""
         self._last_append_ms = last_append_ms
         self._budget = budget
+        self._replays = replays
         self._replay_entries_max = replay_entries_max
         self._replay: _Replay | None = None
         """What a replay from here has come to; None: none is under way."""
@@ -656,8 +659,8 @@ class LiveTopic:
                     await self._look_up(units)
                 return []
             case ReadLog():
-                with self._following.replaying() as span:
-                    return await self._read_log(effect, span)
+                async with self._replays:
+                    return await self._replay_page(effect)
             case Reopen():
                 return await self._reopen()
             case Pause(seconds):
@@ -824,6 +827,17 @@ class LiveTopic:
                 receipt = settled(unsettled, list(itertools.islice(fates, len(wanted))))
                 receipts.append(Answer(unsettled.unit, receipt))
             self._perform(receipts)
+
+    async def _replay_page(self, read: ReadLog) -> list[Effect]:
+        """One page, from when it is read until deduplication has it, or refuses it."""
+        if self.stopped:
+            return []
+        with self._following.replaying() as span:
+            effects = await self._read_log(read, span)
+        match effects:
+            case [Confirm() as confirm]:
+                return await self._ask(confirm)
+        return effects
 
     async def _read_log(self, read: ReadLog, span: Span) -> list[Effect]:
         try:
@@ -1004,6 +1018,11 @@ BEFORE_THE_LOG: Final = 0
 """The ledger id of what a replay puts in front of the log; real ones start at 1."""
 
 _REPLAY_PAGE_BYTES: Final = 32 * 1024 * 1024
+
+REPLAYS_MAX: Final = 8
+"""How many pages of replays a process holds at a time, each from when it is read until
+deduplication has it. Topics take turns page by page, and every turn ends: calls have deadlines."""
+
 _CLOSED: Final = "CLOSED"
 """Why a publication is not answered: its stream was closed before it was let through."""
 

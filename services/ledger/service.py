@@ -21,7 +21,7 @@ from services.ledger.core.entry import StoredEntry
 from services.ledger.core.receipt import Fate, Status, refused
 from services.ledger.core.writer import Limits
 from services.ledger.following import Reading
-from services.ledger.live import LastStored, LiveTopic, Pulse, Session, Window
+from services.ledger.live import REPLAYS_MAX, LastStored, LiveTopic, Pulse, Session, Window
 from services.ledger.metrics import LedgerMetrics, tell_topics
 from services.ledger.ports import (
     Cursors,
@@ -154,6 +154,7 @@ class Ledger:
         self._changing = TopicLocks()
         self.unanswered = Budget(config.unanswered_bytes_max)
         """What all producers together have unanswered."""
+        self._replays = asyncio.Semaphore(REPLAYS_MAX)
         self.readers = Readers(config)
         """All streams that are read."""
         self._streams = 0
@@ -247,6 +248,7 @@ class Ledger:
                     metrics=self._metrics,
                     last_append_ms=last_append_ms,
                     budget=self.unanswered,
+                    replays=self._replays,
                 )
                 self._live[topic] = live
             return live

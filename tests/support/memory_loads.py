@@ -5,8 +5,8 @@
             await stopped_consumer(services, topic, messages=200, size_bytes=1_000_000)
         assert peak.grown_bytes < 64 * MIB
 
-`python -m tests.support.memory_loads` runs each of them with the budgets that services have by
-default, and prints a table.
+`python -m tests.support.memory_loads [WORD ...]` runs each of them, or those that have one of these
+words in their names, with the budgets that services have by default, and prints a table.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client import Producer, connect
@@ -139,6 +140,52 @@ async def idle_streams(services: Services, topic: str, *, streams: int) -> None:
             await asyncio.gather(*map(open_both, numbers))
 
 
+async def idle_topics(services: Services, topic: str, *, streams: int) -> None:
+    """So many producers are connected, each on a topic of its own, and send nothing."""
+    async with AsyncExitStack() as opened:
+        for first in range(0, streams, OPENED_TOGETHER):
+            numbers = range(first, min(first + OPENED_TOGETHER, streams))
+            streams_of_some = (
+                publishing(services.ledger, f"{topic}-{number}", "p") for number in numbers
+            )
+            await asyncio.gather(*map(opened.enter_async_context, streams_of_some))
+
+
+async def idle_readers(services: Services, topic: str, *, streams: int) -> None:
+    """So many read a topic to its end, and wait for more."""
+    await services.ledger.CreateTopic(ledger_pb2.CreateTopicRequest(topic=topic))
+    calls = []
+    for first in range(0, streams, OPENED_TOGETHER):
+        some = [
+            services.ledger.Read(
+                ledger_pb2.ReadRequest(topic=topic, earliest=ledger_pb2.Earliest(), follow=True)
+            )
+            for _ in range(min(OPENED_TOGETHER, streams - first))
+        ]
+        for started in await asyncio.gather(*(each.read() for each in some)):
+            assert started.HasField("started")
+        calls += some
+    for call in calls:
+        call.cancel()
+
+
+async def idle_exchanges(services: Services, topic: str, *, streams: int) -> None:
+    """So many writers have asked deduplication something on a stream each, and ask no more."""
+    calls = []
+    for first in range(0, streams, OPENED_TOGETHER):
+        numbers = range(first, min(first + OPENED_TOGETHER, streams))
+        some = [services.dedup.Exchange() for _ in numbers]
+        for number, call in zip(numbers, some, strict=True):
+            writer = dedup_pb2.Writer(incarnation=1, epoch=1)
+            asked = dedup_pb2.AdmitRequest(topic=f"{topic}-{number}", writer=writer)
+            await call.write(dedup_pb2.ExchangeRequest(request_id=1, admit=asked))
+        for answer in await asyncio.gather(*(each.read() for each in some)):
+            assert answer.request_id == 1
+        calls += some
+    for call in calls:
+        call.cancel()
+
+
 async def delayed_messages(services: Services, topic: str, *, messages: int) -> None:
     """All messages of a topic are for later, and a consumer takes whatever is due."""
     async with (
@@ -191,14 +238,37 @@ async def _main() -> None:
             lambda all_: idle_streams(all_, named("idle-too"), streams=1_000),
         ),
         (
+            "1,000 idle producers on as many topics",
+            "ledger",
+            lambda all_: idle_topics(all_, named("idle-topics"), streams=1_000),
+        ),
+        (
+            "1,000 idle producers on as many topics",
+            "dedup",
+            lambda all_: idle_topics(all_, named("idle-topics"), streams=1_000),
+        ),
+        (
+            "1,000 idle readers",
+            "ledger",
+            lambda all_: idle_readers(all_, named("idle-read"), streams=1_000),
+        ),
+        (
+            "1,000 idle streams of writers",
+            "dedup",
+            lambda all_: idle_exchanges(all_, named("idle-exchange"), streams=1_000),
+        ),
+        (
             "1,000,000 delayed messages",
             "dispatcher",
             lambda all_: delayed_messages(all_, named("delayed"), messages=1_000_000),
         ),
     ]
+    words = sys.argv[1:]
     write = sys.stdout.write
     write(f"{'load':48}{'process':12}{'before':>9}{'grown':>9}  MiB\n")
     for what, process, load in loads:
+        if words and not any(word in what for word in words):
+            continue
         with tempfile.TemporaryDirectory() as folder:
             async with running(Path(folder) / "stack") as services:
                 with peak_of(services, process) as peak:

@@ -14,15 +14,23 @@ from services.ledger.config import LedgerConfig
 from services.ledger.core.entry import unit_of
 from services.ledger.core.receipt import Receipt, Status
 from services.ledger.core.writer import Confirmation
-from services.ledger.live import UNREAD_RECEIPTS_MAX
+from services.ledger.live import REPLAYS_MAX, UNREAD_RECEIPTS_MAX
 from services.ledger.metrics import LedgerMetrics
-from services.ledger.ports import Behind, Changed, Disabled, Judged, WriterName
+from services.ledger.ports import (
+    Behind,
+    Changed,
+    DedupUnavailable,
+    Disabled,
+    Judged,
+    WriterName,
+)
 from services.ledger.service import Ledger, Opened, Opening
 from services.ledger.servicer import NotOpened
 from services.runtime.budget import Budget
 from tests.simulation.defects import find
 from tests.support.entries import single
 from tests.support.remembering import RememberingDeduplicator
+from tests.support.waiting import eventually
 
 ONE = TopicName.parse("public/default/one")
 OTHER = TopicName.parse("public/default/other")
@@ -242,3 +250,79 @@ async def surprise() -> None:
         parts.dedup.surprised = ONE
         send(one, 1)
         await receipts(one, 1)
+
+
+# ---- replays
+
+REPLAYED = [TopicName.parse(f"public/default/replayed-{each}") for each in range(3 * REPLAYS_MAX)]
+
+
+class Replaying(Parts):
+    """A ledger whose deduplication has forgotten all topics, and takes its time over each page."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        super().__init__(tasks)
+        self.pages = self.most = self.confirmed = 0
+        self.let = asyncio.Event()
+        self._read = self.store.replay
+        self._confirm = self.dedup.confirm
+        self.store.replay = self.replay  # type: ignore[method-assign]
+        self.dedup.confirm = self.confirm  # type: ignore[method-assign]
+
+    async def replay(self, *args: Any, **named: Any) -> Any:
+        self.pages += 1
+        self.most = max(self.most, self.pages)
+        return await self._read(*args, **named)
+
+    async def confirm(self, *args: Any) -> Any:
+        await self.let.wait()
+        self.pages -= 1
+        self.confirmed += 1
+        return await self._confirm(*args)
+
+
+async def replay(parts: Replaying) -> int:
+    """How many pages were held at most while all topics were replayed."""
+    for topic in REPLAYED:
+        writer = await parts.store.take(topic, create=True)
+        await parts.store.append(topic, writer.ledger_id, None, [single(1)], 5)
+    opening = [asyncio.create_task(parts.open(each)) for each in REPLAYED]
+    await eventually(lambda: parts.let.is_set() or parts.pages >= REPLAYS_MAX)
+    parts.let.set()
+    for opened in await asyncio.gather(*opening):
+        parts.ledger.close(opened)
+    assert parts.confirmed == len(REPLAYED)
+    return parts.most
+
+
+async def test_so_many_pages_of_replays_are_held_at_a_time() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        parts = Replaying(tasks)
+        assert await replay(parts) == REPLAYS_MAX
+        await parts.ledger.finish(1)
+
+
+async def test_pages_of_all_topics_at_once_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.ledger.service.REPLAYS_MAX", len(REPLAYED))
+    async with asyncio.TaskGroup() as tasks:
+        parts = Replaying(tasks)
+        assert await replay(parts) > REPLAYS_MAX
+        await parts.ledger.finish(1)
+
+
+async def test_a_topic_that_cannot_be_replayed_keeps_no_place() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        parts = Replaying(tasks)
+        parts.let.set()
+        failing = iter(range(2 * REPLAYS_MAX))
+        confirm = parts.confirm
+
+        async def fails(*args: Any) -> Any:
+            if next(failing, None) is not None:
+                parts.pages -= 1
+                raise DedupUnavailable("away")
+            return await confirm(*args)
+
+        parts.dedup.confirm = fails  # type: ignore[method-assign]
+        assert await replay(parts) <= REPLAYS_MAX
+        await parts.ledger.finish(1)
