@@ -22,7 +22,7 @@ T = TypeVar("T")
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
 """How long something that failed waits before it is tried again, doubling from the first to the
-longest."""
+longest; a letter that is refused says itself how long that is."""
 
 FAILED_RETRY_AFTER_S: Final = 0.5
 """How soon consumers connect again to a subscription to which something unforeseen happened."""
@@ -179,9 +179,8 @@ class Work:
                     self.stop(error)
                     raise
                 log.debug("tried again", subscription=self._name, why=error.message)
-                wait_s = error.retry_after_s if isinstance(error, LetterRefused) else None
-                await asyncio.sleep(wait_s or backoff_s)
-                backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, _longest_wait_s(error))
 
     async def _until_stopped(
         self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
@@ -192,3 +191,10 @@ class Work:
         except DomainError:
             if self.stopped is None:  # nothing that is done here is refused for good
                 self._fail()
+
+
+def _longest_wait_s(error: DomainError) -> float:
+    """How long what failed so waits at most before it is tried again. Most refusals of letters pass
+    in moments; where somebody has to do something about it, that may take hours."""
+    longest_s = error.retry_after_s if isinstance(error, LetterRefused) else None
+    return longest_s or BACKOFF_MAX_S

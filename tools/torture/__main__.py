@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from tools.torture.cast import NAMESPACE
-from tools.torture.limits import LIMITS
+from tools.torture.limits import LIMITS, RATE, TINY_RATE, rate_of
 from tools.torture.report import write_report
 from tools.torture.shown import Shown
 from tools.torture.torturing import RECORD, Options, Tortured, torture
@@ -46,12 +46,10 @@ def parsed(arguments: list[str]) -> Options:
     parser.add_argument("--minutes", type=float, default=2.0, help="how long faults go on; 2")
     parser.add_argument("--seed", help="decides which faults there are; random unless given")
     parser.add_argument("--limits", choices=LIMITS, default="default", help="of the services")
-    parser.add_argument("--rate", type=float, default=25.0, help="messages a second a producer; 25")
     parser.add_argument(
-        "--settle-seconds",
+        "--rate",
         type=float,
-        default=300.0,
-        help="how long everything may take to be delivered afterwards; 300",
+        help=f"messages a second a producer; {RATE:.0f}, and {TINY_RATE:.0f} where limits are tiny",
     )
     parser.add_argument("--out", type=Path, default=Path("build/torture"), help="the output folder")
     parser.add_argument("--ledger", default="", help="an installation of somebody else's")
@@ -73,7 +71,8 @@ def parsed(arguments: list[str]) -> Options:
     given = parser.parse_args(arguments)
     if not 0 < given.minutes <= MINUTES_MAX:
         parser.error(f"--minutes is above 0 and at most {MINUTES_MAX}")
-    if not 0 < given.rate <= RATE_MAX:
+    rate = given.rate if given.rate is not None else rate_of(given.limits)
+    if not 0 < rate <= RATE_MAX:
         parser.error(f"--rate is above 0 and at most {RATE_MAX}")
     if bool(given.ledger) != bool(given.dispatcher) or (given.cursor and not given.ledger):
         parser.error("--ledger and --dispatcher go together")
@@ -89,8 +88,7 @@ def parsed(arguments: list[str]) -> Options:
         seconds=given.minutes * 60,
         seed=seed,
         limits=given.limits,
-        rate=given.rate,
-        settle_s=given.settle_seconds,
+        rate=rate,
         ledger=given.ledger,
         dispatcher=given.dispatcher,
         cursor=given.cursor,

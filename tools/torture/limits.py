@@ -38,6 +38,17 @@ QUICK: Final = {
 """What every service is told: a torture lasts minutes."""
 
 
+RATE: Final = 25.0
+TINY_RATE: Final = 8.0
+"""How many messages a second each producer publishes unless it is told otherwise: what has room for
+a few messages takes a round trip for each few of them."""
+
+
+def rate_of(limits: str) -> float:
+    """How many that is with these limits."""
+    return RATE if limits == "default" else TINY_RATE
+
+
 def settings_of(service: str, limits: str, random: Random) -> dict[str, str]:
     """What one process is told of its limits, by full names."""
     is_tiny = limits == "tiny" or (limits == "mixed" and random.random() < 0.5)

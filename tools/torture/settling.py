@@ -10,6 +10,7 @@ SURPRISED   an application failed in a way that nobody foresaw
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict
@@ -40,35 +41,43 @@ async def all_acknowledged(
     ledger: At,
     subscriptions: Sequence[tuple[str, str]],
     progress: Progresses,
-    within_s: float,
     note: Callable[[str, str], None],
 ) -> list[tuple[str, str]]:
-    """Wait until everything is; which subscriptions have more when nothing moves any more.
+    """Wait until everything is; which subscriptions have more when nothing moves any more. While
+    anything does, they are slow, and not stuck: what is acknowledged only grows, up to the log.
 
     Args:
         note: is told of each subscription that has everything behind it.
     """
+    async with asking(ledger, LedgerServiceStub) as stub:
+        return await while_it_moves(subscriptions, partial(last_position, stub), progress, note)
+
+
+async def while_it_moves(
+    subscriptions: Sequence[tuple[str, str]],
+    last_of: Callable[[str], Awaitable[Position | None]],
+    progress: Progresses,
+    note: Callable[[str, str], None],
+) -> list[tuple[str, str]]:
+    """See all_acknowledged; `last_of` says where a topic ends."""
     loop = asyncio.get_running_loop()
     waiting = dict.fromkeys(subscriptions, Progress())
-    began_s = moved_s = loop.time()
-    async with asking(ledger, LedgerServiceStub) as stub:
-        while waiting:
-            for topic, subscription in list(waiting):
-                try:
-                    last = await last_position(stub, topic)
-                    now = await progress(topic, subscription)
-                except aio.AioRpcError:
-                    continue
-                if last is None or (now.mark_delete is not None and now.mark_delete >= last):
-                    del waiting[topic, subscription]
-                    note(topic, subscription)
-                    moved_s = loop.time()
-                elif now != waiting[topic, subscription]:
-                    waiting[topic, subscription] = now
-                    moved_s = loop.time()
-            if loop.time() - moved_s > STANDS_STILL_S or loop.time() - began_s > within_s:
-                break
-            await asyncio.sleep(LOOK_S)
+    moved_s = loop.time()
+    while waiting and loop.time() - moved_s <= STANDS_STILL_S:
+        for topic, subscription in list(waiting):
+            try:
+                last = await last_of(topic)
+                now = await progress(topic, subscription)
+            except aio.AioRpcError:
+                continue
+            if last is None or (now.mark_delete is not None and now.mark_delete >= last):
+                del waiting[topic, subscription]
+                note(topic, subscription)
+                moved_s = loop.time()
+            elif now != waiting[topic, subscription]:
+                waiting[topic, subscription] = now
+                moved_s = loop.time()
+        await asyncio.sleep(LOOK_S)
     return list(waiting)
 
 

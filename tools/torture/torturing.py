@@ -43,7 +43,6 @@ class Options(NamedTuple):
         seconds: how long faults go on.
         limits: one of limits.LIMITS.
         rate: how many messages a second each producer publishes.
-        settle_s: how long everything may take to be delivered when the faults have stopped.
         ledger, dispatcher, cursor: an installation of somebody else's; empty: one of our own. The
             cursor service need not be given.
         namespace: of the topics.
@@ -55,7 +54,6 @@ class Options(NamedTuple):
     seed: str
     limits: str = "default"
     rate: float = 25.0
-    settle_s: float = 300.0
     ledger: str = ""
     dispatcher: str = ""
     cursor: str = ""
@@ -226,7 +224,6 @@ class Scene:
                 self.ledger,
                 self.cast.subscriptions,
                 judge.progress,
-                options.settle_s,
                 lambda *where: self._journal.write("settled", where=" ".join(where)),
             )
             self._journal.write("delivered", stuck=stuck)

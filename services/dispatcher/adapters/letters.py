@@ -27,10 +27,10 @@ PROPERTIES_MAX: Final = 128
 """How many properties an entry may have (entry.proto)."""
 
 REFUSED_RETRY_AFTER_S: Final = 30.0
-"""How long a letter waits that was refused: somebody has to do something about it."""
+"""How long a letter waits at most that was refused: somebody has to do something about it."""
 
 FAILED_RETRY_AFTER_S: Final = 2.0
-"""How long a letter waits that could not be stored, in seconds: the next one may be."""
+"""How long a letter waits at most that could not be stored, in seconds: the next one may be."""
 
 _REFUSING: Final = frozenset(
     {

@@ -1,0 +1,43 @@
+"""What may fail is repeated until it succeeds."""
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+
+from seqgate.types import TopicName
+from services.dispatcher.ports import LedgerUnavailable, LetterRefused
+from services.dispatcher.work import BACKOFF_FIRST_S, BACKOFF_MAX_S, Work
+from services.errors import DomainError
+from tests.simulation.ground import run, virtual_loop
+
+LONGEST_S = 30.0
+
+
+@pytest.mark.parametrize(
+    ("error", "longest_s"),
+    [
+        (LedgerUnavailable("away", retry_after_s=LONGEST_S), BACKOFF_MAX_S),
+        (LetterRefused("no", retry_after_s=LONGEST_S), LONGEST_S),
+    ],
+    ids=lambda each: getattr(each, "reason", None),
+)
+def test_what_fails_is_tried_again_soon_and_then_later_each_time(
+    error: DomainError, longest_s: float
+) -> None:
+    tried_s: list[float] = []
+
+    async def fail() -> None:
+        tried_s.append(virtual_loop().time())
+        if len(tried_s) < 15:
+            raise error
+
+    async def repeat() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            work = Work(TopicName.parse("t/n/topic"), "s", tasks, lambda _: None)
+            await work.repeated(fail)
+
+    run(repeat, seed=0)
+    waits_s = [after - before for before, after in pairwise(tried_s)]
+    expected = [min(BACKOFF_FIRST_S * 2**each, longest_s) for each in range(14)]
+    assert waits_s == pytest.approx(expected, rel=0.01)
