@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import sys
@@ -47,6 +48,13 @@ def seeded_chance(loop: VirtualLoop) -> Iterator[None]:
 
 def _replace(one: type, other: type) -> None:
     """Modules of ours that have imported one class have the other instead."""
-    for name, module in sys.modules.copy().items():
-        if name.partition(".")[0] in OURS and getattr(module, "Random", None) is one:
-            module.Random = other  # type: ignore[attr-defined]
+    for module in _ours(len(sys.modules)):
+        if getattr(module, "Random", None) is one:
+            module.Random = other
+
+
+@functools.lru_cache(maxsize=1)
+def _ours(modules: int) -> list[Any]:
+    """Our modules."""
+    del modules  # how many there are: when more are loaded, it is looked again
+    return [module for name, module in sys.modules.copy().items() if name.partition(".")[0] in OURS]

@@ -16,8 +16,8 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
 from contextvars import Context, copy_context
 from enum import Enum
 from hashlib import blake2b
@@ -174,6 +174,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         now: virtual seconds since the run began. `time()` is the current process's own.
         random: what is left to chance is asked here.
         process: whose callback is running.
+        processes: all that were made, the dead too.
         world: the process of whoever runs the simulation. It is never killed or stopped.
         failures: what was raised where nobody takes it: in callbacks, in tasks nobody awaits.
         executor_s: how long work in an executor takes: a function of `random`.
@@ -189,6 +190,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.executor_s: Callable[[Random], float] = lambda random: random.uniform(0, 0.001)
         self.handles = 0
         self.limit_s: float | None = None
+        self.is_traced = True
         self._numbers = 0
         self._sequence = 0
         self._ready: deque[Handle] = deque()
@@ -201,6 +203,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._task_factory: Any = None
         self._generators: WeakKeyDictionary[Any, Process] = WeakKeyDictionary()
         self._exception_handler: Callable[[Any, dict[str, Any]], object] | None = None
+        self.processes: list[Process] = []
         self.world: Final = Process("world", loop=self)
         self.process: Process = self.world
 
@@ -212,7 +215,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self._numbers
 
     def trace(self, *what: object) -> None:
-        """Note that something happened: it goes into the digest."""
+        """Note that something happened: it goes into the digest, if anybody asks for one."""
+        if not self.is_traced:
+            return
         self._trace.update(f"{self.now:.9f} {self.process.name} {what}\n".encode())
 
     def digest(self) -> str:
@@ -319,6 +324,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             return self._task_factory(self, coro, context=context)
         task = Task(coro, loop=self, name=name, context=context)
         task.process = self.process
+        self.process.has(task)
         return task
 
     def set_task_factory(self, factory: Any) -> None:
@@ -401,7 +407,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         while timers and timers[0][2]._callback is None:
             heappop(timers)
         if not timers:
-            waiting = sorted(str(task.get_coro()) for task in asyncio.all_tasks(self))
+            tasks = [task for process in self.processes for task in process.tasks()]
+            waiting = sorted(str(task.get_coro()) for task in tasks)
             raise Deadlock(
                 f"at {self.now:.3f} s nothing is ready, and no timer is set: {waiting[:20]}"
             )
@@ -438,8 +445,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def close(self) -> None:
         self.bury()
 
-    def get_debug(self) -> bool:
-        return False
+    get_debug = staticmethod(bool)
+    """Never. Each future asks, so what answers is made of C."""
 
     def set_debug(self, enabled: bool) -> None:
         pass
@@ -501,6 +508,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._ready = deque(maxlen=0)
         self._timers = []
         self._generators.clear()
+        self.processes = []
         with ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
@@ -535,6 +543,7 @@ def run(
     _keep_what_is_there()
     loop = VirtualLoop(seed, shuffle)
     loop.limit_s = limit_s
+    loop.is_traced = tell_digest is not None
     outer = asyncio._get_running_loop()
     collected = gc.isenabled()
     with ExitStack() as stack:
@@ -545,6 +554,7 @@ def run(
         sys.set_asyncgen_hooks(loop._first_iteration, loop._finalized)
         stack.enter_context(virtual_clocks(loop))
         stack.enter_context(seeded_chance(loop))
+        stack.enter_context(_without_registry())
         gc.disable()
         try:
             try:
@@ -556,6 +566,22 @@ def run(
         finally:
             if collected:
                 gc.enable()
+
+
+@contextmanager
+def _without_registry() -> Iterator[None]:
+    """Meanwhile asyncio does not keep a weak set of all tasks, which costs more than to make one:
+    processes know theirs."""
+    registry: Any = asyncio.tasks._all_tasks  # type: ignore[attr-defined]
+    registry.add = _nothing
+    try:
+        yield
+    finally:
+        del registry.add
+
+
+def _nothing(_: object) -> None:
+    """Do nothing."""
 
 
 @functools.lru_cache(maxsize=1)

@@ -11,11 +11,16 @@ import signal
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final, NoReturn
+from weakref import ref
 
 from tests.simulation.ground.clock import Clock
 
 if TYPE_CHECKING:
     from tests.simulation.ground.loop import Handle, VirtualLoop
+
+
+TASKS_LOOKED_AT: Final = 64
+"""After so many tasks, and twice as many as were left, it is looked which are done."""
 
 
 class Process:
@@ -57,6 +62,9 @@ class Process:
         self._is_alive = True
         self._ended: asyncio.Future[None] | None = None
         self._before: list[Process] = []
+        self._tasks: list[ref[asyncio.Task[Any]]] = []
+        self._tasks_max = TASKS_LOOKED_AT
+        loop.processes.append(self)
 
     def __repr__(self) -> str:
         return f"<Process {self.name}>"
@@ -93,6 +101,19 @@ class Process:
         with self:
             task: asyncio.Task[Any] = self.loop.create_task(work(), context=self.context.copy())
         return task
+
+    def has(self, task: asyncio.Task[Any]) -> None:
+        """A task was made in this process."""
+        tasks = self._tasks
+        tasks.append(ref(task))
+        if len(tasks) > self._tasks_max:
+            self._tasks = [ref(each) for each in self.tasks()]
+            self._tasks_max = 2 * len(self._tasks) + TASKS_LOOKED_AT
+
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """Its tasks that are not done, in the order of their making."""
+        found = (each() for each in self._tasks)
+        return [task for task in found if task is not None and not task.done()]
 
     def _main_done(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled():
@@ -145,9 +166,7 @@ class Process:
         held, self.gate = self.gate or [], self.graveyard
         self.graveyard += held
         # Whoever is collected while suspended runs its finally blocks: nobody of these may be.
-        self.graveyard += [
-            task for task in asyncio.all_tasks(self.loop) if getattr(task, "process", None) is self
-        ]
+        self.graveyard += self.tasks()
         self.loop.world.graveyard.append(self)
         for told in self.at_end:
             told()

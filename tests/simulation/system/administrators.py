@@ -36,6 +36,9 @@ RELEASE_S: Final = 20.0
 CALL_TIMEOUT_S: Final = 5.0
 """How long an administrator waits for an answer."""
 
+PRODUCERS_MAX: Final = 100
+"""As many producers as a topic tracks without any being refused."""
+
 SURE_S: Final = 15.0
 """How long after deduplication was switched on what was let through before may still be
 appended."""
@@ -119,7 +122,9 @@ class Administrator:
             if policy:
 
                 async def restore(services: "Services", topic: str = topic) -> None:
-                    await self._set_policy(services, topic, enabled=True)
+                    await self._set_policy(
+                        services, topic, enabled=True, max_producers=PRODUCERS_MAX
+                    )
 
                 while not await self._try(restore):
                     await asyncio.sleep(AGAIN_S)
@@ -138,7 +143,7 @@ class Administrator:
         await self._set_policy(
             services,
             topic,
-            max_producers=self.rng.choice([1, 2, 100]),
+            max_producers=self.rng.choice([1, 2, PRODUCERS_MAX]),
             on_full=full,
             producer_inactivity_timeout_minutes=self.rng.choice([0, 1, 360]),
         )

@@ -8,6 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from tests.simulation.ground.network import uniform
+from tests.simulation.system.stores import WELL_S
 from tests.simulation.system.world import Unit
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class Faults:
         try:
             await self._lasts()
         finally:
-            self._world.stores.troubles[name].latency_s = 0.001
+            self._world.stores.troubles[name].latency_s = WELL_S
 
     # ---- Redis
 

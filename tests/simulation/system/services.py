@@ -1,7 +1,9 @@
 """Each service as a process, by the wiring of its own app; only the stores are the simulation's."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel
 
 from services.cursor import app as cursor_app
 from services.cursor.config import CursorConfig
@@ -22,6 +24,7 @@ HEALTH_INTERVAL_S: Final = 5.0
 """How often a service asks those that it needs; seldom, since nobody goes by it here."""
 
 Run = Callable[[], Awaitable[None]]
+Config = TypeVar("Config", bound=BaseModel)
 
 
 def address(service: str, number: int) -> str:
@@ -34,6 +37,14 @@ def target(service: str, instances: int) -> str:
     if instances == 1:
         return address(service, 0)
     return f"dns:///{service}:{PORTS[service]}"
+
+
+def configured(kind: type[Config], **settings: Any) -> Config:
+    """Settings that are checked as ever; no environment and no file is looked at, which takes
+    longer than all else that a service does when it starts."""
+    config = kind.__new__(kind)
+    BaseModel.__init__(config, **settings)
+    return config
 
 
 def run_of(
@@ -57,18 +68,23 @@ def run_of(
 
     match service:
         case "cursor":
-            cursor_config = CursorConfig(**common, **limits)
+            cursor_config = configured(CursorConfig, **common, **limits)
             return lambda: cursor_app.serve(cursor_config, store)
         case "dedup":
-            dedup_config = DedupConfig(**common, **limits, cursor_target=at("cursor"))
+            dedup_config = configured(DedupConfig, **common, **limits, cursor_target=at("cursor"))
             return lambda: _run_dedup(dedup_config, store)
         case "ledger":
-            ledger_config = LedgerConfig(
-                **common, **limits, dedup_target=at("dedup"), cursor_target=at("cursor")
+            ledger_config = configured(
+                LedgerConfig,
+                **common,
+                **limits,
+                dedup_target=at("dedup"),
+                cursor_target=at("cursor"),
             )
             return lambda: _run_ledger(ledger_config, store)
         case "dispatcher":
-            dispatcher_config = DispatcherConfig(
+            dispatcher_config = configured(
+                DispatcherConfig,
                 **common,
                 **limits,
                 ledger_target=at("ledger"),
@@ -77,7 +93,7 @@ def run_of(
             )
             return lambda: dispatcher_app.run(dispatcher_config)
         case "filter":
-            filter_config = FilterConfig(**common, **limits)
+            filter_config = configured(FilterConfig, **common, **limits)
             return lambda: filter_app.run(filter_config)
         case _:
             raise ValueError(service)

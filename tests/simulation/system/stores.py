@@ -27,6 +27,13 @@ T = TypeVar("T")
 RETRY_AFTER_S: Final = 0.5
 """What a caller is told to wait."""
 
+WELL_S: Final = 0.001
+"""How long a call of a store that is well takes at most."""
+
+WAITING_SHARES: Final = (0.0, 0.2, 1.0)
+"""Of a store that is well, which share of calls takes any time: one is drawn for each process. What
+takes none costs a history half as much."""
+
 LATE_MAX_S: Final = 1.5
 """How long after its failure was told a call may still be done."""
 
@@ -61,14 +68,14 @@ class Trouble:
         fail_at: in how many calls one fails; 0: none.
     """
 
-    latency_s: float = 0.001
+    latency_s: float = WELL_S
     failing: float = 0.0
     full: bool = False
     fail_at: int = 0
 
     def calm(self) -> None:
         """Be a good store from now on."""
-        self.latency_s, self.failing, self.full, self.fail_at = 0.001, 0.0, False, 0
+        self.latency_s, self.failing, self.full, self.fail_at = WELL_S, 0.0, False, 0
 
 
 Observe = Callable[[str, tuple[Any, ...], dict[str, Any], Any], None]
@@ -95,6 +102,7 @@ class Unsteady:
         self._store = store
         self._trouble = trouble
         self._rng = rng
+        self._waiting_share = rng.choice(WAITING_SHARES)
         self._writes = writes
         self._refusal = refusal
         self._observe = observe
@@ -116,8 +124,7 @@ class Unsteady:
         self, name: str, method: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
         trouble, rng = self._trouble, self._rng
-        half_s = trouble.latency_s / 2
-        await asyncio.sleep(rng.random() * half_s)
+        await self._takes_time()
         is_write = name in self._writes
         if trouble.full and is_write:
             self._count("store full")
@@ -138,7 +145,7 @@ class Unsteady:
 
         if not fails:
             answer = await do()
-            await asyncio.sleep(rng.random() * half_s)
+            await self._takes_time()
             return answer
         ways = ["refused"]
         if is_write:
@@ -147,10 +154,16 @@ class Unsteady:
         self._count(f"store {way}")
         if way == "reply lost":
             await do()
-            await asyncio.sleep(rng.random() * half_s)
+            await self._takes_time()
         elif way == "late" and self._later is not None:
             self._later(rng.random() * LATE_MAX_S, lambda: _quietly(do))
         raise self._refusal()
+
+    async def _takes_time(self) -> None:
+        """Half of what a call takes."""
+        latency_s = self._trouble.latency_s
+        if latency_s > WELL_S or self._rng.random() < self._waiting_share:
+            await asyncio.sleep(self._rng.random() * latency_s / 2)
 
 
 def _quietly(do: Callable[[], Coroutine[Any, Any, Any]]) -> None:

@@ -8,7 +8,7 @@ get.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 FEATURES: Final = (
     "batching", "batching by key", "chunking", "delays", "filters", "dead letters", "nacks",
@@ -30,6 +30,27 @@ TINY_SHARE: Final = 0.5
 """How often a limit is tiny."""
 
 K: Final = 1024
+
+
+class Size(NamedTuple):
+    """How much happens in a history: what one may be that is drawn."""
+
+    share: float
+    """Of all histories."""
+    messages: Sequence[int]
+    """Of each producer, at most."""
+    seconds: Sequence[float]
+    """Before everything calms down, of virtual time."""
+
+
+SIZES: Final[Mapping[str, Size]] = {
+    "small": Size(0.75, (2, 4, 6, 10), (0.5, 1.0, 2.0, 3.0)),
+    "middle": Size(0.2, (5, 10, 20, 40), (3.0, 6.0, 12.0)),
+    "large": Size(0.04, (40, 80), (6.0, 12.0, 30.0)),
+    "long": Size(0.01, (20, 40, 160), (30.0, 90.0)),
+}
+"""Most are small, since most mistakes need little: what costs as much as one that is long is a
+hundred of others."""
 
 LIMITS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = {
     "ledger": {
@@ -105,6 +126,7 @@ class Swarm:
     """The settings of one history.
 
     Attributes:
+        size: which of SIZES.
         limits: by part and name, those that are tiny.
         instances: of each service, how many.
         seconds: how long things happen before everything calms down, of virtual time.
@@ -120,6 +142,7 @@ class Swarm:
     subscriptions: int
     messages: int
     seconds: float
+    size: str
     network_s: float = 0.002
     more: Mapping[str, Any] = field(default_factory=dict)
 
@@ -138,7 +161,8 @@ class Swarm:
         instances = [f"{n} {name}" for name, n in sorted(self.instances.items())]
         return "\n".join(
             [
-                f"seed {self.seed}: {self.producers} producers of {self.messages} messages, "
+                f"seed {self.seed}, {self.size}: {self.producers} producers "
+                f"of {self.messages} messages, "
                 f"{self.subscriptions} subscriptions, {self.seconds:.0f} s",
                 f"features: {', '.join(sorted(self.features)) or 'none'}",
                 f"faults: {', '.join(sorted(self.faults)) or 'none'}",
@@ -162,7 +186,7 @@ def draw(seed: int) -> Swarm:
         name: 2 if rng.random() < 0.3 else 1
         for name in ("ledger", "dedup", "cursor", "dispatcher", "filter")
     }
-    seconds = rng.choice([3.0, 6.0, 12.0, 30.0])
+    size = rng.choices(list(SIZES), [SIZES[each].share for each in SIZES])[0]
     return Swarm(
         seed,
         features,
@@ -171,8 +195,9 @@ def draw(seed: int) -> Swarm:
         instances,
         producers=rng.choice([1, 2, 2, 3]),
         subscriptions=rng.choice([0, 1, 1, 1, 2, 2]),
-        messages=rng.choice([5, 10, 10, 20, 20, 40, 40, 80, 160]),
-        seconds=90.0 if "evictions" in features and rng.random() < 0.3 else seconds,
+        messages=rng.choice(SIZES[size].messages),
+        seconds=rng.choice(SIZES[size].seconds),
+        size=size,
     )
 
 

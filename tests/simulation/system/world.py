@@ -2,6 +2,7 @@
 seen of them."""
 
 import asyncio
+import functools
 import importlib
 import logging
 import sys
@@ -338,11 +339,8 @@ def patched(world: World) -> Iterator[None]:
             setattr(holder, name, value)
 
         for path, value in world.swarm.limits["constants"].items():
-            module, _, name = path.rpartition(".")
-            before = getattr(importlib.import_module(module), name)
-            for holder in _modules():  # those that import it have it, too
-                if vars(holder).get(name) is before:
-                    put(holder, name, value)
+            for holder in _holders(path, len(sys.modules)):
+                put(holder, path.rpartition(".")[2], value)
 
         noted = Refusals.note
 
@@ -367,11 +365,18 @@ def patched(world: World) -> Iterator[None]:
         yield
 
 
-def _modules() -> list[Any]:
+@functools.lru_cache(maxsize=1_000)
+def _holders(path: str, modules: int) -> list[Any]:
+    """The modules that have a constant: its own, and those that import it."""
+    del modules  # how many there are: when more are loaded, it is looked again
+    own, _, name = path.rpartition(".")
+    value = getattr(importlib.import_module(own), name)
     return [
         module
-        for name, module in list(sys.modules.items())
-        if module is not None and name.partition(".")[0] in ("services", "seqgate")
+        for of, module in list(sys.modules.items())
+        if module is not None
+        and of.partition(".")[0] in ("services", "seqgate")
+        and vars(module).get(name) is value
     ]
 
 
@@ -388,6 +393,10 @@ def _said_by_service(_: Any, method: str, event: dict[str, Any]) -> Any:
     raise structlog.DropEvent
 
 
+def _no_logger(*_: Any) -> None:
+    """Nothing gets as far as being printed."""
+
+
 @contextmanager
 def listening_to_services() -> Iterator[None]:
     """Meanwhile what services say is noted where a history is played, and printed nowhere; nor is
@@ -398,6 +407,7 @@ def listening_to_services() -> Iterator[None]:
     structlog.configure(
         processors=[_said_by_service],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=_no_logger,
         cache_logger_on_first_use=False,
     )
     libraries.setLevel(logging.CRITICAL + 1)
