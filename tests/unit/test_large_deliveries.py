@@ -160,6 +160,19 @@ def no_room(it: Stage, *entries: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_what_is_kept_back_is_passed_with_the_last_chunk(kind: Kind) -> None:
+    it = begun(kind, "attempt")
+    _, second, last = chunks("attempt", 3)
+    it.publish(A, chunk=second)
+    no_room(it, 1)
+    it.acknowledge(1, 0)
+    it.publish(A, chunk=last)
+    assert sorted(passed(it.effects)) == [1, 2]
+    assert it.sub.parking.kept_back == 0
+    assert not it.sub.lanes
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_message_that_there_is_no_room_for_comes_whole_when_it_is_the_turn_of_its_last(
     kind: Kind,
 ) -> None:

@@ -361,6 +361,7 @@ class Subscription:
             if entry.chunk is not None:
                 if self._is_useless(entry, entry.chunk):
                     passed.append(entry.position)
+                    self._pass_kept(entry.chunk, key)
                     continue
                 self.large.note_read(entry.chunk, entry.position, key)
             if entry.verdict or entry.chunk is not None:
@@ -379,6 +380,16 @@ class Subscription:
         if self.judging.is_rejected(chunk) or self.judging.is_beyond(entry.position):
             return False
         return self.large.is_headless(chunk, entry.position)
+
+    def _pass_kept(self, chunk: Chunk, key: bytes) -> None:
+        """A chunk is passed. If it is the last of its message, whose turn never comes then, what is
+        kept back until it does is passed with it."""
+        lane = self.lanes.get(key)
+        if chunk.is_last and lane is not None and lane.rare is not None:
+            kept = self.parking.take_kept(lane, chunk.attempt)
+            for position in kept:
+                self.verdicts.forget(lane, position)
+            self.passing.pass_over(kept, Because.HEADLESS, lane)
 
     def _abort(self, name: str) -> None:
         """An attempt at a large message will not be finished. Who has chunks of it is told, or
@@ -410,6 +421,7 @@ class Subscription:
             if entry.chunk is not None and self._is_useless(entry, entry.chunk):
                 if self.parking.was_passed_over(key, entry.position):
                     passed.append(entry.position)
+                    self._pass_kept(entry.chunk, key)
                 continue
             self._keep_scanned(entry, key, now_ms)
         self.passing.pass_over(passed, Because.HEADLESS)
