@@ -33,7 +33,9 @@ from typing import Any, Final, NoReturn
 import grpc
 import structlog
 from google.protobuf.message import DecodeError
+from google.rpc import code_pb2, status_pb2
 from grpc import aio
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from grpc_status import rpc_status
 from opentelemetry.trace import get_current_span
 
@@ -142,12 +144,19 @@ def translated(refusals: Refusals) -> Around:
             refusals.note("unexpected", class_, level=logging.ERROR, exc_info=error)
             status = status_of(GivenUp("what the call waited for was cancelled"))
             await _abort(context, grpc_code(status), rpc_status.to_status(status))
+        except cygrpc.ExecuteBatchError:
+            # The call is over, and its caller gone; that it is cancelled comes later. What is too
+            # large to be sent ends otherwise: see `_bounded`.
+            await _abort(context, grpc.StatusCode.CANCELLED, rpc_status.to_status(_GONE))
         except Exception as error:
             class_ = Class("INTERNAL", method, type(error).__name__)
             refusals.note("unexpected", class_, level=logging.ERROR, exc_info=error)
             await _abort(context, grpc.StatusCode.INTERNAL, rpc_status.to_status(INTERNAL))
 
     return around
+
+
+_GONE: Final = status_pb2.Status(code=code_pb2.CANCELLED, message="the caller has gone")
 
 
 async def _abort(context: Context, code: grpc.StatusCode, status: grpc.Status) -> None:
@@ -174,6 +183,9 @@ async def deadlined(method: str, context: Context) -> AsyncIterator[None]:
     yield
 
 
+MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""The largest message, in bytes, unless told otherwise."""
+
 FIRST_MESSAGE_TIMEOUT_S: Final = 30.0
 """How long a stream may be silent before its first message, in seconds, unless told otherwise."""
 
@@ -189,12 +201,14 @@ class Interceptor(aio.ServerInterceptor):
         guard: Guard | None = None,
         load: Load | None = None,
         first_message_timeout_s: float = FIRST_MESSAGE_TIMEOUT_S,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
         self._arounds = arounds
         self._drain = drain
         self._guard = guard
         self._load = load or Load()
         self._first_message_timeout_s = first_message_timeout_s
+        self._message_bytes_max = message_bytes_max
 
     async def intercept_service(
         self,
@@ -245,7 +259,7 @@ class Interceptor(aio.ServerInterceptor):
         return make(
             writing if inspect.isasyncgenfunction(behaviour) else returning,
             request_deserializer=_lenient(handler.request_deserializer),
-            response_serializer=handler.response_serializer,
+            response_serializer=_bounded(handler.response_serializer, self._message_bytes_max),
         )
 
     def _judged(
@@ -300,6 +314,23 @@ def _lenient(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
             return _Malformed()
 
     return lenient
+
+
+class ResponseTooLarge(Exception):
+    """A handler made a response that gRPC does not send."""
+
+
+def _bounded(serialize: Callable[[Any], bytes], bytes_max: int) -> Callable[[Any], bytes]:
+    """A response that is too large is a mistake of ours. gRPC would tell its caller; and us, that
+    the call is over, as if the caller had gone."""
+
+    def bounded(response: Any) -> bytes:
+        serialized = serialize(response)
+        if len(serialized) > bytes_max:
+            raise ResponseTooLarge(f"{len(serialized)} bytes, and {bytes_max} are sent at most")
+        return serialized
+
+    return bounded
 
 
 _MAKERS: dict[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any, Any]]] = {

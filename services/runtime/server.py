@@ -66,7 +66,14 @@ async def grpc_server(
         arounds.insert(0, server_calls(metrics))
         tell_calls(metrics, drain, None if guard is None else guard.denials)
     load = Load(config.calls_max, config.streams_max, config.calls_bytes_max)
-    interceptor = Interceptor(arounds, drain, guard, load, config.first_message_timeout_s)
+    interceptor = Interceptor(
+        arounds,
+        drain,
+        guard,
+        load,
+        config.first_message_timeout_s,
+        config.message_bytes_max,
+    )
     traced = [TracingServerInterceptor()] if exporter_asked_for("TRACES") != NONE else []
     server = aio.server(
         interceptors=[*traced, interceptor],

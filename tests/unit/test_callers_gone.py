@@ -1,0 +1,102 @@
+"""What a service says when it cannot send: nothing of a caller that has gone, all of its own."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+from grpc._cython import cygrpc
+from structlog.testing import capture_logs
+
+from services.runtime.drain import Drain
+from services.runtime.interceptors import Interceptor, logged, translated
+from services.runtime.refusals import Refusals
+from tests.support.waiting import eventually
+
+METHOD = "/seqgate.api.test.Service/Stream"
+BYTES_MAX = 1_000_000
+
+
+class Serving:
+    """A service that writes as much as it is asked for, again and again."""
+
+    def __init__(self) -> None:
+        self.refusals = Refusals()
+        self.ended = 0
+        self.may_write = asyncio.Event()
+
+    async def stream(self, request: bytes, context: Any) -> None:
+        try:
+            while True:
+                await context.write(b"x" * int(request))
+                await self.may_write.wait()
+        finally:
+            self.ended += 1
+
+    async def __aenter__(self) -> "Serving":
+        arounds = [logged(self.refusals), translated(self.refusals)]
+        interceptor = Interceptor(arounds, Drain(), message_bytes_max=BYTES_MAX)
+        limit = [("grpc.max_send_message_length", BYTES_MAX)]
+        self._server = aio.server(interceptors=[interceptor], options=limit)
+        handler = grpc.unary_stream_rpc_method_handler(self.stream, bytes, bytes)
+        self._server.add_registered_method_handlers(  # type: ignore[attr-defined]
+            "seqgate.api.test.Service", {"Stream": handler}
+        )
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop(None)
+
+    def channel(self) -> aio.Channel:
+        return aio.insecure_channel(f"127.0.0.1:{self.port}")
+
+
+async def test_a_caller_that_has_gone_is_no_failure() -> None:
+    with capture_logs() as lines:
+        async with Serving() as serving:
+            for count in range(20):
+                async with serving.channel() as channel:
+                    assert await channel.unary_stream(METHOD)(b"100").read()
+                    serving.may_write.set()
+                await eventually(lambda: serving.ended > count, "the handler ends")  # noqa: B023
+    assert not serving.refusals.counts
+    assert [each for each in lines if each["log_level"] != "debug"] == []
+
+
+async def test_a_write_that_fails_because_the_caller_has_gone_is_no_failure() -> None:
+    refusals = Refusals()
+    gone: list[grpc.StatusCode] = []
+
+    class Context:
+        def peer(self) -> str:
+            return "somebody"
+
+        def set_code(self, code: grpc.StatusCode) -> None:
+            gone.append(code)
+
+        def set_details(self, details: str) -> None:
+            pass
+
+        async def abort_with_status(self, status: grpc.Status) -> None:
+            raise aio.AbortError
+
+    with pytest.raises(aio.AbortError):
+        async with translated(refusals)(METHOD, Context()):  # type: ignore[arg-type]
+            raise cygrpc.ExecuteBatchError("Failed")
+    assert gone == [grpc.StatusCode.CANCELLED]
+    assert not refusals.counts
+
+
+async def test_a_response_that_is_too_large_is_a_failure_of_ours() -> None:
+    with capture_logs() as lines:
+        async with Serving() as serving, serving.channel() as channel:
+            call = channel.unary_stream(METHOD)(b"%d" % (BYTES_MAX + 1))
+            with pytest.raises(aio.AioRpcError) as caught:
+                await call.read()
+            assert caught.value.code() is grpc.StatusCode.INTERNAL
+            await eventually(lambda: serving.ended == 1, "the handler ends")
+    assert serving.refusals.counts == {("INTERNAL", METHOD): 1}
+    assert [each["of"] for each in lines if each["log_level"] == "error"] == ["ResponseTooLarge"]
