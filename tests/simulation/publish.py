@@ -34,7 +34,7 @@ from typing import Any
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
-from seqgate.client._assembler import Assembler, AssemblyLimits, Headless
+from seqgate.client._assembler import Assembler, AssemblyLimits, DropReason, Headless
 from seqgate.client._chunking import LargeMessage
 from seqgate.client._codec import (
     Compression,
@@ -758,10 +758,14 @@ class World:
             assert before.chunk.layout == chunk.layout
             assert not entry.aborts
         else:
-            assert entry.aborts == (before.chunk.uuid if before and before.chunk else "")
+            open_attempt = before.chunk.uuid if before and before.chunk else ""
+            forgotten = entry.producer in self._forgotten
+            if chunk is not None and forgotten and chunk.uuid == open_attempt:
+                open_attempt = ""  # its producer does not know that it is stored: it begins anew
+            assert entry.aborts == open_attempt
             if chunk is not None:
                 # What another attempt ended, a stray one, begins anew.
-                ended = chunk.uuid in self._aborted
+                ended = forgotten or chunk.uuid in self._aborted
                 assert ended or chunk.uuid not in self._begun, "a chunk is stored twice"
                 self._begun.add(chunk.uuid)
             if entry.aborts:
@@ -786,7 +790,10 @@ class World:
                 found = [(each.sequence_id, each.payload) for each in decode_entry("t", stored)]
             else:
                 added = assembler.add(_piece(stored), 0)
-                assert not added.dropped
+                if entry.producer in self._forgotten:
+                    assert {each.reason for each in added.dropped} <= {DropReason.RESTARTED}
+                else:
+                    assert not added.dropped
                 assert not isinstance(added.outcome, Headless)
                 found = [(entry.lowest, added.outcome.body)] if added.outcome else []
             for sequence_id, payload in found:
@@ -808,6 +815,8 @@ class World:
         if isinstance(said, ChunkMessageId):
             (uuid,) = {piece.metadata.uuid for piece in pieces}
             assert {piece.metadata.sequence_id for piece in pieces} == {message.sequence_id}
+            if producer in self._forgotten:  # chunk 0 may have begun the attempt anew
+                pieces = list({piece.metadata.chunk_id: piece for piece in pieces}.values())
             assert b"".join(piece.payload for piece in pieces) == message.payload
             assert uuid
             return

@@ -1,12 +1,15 @@
 """Large messages whatever dies between their chunks: the promises of publish.py, and that each
 message is read back byte for byte or not at all."""
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from services.ledger.core.writer import TopicWriter
+from seqgate.types import Position
+from services.ledger.core.writer import Effect, TopicWriter
 from tests.simulation.publish import World
 from tests.support.depth import times
 
@@ -105,6 +108,14 @@ Publishing.TestCase.settings = settings(
 )
 
 
+_reopened = TopicWriter.reopened
+
+
+def _without_doubt(self: TopicWriter, ledger_id: int, tail: Position | None) -> list[Effect]:
+    self._in_doubt.clear()
+    return _reopened(self, ledger_id, tail)
+
+
 FORGETFUL_HISTORIES = times(quick=60, full=1_000)
 
 
@@ -113,11 +124,18 @@ def test_an_attempt_that_deduplication_forgot_is_ended_by_what_follows(seed: int
     assert sum(forgotten) > FORGETFUL_HISTORIES // 4
 
 
-@pytest.mark.parametrize("rule_of_the_log", ["_note_unfinished", "left_unfinished"])
-def test_an_attempt_that_nothing_ends_is_seen(
-    rule_of_the_log: str, seed: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("rule_of_the_log", "wrong"),
+    [
+        ("_note_unfinished", lambda *_: None),
+        ("left_unfinished", lambda *_: None),
+        ("reopened", _without_doubt),
+    ],
+)
+def test_an_attempt_that_is_not_ended_once_is_seen(
+    rule_of_the_log: str, wrong: Any, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TopicWriter, rule_of_the_log, lambda *_: None)
+    monkeypatch.setattr(TopicWriter, rule_of_the_log, wrong)
     for each in range(seed, seed + 1_000):
         try:
             _forget_between_chunks(each)
@@ -131,7 +149,7 @@ def _forget_between_chunks(seed: int) -> bool:
     world = World(seed, cutting=0.9)
     forgotten = False
     for _ in range(STEPS_INTO_A_MESSAGE_MAX):
-        world.step(failing=False)
+        world.step(failing=seed % 4 > 1)
         world.check()
         if not forgotten and world.unfinished and world.redis_forgets_a_producer():
             forgotten = True

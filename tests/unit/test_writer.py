@@ -102,6 +102,26 @@ def test_there_are_stories() -> None:
     assert len(list(STORIES.glob("*.txt"))) >= 12
 
 
+def test_what_streams_left_unfinished_is_forgotten_with_them() -> None:
+    """Also where nothing of theirs was stored in the end."""
+    teller = Teller()
+    for line in (
+        "take 2 after 1:1",
+        "open p",
+        "open q",
+        "left-unfinished p a",
+        "left-unfinished q b",
+        "aligned",
+        "submit p6 q7",
+        "close p",
+        "close q",
+        "judged duplicate@6 new",
+        "append-failed STORE_FULL",
+    ):
+        teller.hear(line.split())
+    assert not teller.left_unfinished
+
+
 def tell(story: str) -> str:
     """The story as it goes now."""
     teller = Teller()
@@ -125,6 +145,11 @@ class Teller:
         self._streams: list[str] = []
         self._units: dict[str, Unit] = {}
         self._questions: list[int] = []
+
+    @property
+    def left_unfinished(self) -> dict[int, str]:
+        """What the writer remembers of streams."""
+        return self._writer._unfinished
 
     def hear(self, words: Sequence[str]) -> list[str]:
         event, *rest = words

@@ -219,9 +219,11 @@ class TopicWriter:
         self._asked: list[Unit] = []
         self._ready: list[Unit] = []
         self._writing: list[Unit] = []
+        self._in_doubt: list[Unit] = []  # stored together, or not; taking the topic again tells
         self._on_hold: set[int] = set()
         # By stream: the attempt that its producer's newest entry in the log left unfinished.
         self._unfinished: dict[int, str] = {}
+        self._ended_amid: set[int] = set()  # streams that are gone, and may still store something
 
         self._call: Admit | Confirm | Rollback | None = None
         self._reading = False
@@ -319,8 +321,10 @@ class TopicWriter:
         dropped = [unit for unit in self._waiting if unit.session == session]
         self._sessions.discard(session)
         self._on_hold.discard(session)
-        self._unfinished.pop(session, None)
         self._waiting = deque(unit for unit in self._waiting if unit.session != session)
+        if session in self._unfinished:
+            self._ended_amid.add(session)
+            self._drop_ended()
         return dropped
 
     # ---- answers from deduplication
@@ -438,6 +442,7 @@ class TopicWriter:
         self._recheck_after_append = False
         self.phase = Phase.ALIGNING
         self._reopen = self._reopen or not outcome_known
+        self._in_doubt = [] if outcome_known else units
         self.last_error = error
         effects = self._refuse(units, error)
         ready, self._ready = self._ready, []
@@ -491,6 +496,10 @@ class TopicWriter:
         assert self._reopening
         self._reopening = self._reopen = False
         self._unconfirmed.clear()  # what the log holds beyond, the replay will tell
+        in_doubt, self._in_doubt = self._in_doubt, []
+        if tail != self.tail:
+            for unit in in_doubt:
+                self._note_unfinished(unit)
         self.ledger_id, self.tail = ledger_id, tail
         return self._next()
 
@@ -516,6 +525,8 @@ class TopicWriter:
 
     def _next(self) -> list[Effect]:
         """What can be started now."""
+        if self._ended_amid:
+            self._drop_ended()
         if self.phase is Phase.LIVE:
             return self._append_ready() + self._ask()
         if self.phase is Phase.ALIGNING:
@@ -666,6 +677,14 @@ class TopicWriter:
             self._unfinished[unit.session] = chunk.uuid
         else:
             self._unfinished.pop(unit.session, None)
+
+    def _drop_ended(self) -> None:
+        """Forget what streams left unfinished that are gone and store nothing any more."""
+        let_through = chain(self._asked, self._ready, self._writing)
+        over = self._ended_amid.difference(unit.session for unit in let_through)
+        self._ended_amid -= over
+        for session in over:
+            self._unfinished.pop(session, None)
 
     def _back_to_waiting(self) -> list[Effect]:
         asked, self._asked = self._asked, []
