@@ -151,6 +151,8 @@ DENIAL: Final = _closed(
     *("TOKEN_NOT_YET_VALID", "WRONG_AUDIENCE", "WRONG_ISSUER"),
 )
 
+BUSY_LIMIT: Final = _closed("limit", "calls_max", "streams_max", "calls_bytes_max", "WAITING_MAX")
+
 STATUS: Final = _closed(
     "status",
     *("STORED", "DUPLICATE", "STALE", "PARTIAL", "REFUSED", "FAILED", "SKIPPED"),
@@ -276,6 +278,14 @@ LOOP_LAG: Final = Metric(
 )
 STREAMS: Final = Metric(
     "seqgate.streams", Kind.UP_DOWN, "{stream}", "Streams that are open", SERVICES
+)
+BUSY: Final = Metric(
+    "seqgate.busy",
+    Kind.COUNTER,
+    "{refusal}",
+    "Calls, streams, and messages of streams that were refused with SERVICE_BUSY, by the limit",
+    SERVICES,
+    (BUSY_LIMIT,),
 )
 DENIALS: Final = Metric(
     "seqgate.denials",

@@ -77,7 +77,8 @@ class ServiceConfig(BaseSettings):
     """The largest gRPC request metadata (headers), in bytes."""
 
     calls_max: Annotated[int, Field(ge=1, le=1_000_000)] = CALLS_MAX
-    """How many unary calls are served at once; a call beyond that is refused with SERVICE_BUSY."""
+    """How many unary calls are served at once; a call beyond that is refused with SERVICE_BUSY, and
+    so is one from a host that has half of them, while no more than an eighth is free."""
 
     calls_bytes_max: Annotated[int, Field(ge=64 * 1024, le=64 * 1024 * 1024 * 1024)] = BYTES_MAX
     """How large the requests of all calls are together that are being served, with the answers of
@@ -85,8 +86,8 @@ class ServiceConfig(BaseSettings):
     SERVICE_BUSY. The largest one finds room alone."""
 
     streams_max: Annotated[int, Field(ge=1, le=1_000_000)] = STREAMS_MAX
-    """How many streams are open at once, all methods together; one beyond that is refused with
-    SERVICE_BUSY."""
+    """How many streams are open at once, all methods together; one beyond that, or beyond a host's
+    share, as of calls, is refused with SERVICE_BUSY."""
 
     first_message_timeout_s: Seconds = 30
     """How long a stream may be open, in seconds, before its first message comes; one that is silent

@@ -131,6 +131,7 @@ def translated(refusals: Refusals) -> Around:
         try:
             yield
         except DomainError as refusal:
+            refusals.note_busy(refusal)
             structlog.contextvars.bind_contextvars(reason=refusal.reason)  # for `logged`
             get_current_span().set_attribute(names.REASON, refusal.reason)
             status = status_of(refusal)
@@ -237,7 +238,7 @@ class Interceptor(aio.ServerInterceptor):
             # Not a generator: grpc.aio abandons those when a call is cancelled, and what they have
             # to clean up would wait for the garbage collector.
             async with self._around(method, context, stream=True) as stack:
-                stack.enter_context(self._loaded(handler, request))
+                stack.enter_context(self._loaded(handler, request, context))
                 request, context = self._judged(method, handler, request, context)
                 async with aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
@@ -246,7 +247,7 @@ class Interceptor(aio.ServerInterceptor):
         async def returning(request: Any, context: Context) -> Any:
             stream = bool(handler.response_streaming)
             async with self._around(method, context, stream=stream) as stack:
-                stack.enter_context(self._loaded(handler, request))
+                stack.enter_context(self._loaded(handler, request, context))
                 request, judged = self._judged(method, handler, request, context)
                 reply: Any = await behaviour(request, judged)
                 if self._guard is not None:
@@ -290,12 +291,17 @@ class Interceptor(aio.ServerInterceptor):
                 stack.enter_context(self._drain.stream())
             yield stack
 
-    def _loaded(self, handler: Any, request: Any) -> AbstractContextManager[None]:
+    def _loaded(self, handler: Any, request: Any, context: Context) -> AbstractContextManager[None]:
         """A call counts as what it is, while it lasts."""
-        size_bytes = 0 if handler.request_streaming else size_of(request)
+        size_bytes, host = 0 if handler.request_streaming else size_of(request), _host(context)
         if handler.request_streaming or handler.response_streaming:
-            return self._load.stream(size_bytes)
-        return self._load.call(size_bytes)
+            return self._load.stream(size_bytes, host)
+        return self._load.call(size_bytes, host)
+
+
+def _host(context: Context) -> str:
+    """Where a caller calls from, whichever connection it is."""
+    return context.peer().rpartition(":")[0]
 
 
 class _Malformed:

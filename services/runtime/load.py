@@ -5,6 +5,7 @@ brought is let go. Health checks are never refused, so that a busy service is no
 one. What a stream asks for later, message by message, is weighed by its servicer, with `weighed`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,11 +22,45 @@ STREAMS_MAX: Final = 20_000
 BYTES_MAX: Final = 256 * 1024 * 1024
 """The limits of a service that is told none: see ServiceConfig."""
 
+RESERVED: Final = 8
+"""One in so many is left to callers who have less than half."""
+
 _LOAD: ContextVar["Load | None"] = ContextVar("load", default=None)
 
 ASKED_BYTES: ContextVar[int] = ContextVar("asked_bytes", default=0)
 """How large the request is that is being served, in bytes: what waits somewhere on its behalf, and
 may outlive its call, weighs as much there."""
+
+
+class _Places:
+    """How many may be there at once, and from which host they are.
+
+    A host that has half of them leaves the last eighth to others: one caller alone cannot make a
+    service busy for everybody.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.taken = 0
+        self._most = most
+        self._of: Counter[str] = Counter()
+
+    def has_room(self, host: str) -> bool:
+        """Whether there is one more for a host."""
+        free = self._most - self.taken
+        return free > self._most // RESERVED or (free > 0 and 2 * self._of[host] < self._most)
+
+    @contextmanager
+    def take(self, host: str) -> Iterator[None]:
+        """One is taken meanwhile."""
+        self.taken += 1
+        self._of[host] += 1
+        try:
+            yield
+        finally:
+            self.taken -= 1
+            self._of[host] -= 1
+            if not self._of[host]:
+                del self._of[host]
 
 
 class Load:
@@ -41,13 +76,19 @@ class Load:
     def __init__(
         self, calls_max: int = CALLS_MAX, streams_max: int = STREAMS_MAX, bytes_max: int = BYTES_MAX
     ) -> None:
-        self._calls_max = calls_max
-        self._streams_max = streams_max
+        self._calls = _Places(calls_max)
+        self._streams = _Places(streams_max)
         self._budget = Budget(bytes_max)
-        self.calls = 0
+
+    @property
+    def calls(self) -> int:
         """How many unary calls are being served."""
-        self.streams = 0
+        return self._calls.taken
+
+    @property
+    def streams(self) -> int:
         """How many streams are open."""
+        return self._streams.taken
 
     @property
     def asked_bytes(self) -> int:
@@ -55,20 +96,16 @@ class Load:
         return self._budget.used
 
     @contextmanager
-    def call(self, size_bytes: int) -> Iterator[None]:
-        """A unary call, while it is served.
+    def call(self, size_bytes: int, host: str) -> Iterator[None]:
+        """A unary call from a host, while it is served.
 
         Raises:
             ServiceBusy: there is no room for it.
         """
-        if self.calls >= self._calls_max:
+        if not self._calls.has_room(host):
             raise busy("the service answers as many calls as it may", limit="calls_max")
-        with self.weighed(size_bytes):
-            self.calls += 1
-            try:
-                yield
-            finally:
-                self.calls -= 1
+        with self.weighed(size_bytes), self._calls.take(host):
+            yield
 
     def answered(self, size_bytes: int) -> Callable[[object], None]:
         """Count the answer of a unary call: it was made, and whether its caller reads it is another
@@ -78,22 +115,20 @@ class Load:
         return lambda _: self._budget.give(size_bytes)
 
     @contextmanager
-    def stream(self, size_bytes: int) -> Iterator[None]:
-        """A stream, while it is open; a request that began it counts as long.
+    def stream(self, size_bytes: int, host: str) -> Iterator[None]:
+        """A stream from a host, while it is open; a request that began it counts as long.
 
         Raises:
             ServiceBusy: there is no room for it.
         """
-        if self.streams >= self._streams_max:
+        if not self._streams.has_room(host):
             raise busy("as many streams are open as may be", limit="streams_max")
-        with self.weighed(size_bytes):
-            self.streams += 1
+        with self.weighed(size_bytes), self._streams.take(host):
             before = _LOAD.set(self)
             try:
                 yield
             finally:
                 _LOAD.reset(before)
-                self.streams -= 1
 
     @contextmanager
     def weighed(self, size_bytes: int) -> Iterator[None]:

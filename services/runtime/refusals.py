@@ -19,7 +19,7 @@ from google.rpc import status_pb2
 from opentelemetry.trace import get_current_span
 
 from seqgate.telemetry import names
-from services.errors import DomainError
+from services.errors import DomainError, ServiceBusy
 from services.runtime.status import grpc_code, status_of
 
 log = structlog.get_logger()
@@ -57,6 +57,8 @@ class Refusals:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
         """By the reason and the method."""
+        self.busy: Counter[str] = Counter()
+        """Those with SERVICE_BUSY, by the limit."""
         self._clock = clock
         self._said: dict[Class, _Said] = {}
         """In the order of their last lines."""
@@ -82,6 +84,11 @@ class Refusals:
         self._said[counted] = _Said(now_s, 0)
         unsaid = 0 if said is None else said.unsaid
         log.log(level, event, **_about(class_), **fields, unsaid=unsaid)
+
+    def note_busy(self, refusal: DomainError) -> None:
+        """Count a refusal by the limit that it names, if it is one with SERVICE_BUSY."""
+        if isinstance(refusal, ServiceBusy):
+            self.busy[str(refusal.details["limit"])] += 1
 
     def tell(self) -> None:
         """Log how many had no line so far. Then everything begins anew."""
@@ -133,6 +140,7 @@ def in_stream(refusal: DomainError) -> status_pb2.Status:
     get_current_span().set_attribute(names.REASON, refusal.reason)
     call = _CALL.get()
     if call is not None:
+        call.refusals.note_busy(refusal)
         class_, code = Class(refusal.reason, call.method), grpc_code(status).name
         call.refusals.note("refused", class_, code=code, detail=refusal.message, peer=call.peer)
     return status

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from seqgate.telemetry import TracingServerInterceptor
-from seqgate.telemetry.metrics import DENIALS, STREAMS
+from seqgate.telemetry.metrics import BUSY, BUSY_LIMIT, DENIALS, STREAMS
 from seqgate.telemetry.setup import NONE, exporter_asked_for
 from services.runtime.calls import server_calls
 from services.runtime.config import ServiceConfig
@@ -64,7 +64,7 @@ async def grpc_server(
     guard = guard_of(config, rights or {})
     if metrics.is_on:
         arounds.insert(0, server_calls(metrics))
-        tell_calls(metrics, drain, None if guard is None else guard.denials)
+        tell_calls(metrics, drain, refusals, None if guard is None else guard.denials)
     load = Load(config.calls_max, config.streams_max, config.calls_bytes_max)
     interceptor = Interceptor(
         arounds,
@@ -114,9 +114,12 @@ async def grpc_server(
         refusals.tell()
 
 
-def tell_calls(metrics: Metrics, drain: Drain, denials: Refusals | None) -> None:
-    """Tell how many streams are open, and who was denied what."""
+def tell_calls(
+    metrics: Metrics, drain: Drain, refusals: Refusals, denials: Refusals | None
+) -> None:
+    """Tell how many streams are open, what there was no room for, and who was denied what."""
     metrics.tell(STREAMS, lambda: [((), drain.streams)])
+    metrics.tell(BUSY, lambda: [((each,), refusals.busy[each]) for each in BUSY_LIMIT.values])
     if denials is None:
         return
     counts = denials.counts

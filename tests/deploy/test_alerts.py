@@ -145,6 +145,13 @@ STORIES = {
         },
         {"instance": "a"},
     ),
+    "SeqgateServiceBusy": counted(
+        'seqgate_busy_total{instance="a",limit="calls_max"}',
+        f"0+120x{MINUTES}",
+        f"0+30x{MINUTES}",
+        instance="a",
+        limit="calls_max",
+    ),
     "SeqgateDenialsMany": counted(
         'seqgate_denials_total{reason="TOKEN_EXPIRED"}',
         f"0+120x{MINUTES}",

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from services.runtime import server as server_module
 from services.runtime import sqlite
 from services.runtime.config import ServiceConfig
 from services.runtime.drain import Drain
-from services.runtime.interceptors import Interceptor, translated
+from services.runtime.interceptors import Interceptor, logged, translated
 from services.runtime.load import ASKED_BYTES, Load, weighed
-from services.runtime.refusals import Refusals
+from services.runtime.refusals import Refusals, in_stream
 from services.runtime.sqlite import connections
 from tests.support.waiting import eventually
 
@@ -38,6 +39,7 @@ class Serving:
 
     def __init__(self, load: Load) -> None:
         self.load = load
+        self.refusals = Refusals()
         self.on = asyncio.Event()
         self.began = 0
 
@@ -52,7 +54,8 @@ class Serving:
             try:
                 with weighed(request):
                     await self.on.wait()
-            except ServiceBusy:
+            except ServiceBusy as refusal:
+                in_stream(refusal)
                 await context.write(b"busy")
             else:
                 await context.write(b"done")
@@ -61,8 +64,8 @@ class Serving:
         return b"x" * 2000
 
     async def __aenter__(self) -> "Serving":
-        around = [translated(Refusals())]
-        self._server = aio.server(interceptors=[Interceptor(around, Drain(), load=self.load)])
+        arounds = [logged(self.refusals), translated(self.refusals)]
+        self._server = aio.server(interceptors=[Interceptor(arounds, Drain(), load=self.load)])
         handlers = {
             "Unary": grpc.unary_unary_rpc_method_handler(self.unary, bytes, bytes),
             "Large": grpc.unary_unary_rpc_method_handler(self.large, bytes, bytes),
@@ -108,11 +111,30 @@ async def test_a_call_beyond_the_limit_is_refused_before_anything_happens() -> N
         served = [serving.ask(), serving.ask()]
         await serving.have_begun(2)
         assert (await refusal_of(serving.ask())).details["limit"] == "calls_max"
+        assert serving.refusals.busy == {"calls_max": 1}
         assert serving.began == 2
         serving.on.set()
         assert [await each for each in served] == [b"done"] * 2
         assert await serving.ask() == b"done"
     assert (serving.load.calls, serving.load.asked_bytes) == (0, 0)
+
+
+def test_a_host_that_has_half_of_everything_leaves_an_eighth_to_others() -> None:
+    load = Load(calls_max=16, streams_max=16)
+    for kind in (load.call, load.stream):
+        with ExitStack() as one, ExitStack() as others:
+            for _ in range(14):
+                one.enter_context(kind(0, "one"))
+            with pytest.raises(ServiceBusy):
+                one.enter_context(kind(0, "one"))
+            for host in ("two", "three"):
+                others.enter_context(kind(0, host))
+            with pytest.raises(ServiceBusy):
+                others.enter_context(kind(0, "four"))
+            one.close()
+            for _ in range(7):
+                others.enter_context(kind(0, "two"))
+    assert (load.calls, load.streams) == (0, 0)
 
 
 async def test_a_request_that_has_no_room_is_refused_and_the_largest_one_finds_room_alone() -> None:
@@ -160,6 +182,7 @@ async def test_a_stream_beyond_the_limit_is_refused_and_unary_calls_are_not() ->
         await serving.have_begun(2)
         third = serving.open()
         assert (await refusal_of(_read_to_end(third))).details["limit"] == "streams_max"
+        assert serving.refusals.busy == {"streams_max": 1}
         serving.on.set()
         assert await serving.ask() == b"done"
         for each in streams:
@@ -183,6 +206,7 @@ async def test_what_a_stream_asks_is_weighed_and_the_stream_goes_on() -> None:
         await eventually(lambda: serving.load.asked_bytes == 900, "it is being served")
         await second.write(b"x" * 101)
         assert await second.read() == b"busy"
+        assert serving.refusals.busy == {"calls_bytes_max": 1}
         serving.on.set()
         assert await first.read() == b"done"
         await second.write(b"x" * 101)

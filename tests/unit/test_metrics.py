@@ -34,6 +34,7 @@ from services.ledger.metrics import LedgerMetrics, Recovery
 from services.runtime import metrics as runtime
 from services.runtime.drain import Drain
 from services.runtime.guard import PermissionDenied, note_denial
+from services.runtime.load import busy
 from services.runtime.metrics import (
     OFF,
     Metrics,
@@ -371,7 +372,7 @@ def test_a_recovery_counts_once_for_the_first_cause_and_lasts_until_the_writer_j
 
 async def test_denials_and_streams_are_told(telling_: Telling) -> None:
     denials, drain = Refusals(), Drain()
-    tell_calls(telling_.metrics, drain, denials)
+    tell_calls(telling_.metrics, drain, Refusals(), denials)
     method = "/seqgate.api.ledger.v1.LedgerService/Publish"
     note_denial(denials, PermissionDenied("no"), method, "sub:alice", "peer")
     note_denial(denials, PermissionDenied("no"), method, "sub:bob", "peer")
@@ -381,6 +382,17 @@ async def test_denials_and_streams_are_told(telling_: Telling) -> None:
     assert dict(key) == {"reason": "PERMISSION_DENIED", "rpc.method": method[1:]}
     assert found[told.DENIALS.name][key].value == 2
     assert found[told.STREAMS.name][()].value == 1
+
+
+async def test_what_there_was_no_room_for_is_told_by_the_limit(telling_: Telling) -> None:
+    refusals = Refusals()
+    tell_calls(telling_.metrics, Drain(), refusals, None)
+    for limit in ("calls_max", "calls_max", "streams_max"):
+        refusals.note_busy(busy("no room", limit=limit))
+    refusals.note_busy(PermissionDenied("no"))
+    found = (await telling_.collect())[told.BUSY.name]
+    values = {dict(key)["limit"]: point.value for key, point in found.items()}
+    assert values == {"calls_max": 2, "streams_max": 1, "calls_bytes_max": 0, "WAITING_MAX": 0}
 
 
 def test_a_store_may_grow_to_its_limit_and_to_the_end_of_the_disk(tmp_path: Path) -> None:
