@@ -63,7 +63,7 @@ class Survey:
     async def _count(self, head: Head, seen: Seen, now_ms: int) -> None:
         label = self._label(head.topic)
         seen.cursors[label] += 1
-        seen.leased[label] += head.lease is not None and head.lease.expires_ms > now_ms
+        seen.leased[label] += head.lease is not None and head.lease.lasts(now_ms)
         seen.acknowledged[label] += head.acknowledged
         seen.partial[label] += head.partial
         if head.acknowledged:

@@ -683,13 +683,24 @@ def test_a_lease_that_was_given_back_is_free_and_its_epoch_is_spent() -> None:
     state.acquire_lease("a", 0, 1_000)
     for now_ms in (10, 20):
         state.release_lease(1, now_ms)
-        assert state.head.lease == Lease("a", 1, 10, 1_000)
+        assert state.head.lease == Lease("a", 1, 10, 0)
     state.mark_delete(at(1), {}, Caller(epoch=1))  # nobody came since
 
     assert state.acquire_lease("b", 20, 1_000) == Lease("b", 2, 1_020, 1_000)
     refused(state, Fenced, lambda: state.release_lease(1, 30))
     refused(state, Fenced, lambda: state.renew_lease("a", 1, 30, 1_000))
     refused(state, Fenced, lambda: state.mark_delete(at(2), {}, Caller(epoch=1)))
+
+
+@pytest.mark.parametrize("owner", ["a", "b"])
+@pytest.mark.parametrize("behind_ms", [1, 5_000])
+def test_a_lease_that_was_given_back_is_over_by_a_clock_that_is_behind(
+    owner: str, behind_ms: int
+) -> None:
+    state = cursor()
+    state.acquire_lease("a", 9_000, 1_000)
+    state.release_lease(1, 9_500)
+    assert state.acquire_lease(owner, 9_500 - behind_ms, 1_000).epoch == 2
 
 
 # Many.

@@ -307,7 +307,7 @@ class CursorState:
             LeaseHeld: by somebody else, `owner`, for another `remaining_ms`.
         """
         lease = self.head.lease
-        if lease is None or lease.expires_ms <= now_ms:
+        if lease is None or not lease.lasts(now_ms):
             granted = Lease(owner, self._next_epoch(), now_ms + duration_ms, duration_ms)
         elif lease.owner == owner:
             granted = _prolonged(lease, now_ms, duration_ms)
@@ -333,13 +333,15 @@ class CursorState:
         return self.head.lease
 
     def release_lease(self, epoch: int, now_ms: int) -> None:
-        """Give it back.
+        """Give it back: it is over, also by a clock that is behind. Whoever comes next, and be it
+        the same owner, gets another epoch.
 
         Raises:
             Fenced: somebody took it.
         """
         lease = self._lease(epoch)
-        self.head.lease = lease._replace(expires_ms=min(lease.expires_ms, now_ms))
+        expires_ms = min(lease.expires_ms, now_ms)
+        self.head.lease = lease._replace(expires_ms=expires_ms, duration_ms=0)
 
     def _next_epoch(self) -> int:
         """One that nobody had, neither of this cursor nor of one that was deleted."""

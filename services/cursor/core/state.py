@@ -29,7 +29,8 @@ LEASE_MAX_MS: Final = 3_600_000
 
 class Lease(NamedTuple):
     """Who may move the cursor, and until when, by the store's clock; `duration_ms` is how much time
-    that was when it was last granted, at most LEASE_MAX_MS."""
+    that was when it was last granted, at most LEASE_MAX_MS; 0: it was given back, and is over by
+    every clock."""
 
     owner: str
     epoch: int
@@ -41,6 +42,10 @@ class Lease(NamedTuple):
         or this machine's before it was set back. It never lasts for longer than its duration from
         now on."""
         return self._replace(expires_ms=min(self.expires_ms, now_ms + self.duration_ms))
+
+    def lasts(self, now_ms: int) -> bool:
+        """Whether it is not over."""
+        return self.bounded(now_ms).expires_ms > now_ms
 
 
 class Batch(NamedTuple):
