@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ ROOT = Path(__file__).parents[2]
 BLOCKS = 6
 HISTORIES = times(quick=60, full=6_000) // BLOCKS
 """In each block."""
+
+BEFORE = times(quick=30, full=200)
+"""So many others are played in the process before one is played again."""
 
 SHOWN = 60
 """So many of the last events are shown."""
@@ -45,7 +48,13 @@ def test_a_seed_replays_its_history_exactly(seed: int) -> None:
     assert (one.digest, one.handles) == (other.digest, other.handles)
 
 
-def played(seeds: range) -> Iterator[dict[str, Any]]:
+def test_what_was_played_before_changes_nothing(seed: int) -> None:
+    alone = next(played([seed]))
+    (*_, after) = played([*range(seed + 1, seed + 1 + BEFORE), seed])
+    assert after["digest"] == alone["digest"]
+
+
+def played(seeds: Iterable[int]) -> Iterator[dict[str, Any]]:
     """What came of histories, played in a process whose texts have the hashes of every replay."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.simulation.system", "--worker"],

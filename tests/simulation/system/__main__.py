@@ -23,8 +23,9 @@ from typing import Any, Final
 HASH_SEED: Final = "0"
 """Sets and dictionaries of texts are in the same order in every process."""
 
-RECYCLE: Final = 200
-"""After so many histories a worker is replaced by a new process."""
+RECYCLE: Final = 5_000
+"""After so many histories a worker is replaced by a new process, which takes as long to begin as
+some of them."""
 
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 """How long the line of a history may be."""
