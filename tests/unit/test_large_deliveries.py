@@ -5,6 +5,7 @@ import pytest
 from seqgate.types import Position
 from services.dispatcher.core.effects import (
     REJECT,
+    AfterDeadLetter,
     Because,
     DeadLetter,
     Effect,
@@ -13,7 +14,7 @@ from services.dispatcher.core.effects import (
     Outcome,
     Passed,
 )
-from services.dispatcher.core.lane import Chunk
+from services.dispatcher.core.lane import Chunk, Reason
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Ring
 from services.dispatcher.core.subscription import Durable, Item, Subscription
@@ -220,6 +221,21 @@ def test_chunks_that_wait_for_their_last_for_a_day_are_dead_lettered_and_so_is_t
     letters = [each for each in it.effects if isinstance(each, DeadLetter)]
     assert [each.position.entry_id for each in letters] == [1, 2, 3]
     assert it.got(1) == [4]
+
+
+@pytest.mark.parametrize("refused", [(0,), (0, 1, 2)])
+def test_a_message_whose_letter_holds_its_key_is_all_in_the_letter(refused: tuple[int]) -> None:
+    it = stage(redeliveries_max=0, after_dead_letter=AfterDeadLetter.HOLD)
+    for each in chunks("attempt", 3):
+        it.publish(A, chunk=each)
+    it.publish(A)
+    it.got(1)
+    it.refuse(1, *refused)
+    for each in {0, 1, 2}.difference(refused):
+        it.give_back(1, each)
+    letters = [each for each in it.effects if isinstance(each, DeadLetter)]
+    assert [each.position.entry_id for each in letters] == [0, 1, 2]
+    assert it.reason(A) is Reason.HELD
 
 
 def test_more_chunks_than_are_kept_back_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,7 +203,11 @@ class Delivering:
             return Reason.RECORDING
         if lane.dead is not None:
             return Reason.DEAD_LETTERING
-        if self._gaps.keys and self._gaps.is_beyond(lane.key, position, AfterDeadLetter.HOLD):
+        if (
+            self._gaps.keys
+            and self._gaps.is_beyond(lane.key, position, AfterDeadLetter.HOLD)
+            and not self._is_rest_of_letter(lane, position)
+        ):
             return Reason.HELD
         if self._orders_keys:
             if lane.unresolved and lane.unresolved[0] < position and not is_amid:
@@ -227,6 +231,17 @@ class Delivering:
         if consumer.joined_at is not None and position > consumer.joined_at and not is_amid:
             return Reason.JOINING
         return None
+
+    def _is_rest_of_letter(self, lane: Lane, position: Position) -> bool:
+        """Whether a chunk goes where the first of its message went, which holds the key: the letter
+        would not be whole before the key is released."""
+        chunk = None if lane.rare is None else lane.rare.chunks.get(position)
+        if chunk is None or not chunk.number:
+            return False
+        redeliveries_max = self._options.redeliveries_max
+        return self._large.is_dead(chunk) or self._settling.failed_beyond(
+            redeliveries_max, position
+        )
 
     def _may_be_dead(self, lane: Lane) -> bool:
         settling = self._settling
