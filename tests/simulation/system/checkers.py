@@ -368,6 +368,8 @@ class Checker:
             return "dead-lettered"
         if position in subscription.dropped:
             return "dropped"
+        if log.is_beheaded(position):
+            return "beheaded"
         if log.is_aborted(position):
             return "aborted"
         if subscription.moves:

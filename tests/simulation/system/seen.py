@@ -106,6 +106,14 @@ class Log:
             return True
         return self.kept_from is not None and position < self.kept_from
 
+    def is_beheaded(self, position: Position) -> bool:
+        """Whether an entry is a chunk of a message that cannot be whole, since the first is
+        trimmed."""
+        entry = self.at[position]
+        if entry.chunk is None:
+            return False
+        return self.is_trimmed(self.attempts[entry.producer, entry.chunk.uuid][0])
+
     def is_aborted(self, position: Position) -> bool:
         """Whether an entry is a chunk of an attempt that ended unfinished: something else of its
         producer came after it."""
