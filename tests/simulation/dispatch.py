@@ -15,7 +15,7 @@ import sys
 import textwrap
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import chain
@@ -123,17 +123,22 @@ PARTS: Final[tuple[type, ...]] = (
 """The classes that the machine is made of, each after those that it uses."""
 
 
-def rebuilt(owner: type = Subscription, right: str = "", wrong: str = "") -> dict[str, Any]:
-    """The classes of the machine by name, with small limits, and, for one place of the source of
-    one of them, other source."""
+def rebuilt(
+    owner: type = Subscription,
+    right: str = "",
+    wrong: str = "",
+    limits: Mapping[str, int] = SMALL,
+) -> dict[str, Any]:
+    """The classes of the machine by name, with small limits, or these, and, for one place of the
+    source of one of them, other source."""
     made: dict[str, Any] = {}
     for part in PARTS:
         source = _source(part)
         if part is owner and right:
             assert right in source, f"{owner.__name__} has no {right!r}"
             source = source.replace(right, wrong)
-        scope = {**vars(sys.modules[part.__module__]), **SMALL, **made}
-        exec(_compiled(part.__name__, source), scope)
+        scope = {**vars(sys.modules[part.__module__]), **limits, **made}
+        exec(_compiled(part, source), scope)
         made[part.__name__] = scope[part.__name__]
     return made
 
@@ -144,8 +149,11 @@ def _source(part: type) -> str:
 
 
 @cache
-def _compiled(name: str, source: str) -> CodeType:
-    return compile(source, f"<{name}>", "exec")
+def _compiled(part: type, source: str) -> CodeType:
+    """Where it is from: so traces, and what measures coverage, show the class's own lines."""
+    home = inspect.getsourcefile(part)
+    _, first_line = inspect.getsourcelines(part)
+    return compile("\n" * (first_line - 1) + source, home or part.__name__, "exec")
 
 
 SmallSubscription: Final[type[Subscription]] = rebuilt()["Subscription"]

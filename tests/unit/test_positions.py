@@ -56,6 +56,29 @@ def test_runs_forget_entries_wherever_they_are(
     assert len(runs) == len(left)
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 2), st.integers(0, 40)), unique=True, max_size=60),
+    st.integers(0, 60),
+    st.data(),
+)
+def test_runs_take_entries_in_their_places(
+    places: list[tuple[int, int]], appended: int, data: st.DataObject
+) -> None:
+    """Also among those that are left when some were taken."""
+    parked = [Parked(Position(*each), data.draw(st.integers(1, 2))) for each in places]
+    runs, model = Runs(), sorted(parked[:appended])
+    for each in model:
+        runs.append(*each)
+    for _ in range(data.draw(st.integers(0, len(model)))):
+        runs.drop_first()
+        del model[0]
+    for each in parked[appended:]:
+        runs.insert(*each)
+        model = sorted([*model, each])
+        assert list(runs) == model
+        assert len(runs) == len(model)
+
+
 def test_neighbours_are_one_run_however_many_they_are() -> None:
     runs = Runs()
     for entry_id in range(100_000):

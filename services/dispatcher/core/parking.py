@@ -396,7 +396,7 @@ class Parking:
         elif aside is not None:
             if lane.waiting is None:
                 lane.waiting = Runs()
-            lane.waiting.append(*aside)
+            lane.waiting.insert(*aside)
 
     def waiting(self, lane: Lane) -> Iterator[Position]:
         """What waits in a key."""

@@ -1,6 +1,7 @@
 """Sets and queues of positions that stay small: what is parked, and what is acknowledged."""
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Container, Iterator
 from typing import Final, NamedTuple
 
@@ -60,6 +61,21 @@ class Runs:
                 words[-2] += 1
                 return
         words.extend((ledger_id, entry_id, 1, messages))
+
+    def insert(self, position: Position, messages: int) -> None:
+        """Add an entry in its place."""
+        words, (ledger_id, entry_id) = self._words, position
+        runs = range(self._head, len(words), _WORDS)
+        before = bisect_left(runs, position, key=lambda at: Position(words[at], words[at + 1]))
+        self._entries += 1
+        if before:
+            at = runs[before - 1]
+            same = words[at] == ledger_id and words[at + 3] == messages
+            if same and words[at + 1] + words[at + 2] == entry_id:
+                words[at + 2] += 1
+                return
+        at = self._head + before * _WORDS
+        words[at:at] = array("Q", (ledger_id, entry_id, 1, messages))
 
     def first(self) -> Parked:
         """The entry that has waited longest. There must be one."""

@@ -1,0 +1,287 @@
+"""Rules of a subscription that no history tells apart from their absence, or few do: a scenario for
+each, and that it fails without the rule."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from seqgate.types import Position
+from services.dispatcher.core import attempts as attempts_module
+from services.dispatcher.core.attempts import Attempts
+from services.dispatcher.core.delivering import Delivering
+from services.dispatcher.core.effects import REJECT, UNJUDGED, Judge, Kind, Persist
+from services.dispatcher.core.judging import Judging
+from services.dispatcher.core.lane import Chunk, Lane, Reason
+from services.dispatcher.core.parking import Parking
+from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.core.settling import Settling
+from services.dispatcher.core.subscription import Subscription
+from tests.simulation.dispatch import rebuilt
+from tests.unit import test_subscription as scenarios
+from tests.unit.test_large_deliveries import begun, chunks, no_room, passed
+from tests.unit.test_subscription import A, B, filtered, stage
+
+# ---- large messages
+
+
+def test_a_key_waits_while_a_part_of_the_message_whose_turn_it_is_is_in_flight() -> None:
+    it = begun(Kind.KEY_SHARED, "attempt")
+    it.publish(A, chunk=chunks("attempt", 3)[1])
+    assert it.got(1) == [1]
+    no_room(it, 1)
+    it.publish(A, chunk=chunks("attempt", 3)[2])
+    assert it.got(1) == []
+    assert it.reason(A) is Reason.RETRY
+    assert it.sub.lanes[A].is_kept_back(Position(1, 1))
+    assert not it.sub.lanes[A].is_kept_back(Position(1, 0))
+    no_room(it, 0)
+    assert it.got(1) == [0, 1, 2]
+
+
+def test_a_message_that_is_brought_back_comes_before_other_keys_whoever_permits_how_much() -> None:
+    it = begun(Kind.KEY_SHARED, "attempt", permits=1)
+    no_room(it, 0)
+    assert it.sub.consumers[1].permits == 0
+    for each in chunks("attempt", 3)[1:]:
+        it.publish(A, chunk=each)
+    it.publish(B, B)
+    got = []
+    for _ in range(5):
+        it.permit(1, 1)
+        got += it.got(1)
+    assert got == [0, 1, 2, 3, 4]
+
+
+def test_what_no_more_is_kept_back_for_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.dispatcher.core.delivering.KEPT_BACK_MAX", 1)
+    it = begun(Kind.KEY_SHARED, "attempt")
+    no_room(it, 0)
+    it.publish(A, chunk=chunks("attempt", 3)[1])
+    assert it.got(1) == [1]
+
+
+def test_what_is_kept_back_and_rejected_by_other_filters_is_kept_no_more() -> None:
+    it = filtered()
+    for attempt in ("one", "two"):
+        it.publish(A, chunk=chunks(attempt, 3)[0])
+    no_room(it, 0, 1)
+    assert it.sub.parking.kept_back == 2
+    it.says[0] = REJECT
+    it.refilter(start=0)
+    assert it.acknowledged() == [0]
+    assert it.sub.parking.kept_back == 1
+    for each in chunks("two", 3)[1:]:
+        it.publish(A, chunk=each)
+    it.publish(A)
+    assert it.got(1) == [0, 1, 1, 2, 3, 4]
+    it.acknowledge(1, 1, 2, 3, 4)
+    assert not it.sub.lanes
+
+
+def test_of_too_many_rejected_messages_the_rest_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.dispatcher.core.judging.REJECTED_ATTEMPTS_MAX", 1)
+    it = filtered()
+    for attempt in ("one", "two"):
+        it.publish(A, chunk=chunks(attempt, 2)[0], verdict=REJECT)
+    for attempt in ("one", "two"):
+        it.publish(A, chunk=chunks(attempt, 2)[1])
+    assert it.got(1) == []
+    assert passed(it.effects) == [2]
+    assert it.sub.totals["rejected_entries"] == 3
+
+
+def test_where_keys_have_no_order_the_chunks_of_a_message_that_was_judged_late_have_theirs() -> (
+    None
+):
+    it = filtered(in_order=False, max_in_flight_per_key=1)
+    it.holds = (Judge,)
+    it.publish(B)
+    first, last = chunks("attempt", 2)
+    it.publish(A, chunk=first, verdict=UNJUDGED)
+    it.publish(A)
+    it.publish(A)
+    it.publish(A, chunk=last, verdict=UNJUDGED)
+    assert it.got(1) == [0, 2]
+    it.holds = ()
+    it.refilter(is_filtered=False)
+    got = []
+    for each in (2, 1, 3, 4):
+        it.acknowledge(1, each)
+        got += it.got(1)
+    assert got == [1, 3, 4]
+
+
+def _attempts() -> tuple[Attempts, Settling]:
+    settling = Settling(Acknowledged(None), {}, {})
+    return Attempts(settling), settling
+
+
+def test_of_too_many_attempts_that_are_over_the_oldest_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attempts_module, "OVER_MAX", 1)
+    large, _ = _attempts()
+    for name in ("one", "two"):
+        large.note_over(name)
+    assert not large.is_over("one")
+    assert large.is_over("two")
+
+
+def test_what_continues_a_message_that_was_acknowledged_and_forgotten_is_headless(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attempts_module, "FINISHED_MAX", 1)
+    large, settling = _attempts()
+    for place, attempt in enumerate(("one", "two")):
+        for number, chunk in enumerate(chunks(attempt, 2)):
+            large.note_read(chunk, Position(1, 2 * place + number), A)
+        settling.settle_whole(Position(1, 2 * place), None)
+    assert large.is_headless(chunks("one", 2)[1], Position(1, 1))
+
+
+def test_a_message_of_which_nothing_is_known_is_not_noted_as_dead() -> None:
+    large, _ = _attempts()
+    large.note_dead("unknown")
+    assert not large.is_dead(Chunk("unknown", is_last=True, number=1))
+
+
+# ---- what is acknowledged otherwise
+
+
+def test_what_the_cursor_has_passed_is_not_delivered() -> None:
+    """Somebody moved it, as far as a succession or another instance says."""
+    it = stage(permits=1)
+    it.holds = (Persist,)
+    it.publish(A, A, A)
+    it.acknowledge(1, 0)
+    it.do(it.sub.persisted(Position(1, 1), 0))
+    it.permit(1, 10)
+    assert it.got(1) == [0, 2]
+
+
+def test_what_the_cursor_has_passed_meanwhile_is_not_rejected_again() -> None:
+    it = filtered(permits=1)
+    it.holds = (Judge, Persist)
+    it.publish(B)
+    it.acknowledge(1, 0)
+    it.publish(A)
+    it.refilter(start=0)
+    assert it.asked() == [1]
+    it.do(it.sub.persisted(Position(1, 1), 0))
+    it.says[1] = REJECT
+    it.answer(Position(1, 1))
+    assert it.sub.totals["rejected_entries"] == 0
+
+
+def test_a_batch_that_is_acknowledged_message_by_message_is_done_with_the_last_of_them() -> None:
+    it = stage()
+    it.holds = (Persist,)
+    it.publish(A, messages=2)
+    it.acknowledge(1, 0, messages=0b01)
+    it.give_back(1, 0)
+    it.acknowledge(1, 0, messages=0b10)
+    it.holds = ()
+    it.do(it.sub.persisted(None, 0))
+    assert it.sub.acknowledged.mark_delete == Position(1, 0) or (
+        Position(1, 0) in it.sub.acknowledged
+    )
+    assert not it.sub.lanes
+
+
+def test_who_left_before_leaves_nothing_behind() -> None:
+    it = stage()
+    it.publish(A)
+    it.leave(7)
+    assert it.sub.attempts == {}
+    it.acknowledge(1, 0)
+    assert it.acknowledged() == [0]
+
+
+# ---- each rule, taken out
+
+MUTANTS: list[tuple[type, str, str, Callable[[], None]]] = [
+    (
+        Subscription,
+        "if entries else self._scanned_to",
+        "if entries else self.read_position",
+        scenarios.test_a_page_of_a_scan_that_finds_nothing_says_nothing_of_what_was_read_meanwhile,
+    ),
+    (
+        Settling,
+        "flight.asked | _asked(self._batch, flight.position)",
+        "flight.asked",
+        scenarios.test_acknowledgements_of_one_batch_by_several_deliveries_all_count,
+    ),
+    (
+        Delivering,
+        "return Reason.RETRY",
+        "pass",
+        test_a_key_waits_while_a_part_of_the_message_whose_turn_it_is_is_in_flight,
+    ),
+    (
+        Lane,
+        "return any(position in positions for positions in kept_back.values())",
+        "return False",
+        test_a_key_waits_while_a_part_of_the_message_whose_turn_it_is_is_in_flight,
+    ),
+    (
+        Delivering,
+        "while consumer.gathering is not None and consumer.has_room:",
+        "while False:",
+        test_a_message_that_is_brought_back_comes_before_other_keys_whoever_permits_how_much,
+    ),
+    (
+        Parking,
+        "lane.waiting.insert(*aside)",
+        "lane.waiting.append(*aside)",
+        test_where_keys_have_no_order_the_chunks_of_a_message_that_was_judged_late_have_theirs,
+    ),
+    (
+        Parking,
+        "self._discard_kept(lane, positions)",
+        "pass",
+        test_what_is_kept_back_and_rejected_by_other_filters_is_kept_no_more,
+    ),
+    (
+        Delivering,
+        "if head.position in settling.acknowledged:",
+        "if False:",
+        test_what_the_cursor_has_passed_is_not_delivered,
+    ),
+    (
+        Judging,
+        "if not self._settling.is_settled(position):\n                self._settle(position)",
+        "self._settle(position)",
+        test_what_the_cursor_has_passed_meanwhile_is_not_rejected_again,
+    ),
+    (
+        Subscription,
+        "if consumer in self.consumers:\n                self.returning.lose",
+        "if True:\n                self.returning.lose",
+        test_who_left_before_leaves_nothing_behind,
+    ),
+]
+
+AS_IT_IS: Mapping[str, int] = {}
+"""The limits of the machine stay as they are."""
+
+
+@pytest.mark.parametrize(
+    ("owner", "right", "wrong", "scenario"), MUTANTS, ids=[each[1][:50] for each in MUTANTS]
+)
+def test_a_rule_that_is_missing_is_found(
+    owner: type,
+    right: str,
+    wrong: str,
+    scenario: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def play(machine: Mapping[str, Any]) -> None:
+        monkeypatch.setattr(scenarios, "Subscription", machine["Subscription"])
+        monkeypatch.setattr(scenarios, "Acknowledged", machine["Acknowledged"])
+        scenario()
+
+    play(rebuilt(limits=AS_IT_IS))
+    with pytest.raises((AssertionError, KeyError)):
+        play(rebuilt(owner, right, wrong, AS_IT_IS))
