@@ -16,6 +16,7 @@ from services.runtime import deadline
 from services.runtime.calls import measured_channel
 from services.runtime.config import CallerConfig
 from services.runtime.metrics import OFF, Metrics
+from services.runtime.windows import WINDOWS
 
 log = structlog.get_logger()
 
@@ -69,6 +70,7 @@ def open_peer(
         ("grpc.http2.max_pings_without_data", 0),  # no bound: or it stays silent
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
         ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        *WINDOWS,
     ]
     interceptors = [_PassDeadline()]
     tls = None if as_caller is None else _tls(as_caller)

@@ -25,6 +25,7 @@ from services.runtime.refusals import Refusals
 from services.runtime.rights import Rights
 from services.runtime.security import exposure, guard_of, server_credentials
 from services.runtime.tasks import end
+from services.runtime.windows import WINDOWS
 
 log = structlog.get_logger()
 
@@ -167,6 +168,7 @@ def _options(config: ServiceConfig) -> list[tuple[str, int]]:
         ("grpc.http2.min_ping_interval_without_data_ms", 1000),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.http2.max_pings_without_data", 0),
+        *WINDOWS,
     ]
     if config.connection_age_max_s:
         options.append(("grpc.max_connection_age_ms", int(config.connection_age_max_s * 1000)))

@@ -1,0 +1,124 @@
+"""What is sent on a stream that nobody reads stays within a window: services/runtime/windows.py."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from services.runtime import channels, server
+from services.runtime.channels import open_peer
+from services.runtime.config import ServiceConfig
+from services.runtime.drain import Drain
+from services.runtime.server import grpc_server
+from services.runtime.windows import WINDOW_BYTES
+from tests.support.waiting import eventually
+
+SERVICE = "seqgate.api.test.Windows"
+MESSAGE = bytes(32 * 1024)
+WARM_MESSAGES = 2_000
+"""With so many gRPC learns what a connection carries, and would let windows grow."""
+
+UNREAD_MAX = 2 * WINDOW_BYTES + 4 * len(MESSAGE)
+"""What may be on its way: in the receiver's window, and where the sender has it."""
+
+POLLS = 50
+"""A sender stands still whose count has not changed between so many looks at it."""
+
+
+class Ends:
+    """Two ends of a connection; what was sent where nobody reads is counted."""
+
+    def __init__(self) -> None:
+        self.sent_bytes = 0
+        self.over = asyncio.Event()
+
+    async def take(self, _: Any, context: Any) -> None:
+        """Read so much, and then nothing."""
+        for _ in range(WARM_MESSAGES):
+            await context.read()
+        await context.write(b"enough")
+        await self.over.wait()
+
+    async def give(self, _: Any, context: Any) -> None:
+        """Send without end."""
+        while not self.over.is_set():
+            await context.write(MESSAGE)
+            self.sent_bytes += len(MESSAGE)
+
+    def register(self, server: aio.Server) -> None:
+        handlers = {
+            "take": grpc.stream_stream_rpc_method_handler(self.take, bytes, bytes),
+            "give": grpc.stream_stream_rpc_method_handler(self.give, bytes, bytes),
+        }
+        server.add_registered_method_handlers(SERVICE, handlers)  # type: ignore[attr-defined]
+
+    async def stands_still(self) -> None:
+        looks: list[int] = []
+
+        def has_not_changed() -> bool:
+            looks.append(self.sent_bytes)
+            return len(looks) > POLLS and looks[-1] == looks[-POLLS]
+
+        await eventually(has_not_changed, "the sender waits")
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[Ends, aio.Channel]]:
+    ends = Ends()
+    serving = grpc_server(
+        ServiceConfig(drain_timeout_s=0.1, stop_grace_s=0.1),
+        Drain(),
+        register=ends.register,
+        services=[SERVICE],
+        checks={},
+    )
+    async with serving as port, open_peer(f"127.0.0.1:{port}", keepalive_s=10) as channel:
+        try:
+            yield ends, channel
+        finally:
+            ends.over.set()
+
+
+async def sent_to_a_server() -> int:
+    """How many bytes a client can send that a server does not read."""
+    async with connected() as (ends, channel):
+        call = channel.stream_stream(f"/{SERVICE}/take")()
+        for _ in range(WARM_MESSAGES):
+            await call.write(MESSAGE)
+        assert await call.read() == b"enough"
+
+        async def send() -> None:
+            while True:
+                await call.write(MESSAGE)
+                ends.sent_bytes += len(MESSAGE)
+
+        sending = asyncio.create_task(send())
+        await ends.stands_still()
+        sending.cancel()
+        call.cancel()
+    return ends.sent_bytes
+
+
+async def sent_to_a_peer() -> int:
+    """How many bytes a server can send that its caller does not read."""
+    async with connected() as (ends, channel):
+        call = channel.stream_stream(f"/{SERVICE}/give")()
+        for _ in range(WARM_MESSAGES):
+            await call.read()
+        await ends.stands_still()
+        call.cancel()
+    return ends.sent_bytes - WARM_MESSAGES * len(MESSAGE)
+
+
+@pytest.mark.parametrize("sent", [sent_to_a_server, sent_to_a_peer])
+async def test_what_nobody_reads_stays_within_a_window(
+    sent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert WINDOW_BYTES // 2 < await sent() < UNREAD_MAX
+    for module in (server, channels):
+        monkeypatch.setattr(module, "WINDOWS", ())
+    assert await sent() > UNREAD_MAX, "windows that grow are seen"
