@@ -10,8 +10,9 @@ everything stops at once, and nothing that comes later counts: the cursor servic
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import structlog
@@ -44,6 +45,20 @@ log = structlog.get_logger()
 
 _FIRST: Final = Position(0, 0)
 """No entry of a log is before this."""
+
+
+@dataclass(slots=True, eq=False)
+class _Joiner:
+    """Somebody who connects, and what came of it."""
+
+    joining: Joining
+    session: Session | None = None
+    error: DomainError | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether anything did."""
+        return self.session is not None or self.error is not None
 
 
 class Unread(NamedTuple):
@@ -89,6 +104,7 @@ class Live:
         self._ports = ports
         self._numbers = 1
         self._leaving: list[int] = []
+        self._joiners: list[_Joiner] = []
         caches = caches or Caches(config.caches_bytes_max)
         room = room or Room(config.streams_bytes_max, slow_s=config.slow_consumer_s)
         self._changing_filters = asyncio.Lock()
@@ -254,32 +270,64 @@ class Live:
     # ---- consumers
 
     async def subscribe(self, joining: Joining) -> Session:
-        """Somebody connects.
+        """Somebody connects. Who waits to connect joins with whoever does, and slots are assigned
+        anew once for all of them.
 
         Raises:
             SubscriptionBusy, TooManyConsumers, InvalidKeyRange, RangeConflict, NoSlotsLeft.
         """
-        async with self._performing.changing:
-            await asyncio.sleep(0)  # when many connect at once, the lease is renewed in between
-            self._work.check()
-            self._let_leave()
-            if not self.sessions:
-                with self._work.contained():
-                    await self._change_options(joining)
-                self._work.check()  # the lease may have been lost meanwhile
+        joiner = _Joiner(joining)
+        self._joiners.append(joiner)
+        try:
+            async with self._performing.changing:
+                if not joiner.is_done:
+                    await self._admit_waiting(joining)
+        except BaseException:  # it may have joined with others
+            if joiner in self._joiners:
+                self._joiners.remove(joiner)
+            if joiner.session is not None:
+                self.leave(joiner.session)
+            raise
+        if joiner.error is not None:
+            raise joiner.error
+        assert joiner.session is not None
+        return joiner.session
+
+    async def _admit_waiting(self, first: Joining) -> None:
+        """Who comes first says how the subscription behaves."""
+        await asyncio.sleep(0)  # when many connect at once, the lease is renewed in between
+        self._work.check()
+        self._let_leave()
+        if not self.sessions:
+            with self._work.contained():
+                await self._change_options(first)
+            self._work.check()  # the lease may have been lost meanwhile
+        joiners, self._joiners = self._joiners, []
+        with self._work.contained():
+            for each in joiners:
+                self._admit(each)
+            joined = [each.session for each in joiners if each.session is not None]
+            if joined:
+                self._assign(joined)
+        if self.stopped is not None:
+            for each in joiners:
+                if each.session is not None:
+                    self._forget(each.session)
+                each.session, each.error = None, self.stopped
+
+    def _admit(self, joiner: _Joiner) -> None:
+        """Take somebody in, or say why not."""
+        joining = joiner.joining
+        session = Session(self._numbers, joining, self._performing, self._sending, self.leave)
+        try:
             self._check_fits(joining)
-            number, self._numbers = self._numbers, self._numbers + 1
-            session = Session(number, joining, self._performing, self._sending, self.leave)
-            self.sessions[number] = session
-            self.idle_since_s = None
-            try:
-                with self._work.contained():
-                    self._join(session)
-                self._work.check()
-            except DomainError:
-                self._forget(session)
-                raise
-        return session
+            self._admit_to_machine(session)
+        except DomainError as error:
+            joiner.error = error
+            return
+        self._numbers += 1
+        self.sessions[session.consumer] = joiner.session = session
+        self.idle_since_s = None
 
     async def ready(self) -> None:
         """Return when requests can be given to the machine: not amid a change of place."""
@@ -323,18 +371,21 @@ class Live:
             self.idle_since_s = asyncio.get_running_loop().time()
         return True
 
-    def _join(self, session: Session) -> None:
-        performing, joining = self._performing, session.joining
-        performing.apply(
-            performing.machine.join(
-                session.consumer,
-                name=joining.name,
-                now_ms=performing.now_ms(),
-                weight=joining.weight,
-                ranges=joining.ranges,
-                ack_timeout_ms=joining.ack_timeout_ms,
-            )
+    def _admit_to_machine(self, session: Session) -> None:
+        """`_assign` must follow."""
+        joining = session.joining
+        self._performing.machine.admit(
+            session.consumer,
+            name=joining.name,
+            weight=joining.weight,
+            ranges=joining.ranges,
+            ack_timeout_ms=joining.ack_timeout_ms,
         )
+
+    def _assign(self, sessions: Iterable[Session]) -> None:
+        """These were admitted."""
+        performing, consumers = self._performing, [each.consumer for each in sessions]
+        performing.apply(performing.machine.assign(*consumers, now_ms=performing.now_ms()))
 
     def _check_fits(self, joining: Joining) -> None:
         given = (joining.options, joining.placement, joining.dead_letter_topic)
@@ -392,7 +443,8 @@ class Live:
             for session in self.sessions.values():
                 session.forget_deliveries()
                 session.put(pb.ConsumeResponse(sought=pb.Sought()))
-                self._join(session)
+                self._admit_to_machine(session)
+            self._assign(self.sessions.values())
 
     async def _keep_needed_chains(self) -> None:
         """Of the chains those are kept that what is not acknowledged needs, the first from the

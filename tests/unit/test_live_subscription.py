@@ -22,7 +22,7 @@ from services.dispatcher.ports import (
     Ports,
     SubscriptionNotFound,
 )
-from services.dispatcher.refusals import TooManyConsumers
+from services.dispatcher.refusals import SubscriptionBusy, TooManyConsumers
 from services.dispatcher.service import Dispatcher
 from services.dispatcher.session import Joining
 from services.errors import Draining, Fenced
@@ -266,3 +266,53 @@ async def test_consumers_whose_streams_end_together_leave_together() -> None:
         live.leave(sessions[0])
         joined = await live.subscribe(sessions[0].joining)
         assert set(live.machine.consumers) == {joined.consumer}, "who left before is not there"
+
+
+def joining_as(name: str) -> Joining:
+    options = Options(redeliveries_max=7)
+    return Joining(name, options, Placement.CONSISTENT_HASHING, None, (), 1, 0)
+
+
+async def test_consumers_who_connect_together_are_told_what_they_own_once() -> None:
+    cursors = MemoryCursors()
+    await cursors.create(TOPIC, "s", None, {})
+    async with dispatching(cursors) as dispatcher:
+        live = await dispatcher.live(TOPIC, "s")
+        names = [f"c{each}" for each in range(50)]
+        sessions = await asyncio.gather(*(live.subscribe(joining_as(each)) for each in names))
+        assert [each.joining.name for each in sessions] == names
+        assert set(live.machine.consumers) == set(live.sessions) == {s.consumer for s in sessions}
+        assert live.assignment_version == len(names)
+
+
+async def test_of_those_who_connect_together_each_is_refused_alone() -> None:
+    cursors = MemoryCursors()
+    await cursors.create(TOPIC, "s", None, {})
+    other = joining_as("other")._replace(options=Options(redeliveries_max=8))
+    async with dispatching(cursors) as dispatcher:
+        live = await dispatcher.live(TOPIC, "s")
+        first, refused, last = await asyncio.gather(
+            *(live.subscribe(each) for each in (joining_as("a"), other, joining_as("b"))),
+            return_exceptions=True,
+        )
+        assert isinstance(refused, SubscriptionBusy)
+        assert {*live.sessions.values()} == {first, last}
+
+
+async def test_whoever_goes_while_others_take_it_in_has_gone() -> None:
+    cursors = MemoryCursors()
+    await cursors.create(TOPIC, "s", None, {})
+    async with dispatching(cursors) as dispatcher:
+        live = await dispatcher.live(TOPIC, "s")
+        async with live.changing:
+            tasks = [asyncio.create_task(live.subscribe(joining_as(each))) for each in "abc"]
+            await asyncio.sleep(0)
+        while not live.sessions:
+            await asyncio.sleep(0)
+        assert len(live.sessions) == len(tasks)
+        assert not tasks[2].done()
+        tasks[2].cancel()
+        await asyncio.wait(tasks)
+        assert tasks[2].cancelled()
+        stay = {tasks[0].result().consumer, tasks[1].result().consumer}
+        await eventually(lambda: set(live.machine.consumers) == set(live.sessions) == stay)

@@ -43,11 +43,11 @@ class HandOver:
         self._out = out
         self._placement: Snapshot = selector.snapshot()
 
-    def reassign(self, now_ms: int, joined: int | None = None) -> None:
-        """Consumers changed."""
+    def reassign(self, now_ms: int, joined: Iterable[int] = ()) -> None:
+        """Consumers changed. Who joined is told what it owns, and be it nothing."""
         before, self._placement = self._placement, self._selector.snapshot()
         consumers = self._flights.consumers
-        told: dict[int, list[SlotRange]] = {} if joined is None else {joined: []}
+        told: dict[int, list[SlotRange]] = {each: [] for each in joined}
         moved: list[Slot] = []
         for (first, last), old, new in moves(before, self._placement):
             told.update((each, []) for each in (old, new) if each in consumers)

@@ -290,7 +290,21 @@ class Subscription:
         ranges: Sequence[SlotRange] = (),
         ack_timeout_ms: int = 0,
     ) -> list[Effect]:
-        """Somebody connected.
+        """Somebody connected. Raises what `admit` raises."""
+        self.admit(consumer, name=name, weight=weight, ranges=ranges, ack_timeout_ms=ack_timeout_ms)
+        return self.assign(consumer, now_ms=now_ms)
+
+    def admit(
+        self,
+        consumer: int,
+        *,
+        name: str,
+        weight: int = 1,
+        ranges: Sequence[SlotRange] = (),
+        ack_timeout_ms: int = 0,
+    ) -> None:
+        """Somebody connected. `assign` must follow before anything else does, once for all who
+        connect together: to assign slots anew for each of a thousand takes a minute.
 
         Raises:
             InvalidKeyRange, RangeConflict, NoSlotsLeft: the selector has no place for it; nothing
@@ -301,7 +315,10 @@ class Subscription:
         joined = Consumer(consumer, name, queue, weight, ack_timeout_ms)
         self.handover.note_joined_at(joined, self.read_position, self.acknowledged.mark_delete)
         self.flights.add(joined)
-        self.handover.reassign(now_ms, joined=consumer)
+
+    def assign(self, *consumers: int, now_ms: int) -> list[Effect]:
+        """These were admitted: slots are theirs from now on."""
+        self.handover.reassign(now_ms, joined=consumers)
         return self._effects(now_ms)
 
     def leave(self, *consumers: int, now_ms: int) -> list[Effect]:
