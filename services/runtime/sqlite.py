@@ -24,11 +24,14 @@ from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import apsw
+import structlog
 
 from seqgate.telemetry import names, spans
 from services.errors import DomainError, StoreFull, StoreUnavailable
 from services.runtime.budget import Budget
 from services.runtime.load import ASKED_BYTES, busy
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 Work = Callable[[apsw.Connection], T]
@@ -52,6 +55,9 @@ BUSY_TIMEOUT_MS: Final = 5_000
 RETRY_AFTER_S: Final = 0.5
 """What a caller is told to wait when the store fails."""
 
+OPEN_MAX_S: Final = 30.0
+OPEN_RETRY_S: Final = 0.2
+"""How long it is tried to open a database that fails, and how long it rests in between."""
 
 WAL_BYTES_MAX: Final = 64 * 1024 * 1024
 """How large the write-ahead log may become before the writer waits for readers, in bytes; of a
@@ -257,9 +263,23 @@ class Connections:
             connection.set_busy_timeout(BUSY_TIMEOUT_MS)
 
     async def open(self) -> None:
-        """Start the writer and prepare the database."""
+        """Start the writer and prepare the database. A disk that fails, or is full, is waited for.
+
+        Raises:
+            StoreFull, StoreUnavailable: it failed for OPEN_MAX_S; or it is no disk's failure.
+        """
         self._writer.start()
-        await self.write(self._prepare)
+        until_s = self._loop.time() + OPEN_MAX_S
+        while True:
+            try:
+                await self.write(self._prepare)
+            except (StoreFull, StoreUnavailable) as error:
+                if not isinstance(error.__cause__, _PASSING) or self._loop.time() >= until_s:
+                    raise
+                log.warning("store not opened", path=str(self._path), why=str(error.__cause__))
+                await asyncio.sleep(OPEN_RETRY_S)
+            else:
+                return
 
     async def close(self) -> None:
         """End all threads; what is queued is written first."""
@@ -294,6 +314,9 @@ async def _recorded(operation: str, done: "asyncio.Future[T]") -> T:
             refusal = error
     raise refusal
 
+
+_PASSING: Final = (apsw.IOError, apsw.FullError, apsw.BusyError)
+"""What passes by itself."""
 
 _WRITE: Final = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 
