@@ -15,6 +15,7 @@ from services.dispatcher.core.judging import Judging
 from services.dispatcher.core.lane import Chunk, Lane, Reason
 from services.dispatcher.core.parking import Parking
 from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.core.returning import Returning
 from services.dispatcher.core.settling import Settling
 from services.dispatcher.core.subscription import Subscription
 from tests.simulation.dispatch import rebuilt
@@ -146,6 +147,67 @@ def test_a_message_of_which_nothing_is_known_is_not_noted_as_dead() -> None:
     assert not large.is_dead(Chunk("unknown", is_last=True, number=1))
 
 
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_large_message_of_which_a_chunk_is_given_back_comes_whole_again(kind: Kind) -> None:
+    it = begun(kind, "attempt")
+    for each in chunks("attempt", 3)[1:]:
+        it.publish(A, chunk=each)
+    it.publish(A)
+    assert it.got(1) == [1, 2, 3]
+    it.give_back(1, 0)
+    assert it.got(1) == ([0, 1, 2, 3] if it.options.orders_keys else [0, 1, 2])
+
+
+def test_a_chunk_that_is_acknowledged_is_not_taken_back_with_the_others() -> None:
+    it = begun(Kind.SHARED, "attempt")
+    for each in chunks("attempt", 3)[1:]:
+        it.publish(A, chunk=each)
+    it.holds = (Persist,)
+    it.acknowledge(1, 1)
+    assert it.got(1) == [1, 2]
+    it.give_back(1, 0)
+    assert it.got(1) == [0, 2]
+
+
+def test_what_waits_of_an_unfinished_message_is_not_acknowledged_with_what_comes_after_it() -> None:
+    it = begun(Kind.EXCLUSIVE, "attempt")
+    it.refuse(1, 0, delay_ms=100)
+    lane = next(iter(it.sub.lanes.values()))
+    assert it.sub.parking.take_before(lane, Position(1, 9), whole=frozenset()) == []
+    assert it.sub.parking.take_before(lane, Position(1, 9), whole={"attempt"}) == [Position(1, 0)]
+
+
+# ---- why a key is withheld
+
+
+def test_a_key_is_withheld_for_one_reason_at_a_time_and_since_the_first_time() -> None:
+    it = stage(permits=0)
+    it.publish(A)
+    lane, parking = it.sub.lanes[A], it.sub.parking
+    for reason, now_ms in (
+        (Reason.RETRY, 5),
+        (Reason.DRAINING, 6),
+    ):
+        parking.withhold(lane, reason, now_ms)
+        parking.wake(lane)
+        parking.withhold(lane, reason, now_ms + 10)
+        assert (lane.reason, lane.since_ms) == (reason, now_ms)
+    assert [reason for reason, lanes in parking.withheld.items() if lane in lanes] == [
+        Reason.DRAINING
+    ]
+
+
+def test_a_key_that_is_withheld_and_has_no_work_left_is_forgotten() -> None:
+    it = stage(permits=0)
+    it.publish(A)
+    lane, parking = it.sub.lanes[A], it.sub.parking
+    parking.withhold(lane, Reason.RETRY, 0)
+    lane.waiting, lane.is_ready = None, False
+    parking.drop_if_idle(lane)
+    assert A not in it.sub.lanes
+    assert not any(lane in lanes for lanes in parking.withheld.values())
+
+
 # ---- what is acknowledged otherwise
 
 
@@ -254,6 +316,44 @@ MUTANTS: list[tuple[type, str, str, Callable[[], None]]] = [
         "if not self._settling.is_settled(position):\n                self._settle(position)",
         "self._settle(position)",
         test_what_the_cursor_has_passed_meanwhile_is_not_rejected_again,
+    ),
+    (
+        Returning,
+        "last = flight.position",
+        "pass",
+        lambda: test_a_large_message_of_which_a_chunk_is_given_back_comes_whole_again(
+            Kind.EXCLUSIVE
+        ),
+    ),
+    (
+        Returning,
+        "if not flight.is_settling:\n",
+        "if True:\n",
+        test_a_chunk_that_is_acknowledged_is_not_taken_back_with_the_others,
+    ),
+    (
+        Parking,
+        "if chunk is None or chunk.attempt in whole:",
+        "if True:",
+        test_what_waits_of_an_unfinished_message_is_not_acknowledged_with_what_comes_after_it,
+    ),
+    (
+        Parking,
+        "self._release(lane)\n            self.withheld",
+        "pass\n            self.withheld",
+        test_a_key_is_withheld_for_one_reason_at_a_time_and_since_the_first_time,
+    ),
+    (
+        Parking,
+        "if lane.last_reason is not reason:",
+        "if True:",
+        test_a_key_is_withheld_for_one_reason_at_a_time_and_since_the_first_time,
+    ),
+    (
+        Parking,
+        "self._release(lane)\n            lane.timer_ms",
+        "pass\n            lane.timer_ms",
+        test_a_key_that_is_withheld_and_has_no_work_left_is_forgotten,
     ),
     (
         Subscription,

@@ -114,8 +114,8 @@ class Flights:
     def land(self, flight: Flight) -> None:
         """An entry is not in flight any more."""
         lane = flight.lane
-        if lane.flights.get(flight.position) is flight:
-            del lane.flights[flight.position]
+        landed = lane.flights.pop(flight.position)
+        assert landed is flight, "an entry waits before it is delivered again"
         if not lane.flights:
             if lane.draining_since_ms is not None:
                 self.handed_over.append(lane.draining_since_ms)

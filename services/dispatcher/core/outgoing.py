@@ -1,7 +1,5 @@
 """What is to be done, in the order in which the shell is to do it."""
 
-from collections.abc import Container
-
 from services.dispatcher.core.effects import Deliver, Delivery, Effect, Revoke
 from services.dispatcher.core.lane import Flight
 
@@ -31,11 +29,10 @@ class Outgoing:
         else:
             deliveries.append(delivery)
 
-    def tell(self, consumers: Container[int]) -> dict[int, list[Delivery]]:
-        """Add what these consumers are to be told. Returns who is sent what."""
+    def tell(self) -> dict[int, list[Delivery]]:
+        """Add what consumers are to be told. Returns who is sent what."""
         for consumer, revoked in self._revoked.items():
-            if consumer in consumers:
-                self._effects.append(Revoke(consumer, tuple(revoked)))
+            self._effects.append(Revoke(consumer, tuple(revoked)))
         sent, self._deliveries, self._revoked = self._deliveries, {}, {}
         for consumer, deliveries in sent.items():
             self._effects.append(Deliver(consumer, tuple(deliveries)))

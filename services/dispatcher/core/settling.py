@@ -173,8 +173,8 @@ class Settling:
         """A delivery failed. Nothing of its key is delivered before that is recorded."""
         position, lane = flight.position, flight.lane
         self.attempts[position] = self.attempts.get(position, 0) + 1
-        if self._to_record.get(position) is None:
-            lane.recording += 1
+        assert position not in self._to_record, "nothing of the key is delivered before"
+        lane.recording += 1
         self._to_record[position] = lane
 
     def record(self) -> Record | None:

@@ -768,7 +768,7 @@ class Subscription:
         if self.verdicts.back:
             self.judging.judge_again()
         self.delivering.serve(now_ms)
-        sent = self.out.tell(self.consumers)
+        sent = self.out.tell()
         for consumer, deliveries in sent.items():
             self.totals["delivered_entries"] += len(deliveries)
             self.totals["delivered_messages"] += sum(
