@@ -1246,7 +1246,8 @@ class World:
         follows = any(other in store.dead for other in others)
         if effect.attempts <= limit and not (tail or follows):
             raise Broken(f"{position} is dead-lettered too early")
-        if state is not None and state.after is AfterDeadLetter.HOLD and position > state.gap[0]:
+        held = state is not None and state.after is AfterDeadLetter.HOLD
+        if state is not None and held and position > state.gap[0] and not follows:
             raise Broken(f"{position} is dead-lettered though its key is held")
         waited = self.entries[position].deliver_at_ms and not self.options.delay_holds_key
         self.overtaken.update(p for p in self.of_key[key] if p in self.where and p < position)
