@@ -33,7 +33,6 @@ from typing import Any, Final, NoReturn
 import grpc
 import structlog
 from google.protobuf.message import DecodeError
-from google.rpc import code_pb2, status_pb2
 from grpc import aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from grpc_status import rpc_status
@@ -145,10 +144,8 @@ def translated(refusals: Refusals) -> Around:
             refusals.note("unexpected", class_, level=logging.ERROR, exc_info=error)
             status = status_of(GivenUp("what the call waited for was cancelled"))
             await _abort(context, grpc_code(status), rpc_status.to_status(status))
-        except cygrpc.ExecuteBatchError:
-            # The call is over, and its caller gone; that it is cancelled comes later. What is too
-            # large to be sent ends otherwise: see `_bounded`.
-            await _abort(context, grpc.StatusCode.CANCELLED, rpc_status.to_status(_GONE))
+        except cygrpc.ExecuteBatchError as error:
+            raise _gone() from error
         except Exception as error:
             class_ = Class("INTERNAL", method, type(error).__name__)
             refusals.note("unexpected", class_, level=logging.ERROR, exc_info=error)
@@ -157,13 +154,19 @@ def translated(refusals: Refusals) -> Around:
     return around
 
 
-_GONE: Final = status_pb2.Status(code=code_pb2.CANCELLED, message="the caller has gone")
+def _gone() -> asyncio.CancelledError:
+    """What becomes of a handler that cannot send: its caller has gone, and gRPC is about to cancel
+    it. What is too large to be sent ends otherwise: see `_bounded`."""
+    return asyncio.CancelledError("the caller has gone")
 
 
 async def _abort(context: Context, code: grpc.StatusCode, status: grpc.Status) -> None:
     context.set_code(code)
     context.set_details(status.details)
-    await context.abort_with_status(status)
+    try:
+        await context.abort_with_status(status)
+    except cygrpc.ExecuteBatchError as error:
+        raise _gone() from error
 
 
 def drained(drain: Drain) -> Around:

@@ -9,6 +9,7 @@ from grpc import aio
 from grpc._cython import cygrpc
 from structlog.testing import capture_logs
 
+from services.errors import Draining
 from services.runtime.drain import Drain
 from services.runtime.interceptors import Interceptor, logged, translated
 from services.runtime.refusals import Refusals
@@ -66,27 +67,27 @@ async def test_a_caller_that_has_gone_is_no_failure() -> None:
     assert [each for each in lines if each["log_level"] != "debug"] == []
 
 
-async def test_a_write_that_fails_because_the_caller_has_gone_is_no_failure() -> None:
+class Gone:
+    """The context of a call whose caller has gone: nothing is sent."""
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        pass
+
+    def set_details(self, details: str) -> None:
+        pass
+
+    async def abort_with_status(self, status: grpc.Status) -> None:
+        raise cygrpc.ExecuteBatchError("Failed")
+
+
+@pytest.mark.parametrize("error", [cygrpc.ExecuteBatchError("Failed"), Draining("no")])
+async def test_what_cannot_be_sent_since_the_caller_has_gone_is_no_failure(
+    error: Exception,
+) -> None:
     refusals = Refusals()
-    gone: list[grpc.StatusCode] = []
-
-    class Context:
-        def peer(self) -> str:
-            return "somebody"
-
-        def set_code(self, code: grpc.StatusCode) -> None:
-            gone.append(code)
-
-        def set_details(self, details: str) -> None:
-            pass
-
-        async def abort_with_status(self, status: grpc.Status) -> None:
-            raise aio.AbortError
-
-    with pytest.raises(aio.AbortError):
-        async with translated(refusals)(METHOD, Context()):  # type: ignore[arg-type]
-            raise cygrpc.ExecuteBatchError("Failed")
-    assert gone == [grpc.StatusCode.CANCELLED]
+    with pytest.raises(asyncio.CancelledError):
+        async with translated(refusals)(METHOD, Gone()):  # type: ignore[arg-type]
+            raise error
     assert not refusals.counts
 
 
