@@ -3,6 +3,7 @@ a subscription, with two wires between that are as slow as they like."""
 
 from collections import Counter, deque
 from dataclasses import dataclass
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -430,3 +431,34 @@ def test_with_defaults_any_number_of_interleaved_large_messages_comes(kind: int)
     world.finish()
     assert not world.broker.dead
     assert not world.broker.failures
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("is_behind", [False, True], ids=["as they come", "all at once"])
+def test_chunks_that_there_is_no_room_for_come_twice_at_most(kind: int, is_behind: bool) -> None:
+    """However many keys there are, and whatever order their chunks come in."""
+    random = Random(7)
+    world = World(kind, assembly=AssemblyLimits(messages_max=2))
+    left = dict.fromkeys(map(str, range(15)), 8)
+    open_: dict[str, list[ledger_pb2.Entry]] = {}
+    while left or open_:
+        key = random.choice(sorted({*left, *open_}))
+        if key not in open_:
+            open_[key] = world.broker.chunks(b"x" * 75, key, 10)
+            left[key] -= 1
+            if not left[key]:
+                del left[key]
+        world.broker.store(open_[key].pop(0))
+        if not open_[key]:
+            del open_[key]
+        if not is_behind:
+            for step in random.choices((world.send, world.deliver, world.take), k=4):
+                step()
+            world.acknowledge(0)
+    world.settle_up()
+    world.finish()
+    assert not world.broker.failures
+    assert world.broker.machine is not None
+    totals = world.broker.machine.totals
+    assert totals["delivered_entries"] == len(world.broker.log) + totals["returned"]
+    assert totals["returned"] < len(world.broker.log) / 2
