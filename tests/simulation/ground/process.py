@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.ground.loop import Handle, VirtualLoop
 
 
-TASKS_LOOKED_AT: Final = 64
+TASKS_LOOKED_AT: Final = 256
 """After so many tasks, and twice as many as were left, it is looked which are done."""
 
 

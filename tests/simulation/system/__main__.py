@@ -5,7 +5,7 @@
 What is finished is in OUT/finished.jsonl, a line a history, so that a run that was broken off goes
 on where it was. A violation is written to OUT/violations/SEED.txt with all that is needed to see it
 again, and by default ends the run with status 1. `--seed N` plays one history here, and shows its
-end.
+end; `--report` plays none, and says what came of those that were played.
 """
 
 import argparse
@@ -27,6 +27,9 @@ RECYCLE: Final = 5_000
 """After so many histories a worker is replaced by a new process, which takes as long to begin as
 some of them."""
 
+TOLD: Final = 1_000
+"""After so many histories it is told how far it is."""
+
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 """How long the line of a history may be."""
 
@@ -43,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _one(options.seed, options.defect)
     if options.worker:
         return _work(options.defect)
+    if options.report:
+        return _report(options)
     return asyncio.run(_many(options))
 
 
@@ -56,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--defect", metavar="ID", help="with a deliberate mistake: is it found?")
     parser.add_argument("--go-on", action="store_true", help="after a violation, too")
     parser.add_argument("--seed", type=int, metavar="N", help="play one history, and show its end")
+    parser.add_argument("--report", action="store_true", help="of what OUT has, and play none")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser
 
@@ -100,7 +106,10 @@ def _work(defect: str | None) -> int:
                 "seed": outcome.seed,
                 "violations": outcome.violations,
                 "counts": outcome.counts,
-                "features": sorted(outcome.swarm.features | outcome.swarm.faults),
+                "size": outcome.swarm.size,
+                "features": sorted(outcome.swarm.features),
+                "faults": sorted(outcome.swarm.faults),
+                "tiny": outcome.swarm.tiny,
                 "virtual_s": round(outcome.virtual_s, 1),
                 "cpu_s": round(time.process_time() - began_s, 3),
                 "digest": outcome.digest,
@@ -125,7 +134,21 @@ class Figures:
     virtual_s: float = 0.0
     cpu_s: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
-    met: Counter[str] = field(default_factory=Counter)
+    sizes: Counter[str] = field(default_factory=Counter)
+    met: dict[str, Counter[str]] = field(
+        default_factory=lambda: {each: Counter() for each in ("features", "faults", "tiny")}
+    )
+
+    @classmethod
+    def of(cls, record: Path) -> tuple["Figures", set[int]]:
+        """Of what was played before, and the seeds."""
+        figures, seeds = cls(), set()
+        if record.exists():
+            for line in record.read_text().splitlines():
+                finished = json.loads(line)
+                seeds.add(finished["seed"])
+                figures.add(finished)
+        return figures, seeds
 
     def add(self, finished: Mapping[str, Any]) -> None:
         """One more."""
@@ -134,21 +157,29 @@ class Figures:
         self.virtual_s += finished["virtual_s"]
         self.cpu_s += finished["cpu_s"]
         self.counts.update(finished["counts"])
-        self.met.update(finished["features"])
+        self.sizes[finished["size"]] += 1
+        for title, counted in self.met.items():
+            counted.update(finished[title])
 
-    def lines(self, took_s: float) -> Iterator[str]:
-        """For people."""
-        yield (
-            f"{self.histories} histories, {self.violations} with violations; "
-            f"{self.histories / max(took_s, 0.001):.1f} a second, "
+    def in_short(self) -> str:
+        """A line."""
+        return (
+            f"{self.histories:,} histories, {self.violations} with violations; "
             f"{self.cpu_s / max(self.histories, 1):.3f} s of a processor each, "
             f"{self.virtual_s / 3600:.1f} hours of virtual time"
         )
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        yield self.in_short()
         faults = {name: n for name, n in self.counts.items() if name.startswith("fault: ")}
         for title, counts in (
             ("what happened", {k: v for k, v in self.counts.items() if k not in faults}),
             ("faults", _by_kind(faults)),
-            ("histories with", self.met),
+            ("histories by size", self.sizes),
+            ("histories with features", self.met["features"]),
+            ("histories with faults", self.met["faults"]),
+            ("histories with tiny limits", self.met["tiny"]),
         ):
             told = ", ".join(f"{name} {n:,}" for name, n in sorted(counts.items()))
             yield f"{title}: {told}"
@@ -158,20 +189,31 @@ def _by_kind(faults: Mapping[str, int]) -> Counter[str]:
     kinds: Counter[str] = Counter()
     for name, n in faults.items():
         words = name.removeprefix("fault: ").split()
-        kinds[" ".join(word for word in words if "-" not in word and "." not in word)] += n
+        kinds[" ".join(word for word in words if not _is_particular(word))] += n
     return kinds
+
+
+def _record(options: argparse.Namespace) -> Path:
+    suffix = f"-{options.defect}" if options.defect else ""
+    return options.out / f"finished{suffix}.jsonl"
+
+
+def _report(options: argparse.Namespace) -> int:
+    figures, _ = Figures.of(_record(options))
+    for text in figures.lines():
+        sys.stdout.write(text + "\n")
+    return 1 if figures.violations else 0
+
+
+def _is_particular(word: str) -> bool:
+    """Whether it names a process, or says how much."""
+    return "-" in word or "." in word or word in ("administrator", "reader")
 
 
 async def _many(options: argparse.Namespace) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
-    suffix = f"-{options.defect}" if options.defect else ""
-    record = options.out / f"finished{suffix}.jsonl"
-    figures, done = Figures(), set()
-    if record.exists() and not options.defect:
-        for line in record.read_text().splitlines():
-            finished = json.loads(line)
-            done.add(finished["seed"])
-            figures.add(finished)
+    record = _record(options)
+    figures, done = (Figures(), set()) if options.defect else Figures.of(record)
     seeds = (
         seed
         for seed in range(options.first_seed, options.first_seed + options.histories)
@@ -186,6 +228,9 @@ async def _many(options: argparse.Namespace) -> int:
             figures.add(finished)
             out.write(json.dumps(finished) + "\n")
             out.flush()
+            if figures.histories % TOLD == 0:
+                sys.stdout.write(f"{figures.in_short()}\n")
+                sys.stdout.flush()
             if finished["violations"]:
                 found.append(finished)
                 _write_violation(options, finished, swarm, tail, time.monotonic() - began_s)
@@ -197,7 +242,7 @@ async def _many(options: argparse.Namespace) -> int:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(options.workers):
                 tasks.create_task(_worker(options, seeds, note, is_over))
-    for text in figures.lines(time.monotonic() - began_s):
+    for text in figures.lines():
         sys.stdout.write(text + "\n")
     if options.defect:
         return 0 if found else 1
@@ -225,7 +270,8 @@ async def _worker(
             line = await process.stdout.readline()
             if not line:
                 note({"seed": seed, "violations": [f"the worker died of seed {seed}"], "counts": {},
-                      "features": [], "virtual_s": 0.0, "cpu_s": 0.0, "digest": ""})  # fmt: skip
+                      "size": "unknown", "features": [], "faults": [], "tiny": [],
+                      "virtual_s": 0.0, "cpu_s": 0.0, "digest": ""})  # fmt: skip
             else:
                 note(json.loads(line))
             seed = next(seeds, None)

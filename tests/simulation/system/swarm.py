@@ -154,6 +154,11 @@ class Swarm:
         """Whether a fault may happen."""
         return fault in self.faults
 
+    @property
+    def tiny(self) -> list[str]:
+        """Which limits are tiny."""
+        return sorted(f"{part}.{name}" for part, of in self.limits.items() for name in of)
+
     def describe(self) -> str:
         """For people."""
         tiny = [f"{part}.{name}={value}" for part, all_ in sorted(self.limits.items())
@@ -163,7 +168,7 @@ class Swarm:
             [
                 f"seed {self.seed}, {self.size}: {self.producers} producers "
                 f"of {self.messages} messages, "
-                f"{self.subscriptions} subscriptions, {self.seconds:.0f} s",
+                f"{self.subscriptions} subscriptions, {self.seconds:.1f} s",
                 f"features: {', '.join(sorted(self.features)) or 'none'}",
                 f"faults: {', '.join(sorted(self.faults)) or 'none'}",
                 f"instances: {', '.join(instances)}",
