@@ -64,6 +64,18 @@ class DispatcherConfig(CallerConfig):
     consumer_parked_max: Annotated[int, Field(ge=1, le=10_000_000)] = 20_000
     """The same, of all keys of a consumer."""
 
+    delayed_max: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
+    """How many messages that are to be delivered later are remembered, of each subscription: those
+    that are due soonest. What is beyond is read again in time."""
+
+    delayed_bytes_max: Annotated[int, Field(ge=1, le=16 * 1024 * 1024 * 1024)] = 32 * 1024 * 1024
+    """The same in bytes, about: 1,200 for each, and its key."""
+
+    all_delayed_bytes_max: Annotated[int, Field(ge=1, le=64 * 1024 * 1024 * 1024)] = (
+        128 * 1024 * 1024
+    )
+    """The same, of all subscriptions together; each remembers 100 messages, whatever others do."""
+
     cache_bytes_max: Annotated[int, Field(ge=0, le=16 * 1024 * 1024 * 1024)] = 64 * 1024 * 1024
     """How many bytes of entries are kept, of each subscription, from when they are read until they
     are sent. What is not kept is fetched again."""

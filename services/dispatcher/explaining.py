@@ -93,6 +93,10 @@ async def explain_position(live: Live, position: Position) -> pb.ExplainResponse
         response.reasons.append(_say(pb.REASON_SETTLING, position=position))
         response.reasons.extend(await _of_end(live, found))
         return response
+    if machine.parking.is_for_later(position, lane):
+        until_ms = entry.deliver_at_ms or None
+        response.reasons.append(_say(pb.REASON_DELAYED, position=position, until_ms=until_ms))
+        return response
     if lane is None:
         response.reasons.extend(_of_slot(live, machine.key_of(entry)))
         return response
@@ -230,7 +234,9 @@ def _of_slot(live: Live, key: bytes) -> Iterator[pb.Explanation]:
     """Why nothing of a key that has no work is delivered."""
     machine = live.machine
     slot = machine.slot_of(key)
-    if slot is not None and slot.lag is not None:
+    if machine.parking.is_held(key):
+        yield _say(pb.REASON_DELAYED)
+    elif slot is not None and slot.lag is not None:
         yield _say(pb.REASON_LAGGING, position=slot.lag)
         yield from _of_owner(machine, machine.owner_of(slot))
     else:

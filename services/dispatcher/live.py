@@ -24,6 +24,7 @@ from services.dispatcher import lease, resuming
 from services.dispatcher.cache import Caches, EntryCache
 from services.dispatcher.chains import Chain, Stretch, from_properties, to_properties
 from services.dispatcher.config import DispatcherConfig
+from services.dispatcher.core.delays import DelayedBytes
 from services.dispatcher.core.effects import AfterDeadLetter, Because, Kind, Options
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.subscription import Durable, Subscription
@@ -88,11 +89,13 @@ class Live:
         *,
         room: Room | None = None,
         caches: Caches | None = None,
+        delayed: DelayedBytes | None = None,
         leased_s: float | None = None,
     ) -> None:
-        """`leased_s` is when the lease was asked for, by the loop's clock; None: now. `room` and
-        `caches` are what all subscriptions share; None: nobody else has any. `answered` and
-        `handed_over` are told how long the filter service took, and how long keys drained."""
+        """`leased_s` is when the lease was asked for, by the loop's clock; None: now. `room`,
+        `caches` and `delayed` are what all subscriptions share; None: nobody else has any.
+        `answered` and `handed_over` are told how long the filter service took, and how long keys
+        drained."""
         self.topic = topic
         self.name = name
         self.epoch = epoch
@@ -131,6 +134,7 @@ class Live:
             self._graveyard,
             self.filtering,
             cache=EntryCache(config.cache_bytes_max, caches),
+            delayed=delayed or DelayedBytes(config.all_delayed_bytes_max),
             read_entries_max=config.read_entries_max,
             handed_over=handed_over,
         )

@@ -142,6 +142,8 @@ def _options(given: pb.SubscriptionOptions, config: DispatcherConfig) -> Options
         unacked_max=given.max_unacked if given.HasField("max_unacked") else defaults.unacked_max,
         key_parked_max=config.key_parked_max,
         consumer_parked_max=config.consumer_parked_max,
+        delayed_max=config.delayed_max,
+        delayed_bytes_max=config.delayed_bytes_max,
         classic_join=given.classic_join,
         delay_holds_key=given.delay_holds_key,
         drain_deadline_ms=given.drain_deadline_ms or DRAIN_DEADLINE_MS,

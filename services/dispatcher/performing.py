@@ -24,6 +24,7 @@ from seqgate.telemetry import names, spans
 from seqgate.types import Position, TopicName
 from services.dispatcher.answers import Answers, Stream
 from services.dispatcher.cache import EntryCache
+from services.dispatcher.core.delays import DelayedBytes
 from services.dispatcher.core.effects import (
     ACCEPT,
     REJECT,
@@ -105,10 +106,12 @@ class Performing:
         filtering: Filtering,
         *,
         cache: EntryCache,
+        delayed: DelayedBytes,
         read_entries_max: int,
         handed_over: Recorder = nowhere,
     ) -> None:
-        """`streams` are the ways to consumers; the machine is given `read_entries_max` entries of
+        """`streams` are the ways to consumers; `delayed` is what all subscriptions keep of what is
+        to be delivered later; the machine is given `read_entries_max` entries of
         what was read at a time; `handed_over` is told how long keys drained, in
         seconds."""
         self.options = Options()
@@ -128,6 +131,7 @@ class Performing:
         self._graveyard = graveyard
         self._filtering = filtering
         self._handed_over = handed_over
+        self._delayed = delayed
         self._past: Counter[str] = Counter()
         self._persisting: dict[str, str] = {
             names.MESSAGING_SYSTEM: names.SEQGATE,
@@ -150,6 +154,7 @@ class Performing:
         self._past.update(self.machine.totals)
         self._reader = None
         self.cache.clear()
+        self.machine.end()
         self.machine = self._machine(durable, first_delivery=self.machine.next_delivery)
 
     @property
@@ -162,6 +167,7 @@ class Performing:
         self.generation += 1
         self._news.set()
         self.cache.clear()
+        self.machine.end()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -237,6 +243,7 @@ class Performing:
             durable,
             first_delivery=first_delivery,
             is_filtered=self._filtering.chains.filters_any,
+            delayed=self._delayed,
         )
 
     def _put(self, consumer: int, *items: Delivery | pb.ConsumeResponse) -> None:

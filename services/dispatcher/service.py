@@ -11,6 +11,7 @@ from services.dispatcher.analysis import Analysis, analyze
 from services.dispatcher.cache import Caches
 from services.dispatcher.chains import Chain, Chains, from_properties
 from services.dispatcher.config import DispatcherConfig
+from services.dispatcher.core.delays import DelayedBytes
 from services.dispatcher.live import Live, Unread
 from services.dispatcher.metrics import DispatcherMetrics
 from services.dispatcher.ports import (
@@ -91,6 +92,7 @@ class Dispatcher:
         self._metrics = metrics or DispatcherMetrics()
         self._room = Room(config.streams_bytes_max, slow_s=config.slow_consumer_s)
         self._caches = Caches(config.caches_bytes_max)
+        self._delayed = DelayedBytes(config.all_delayed_bytes_max)
 
     # ---- consumers
 
@@ -176,6 +178,7 @@ class Dispatcher:
             metrics.handover_duration,
             room=self._room,
             caches=self._caches,
+            delayed=self._delayed,
             leased_s=leased_s,
         )
 

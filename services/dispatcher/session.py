@@ -25,6 +25,9 @@ OUTBOX_ITEMS_MAX: Final = 100_000
 """How many messages wait for a consumer that does not read, before it is cut off. Deliveries are
 bounded by its permits; this bounds the rest."""
 
+OUTBOX_BYTES_MAX: Final = 8 * 1024 * 1024
+"""How many bytes of other messages than deliveries wait for it, before it is cut off."""
+
 UNANSWERED_MAX: Final = 1_000
 """How many requests of a consumer may be unanswered, before it is cut off."""
 
@@ -61,6 +64,7 @@ class Session:
         self._leave = leave
         self._share = sending.room.share(self._cut_off)
         self._outbox: deque[Delivery | pb.ConsumeResponse] = deque()
+        self._outbox_bytes = 0
         self._news = asyncio.Event()
         self._failed = asyncio.Event()
         self._error: Exception | None = None
@@ -85,8 +89,10 @@ class Session:
         if self._over:
             return
         self._outbox.extend(items)
+        self._outbox_bytes += sum(map(_size_bytes, items))
         self._news.set()
-        if len(self._outbox) > OUTBOX_ITEMS_MAX + self._permitted():
+        is_long = len(self._outbox) > OUTBOX_ITEMS_MAX + self._permitted()
+        if is_long or self._outbox_bytes > OUTBOX_BYTES_MAX:
             self._cut_off()
 
     def _cut_off(self) -> None:
@@ -134,6 +140,7 @@ class Session:
                             yield response
                 else:
                     self._outbox.popleft()
+                    self._outbox_bytes -= _size_bytes(first)
                     self._unanswered -= first.HasField("settled")
                     yield first
             if self._over:
@@ -246,3 +253,8 @@ class Session:
             stale = sum(outcome is not Outcome.DONE for outcome in outcomes)
             span.set_attributes({names.ENTRIES: len(outcomes), names.STALE: stale})
         self._performing.answers.give(self, settled(request_id, outcomes), number, span=span)
+
+
+def _size_bytes(item: Delivery | pb.ConsumeResponse) -> int:
+    """What a message takes of the budget: deliveries are bounded by permits."""
+    return 0 if isinstance(item, Delivery) else item.ByteSize()

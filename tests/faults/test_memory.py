@@ -8,6 +8,7 @@ import pytest
 from tests.integration.services import Services, running
 from tests.support.memory_loads import (
     MIB,
+    delayed_messages,
     flooding_producers,
     idle_streams,
     peak_of,
@@ -17,6 +18,7 @@ from tests.support.memory_loads import (
 SMALL = {
     "SEQGATE_DISPATCHER_CACHE_BYTES_MAX": str(2 * MIB),
     "SEQGATE_DISPATCHER_CACHES_BYTES_MAX": str(4 * MIB),
+    "SEQGATE_DISPATCHER_DELAYED_MAX": "5000",
     "SEQGATE_DISPATCHER_STREAM_BYTES_MAX": str(2 * MIB),
     "SEQGATE_DISPATCHER_STREAMS_BYTES_MAX": str(4 * MIB),
     "SEQGATE_LEDGER_UNANSWERED_BYTES_MAX": str(8 * MIB),
@@ -45,12 +47,19 @@ TOPIC = "public/default/memory"
             ),
             130 * MIB,
         ),
+        # 1.2 kB each would be 46 MiB; room is for 5,000 of them.
+        (
+            "dispatcher",
+            lambda services: delayed_messages(services, TOPIC, messages=40_000),
+            30 * MIB,
+        ),
         ("ledger", lambda services: idle_streams(services, TOPIC, streams=200), 60 * MIB),
         ("dispatcher", lambda services: idle_streams(services, TOPIC, streams=200), 60 * MIB),
     ],
     ids=[
         "a consumer stops reading",
         "producers flood",
+        "messages are for later",
         "producers are idle",
         "consumers are idle",
     ],

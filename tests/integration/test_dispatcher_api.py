@@ -1902,10 +1902,13 @@ async def in_this_process(services: Services) -> AsyncIterator[Any]:
         await dispatcher.finish(5)
 
 
+@pytest.mark.parametrize(
+    ("limit", "most"), [("OUTBOX_ITEMS_MAX", 20), ("OUTBOX_BYTES_MAX", 20_000)]
+)
 async def test_who_does_not_read_what_it_is_sent_is_cut_off_and_holds_nobody_up(
-    services: Services, topic: str, monkeypatch: pytest.MonkeyPatch
+    services: Services, topic: str, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
 ) -> None:
-    monkeypatch.setattr(session_limits, "OUTBOX_ITEMS_MAX", 20)
+    monkeypatch.setattr(session_limits, limit, most)
     large = [single(i, i, b"x" * 1024 * 1024, partition_key=str(i)) for i in range(5)]
     await store(services, topic, *large)
     async with in_this_process(services) as stub:

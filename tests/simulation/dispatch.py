@@ -24,6 +24,7 @@ from types import CodeType
 from typing import Any, Final
 
 from seqgate.types import Position
+from services.dispatcher.core.delays import DelayedBytes, Delays, Kept
 from services.dispatcher.core.delivering import Delivering
 from services.dispatcher.core.effects import (
     ACCEPT,
@@ -55,12 +56,12 @@ from services.dispatcher.core.effects import (
 from services.dispatcher.core.flights import Flights
 from services.dispatcher.core.gaps import Gaps
 from services.dispatcher.core.handover import HandOver
+from services.dispatcher.core.held import Held as HeldKeys
 from services.dispatcher.core.judging import Judging
 from services.dispatcher.core.lags import Lags
 from services.dispatcher.core.lane import (
     Chunk,
     Consumer,
-    Delayed,
     Lane,
     Large,
     Queue,
@@ -72,6 +73,7 @@ from services.dispatcher.core.lane import (
 from services.dispatcher.core.outgoing import Outgoing
 from services.dispatcher.core.parking import Parking
 from services.dispatcher.core.positions import Acknowledged, Runs
+from services.dispatcher.core.postponed import Postponed
 from services.dispatcher.core.refusals import NoSlotsLeft, RangeConflict
 from services.dispatcher.core.returning import Returning
 from services.dispatcher.core.selectors import AutoSplit, Ring, Selector, SlotRange, Sticky
@@ -87,6 +89,10 @@ SMALL: Final = {
     "TIMERS_SPARE": 3,
     "JUDGE_ENTRIES": 3,
     "UNJUDGED_MAX": 6,
+    "STRETCH_ENTRIES": 4,
+    "HELD_KEYS_MAX": 1,
+    "TABLE_FIRST": 2,
+    "KEPT_LEAST": 2,
 }
 """The limits that the machine has of its own, so small that histories reach them."""
 
@@ -104,9 +110,12 @@ PARTS: Final[tuple[type, ...]] = (
     Slot,
     Undecided,
     Lane,
-    Delayed,
     Consumer,
     Timers,
+    Postponed,
+    HeldKeys,
+    Kept,
+    Delays,
     Lags,
     Verdicts,
     Parking,
@@ -240,6 +249,8 @@ class World:
             unacked_max=random.choice((0, 0, 8, 1000)),
             key_parked_max=random.choice((1, 3, 1000)),
             consumer_parked_max=random.choice((2, 5, 1000)),
+            delayed_max=random.choice((1, 2, 4, 1000)),
+            delayed_bytes_max=random.choice((1, 4_000, 1_000_000)),
             returned_max=random.choice((0, 0, 3, 1000)),
             classic_join=random.random() < 0.15,
             delay_holds_key=random.random() < 0.5,
@@ -283,6 +294,7 @@ class World:
         self.outage = False
         self.kind_word = False
         self.store = Store()
+        self.delayed = DelayedBytes(random.choice((1, 4_000, 1_000_000)))
         self.now_ms = 1_000
         self.next_peer = 1
         self.trace: list[str] = []
@@ -297,7 +309,10 @@ class World:
         self.told = dict(store.partial)
         self.left = dict(store.partial)
         durable = Durable(acknowledged, store.partial, store.attempts, dict(store.keys))
-        self.sub = self.machine(self.options, selector, durable, is_filtered=self.filtered)
+        self.delayed.size_bytes = 0
+        self.sub = self.machine(
+            self.options, selector, durable, is_filtered=self.filtered, delayed=self.delayed
+        )
         self.pending: list[Effect] = []
         self.peers: dict[int, Peer] = {}
         self.where: dict[Position, tuple[int, Held]] = {}
@@ -320,6 +335,7 @@ class World:
         self.rejected: set[Position] = set()
         self.rejecting: set[str] = set()
         self.accepting: set[str] = set()
+        self.paged: dict[Position, int] = {}
         self.asks_anew = False
         self.asked_with = 0
 
@@ -943,9 +959,12 @@ class World:
             if verdicts[position] == UNJUDGED and self.random.random() < 0.5:
                 del verdicts[position]
         waiting, before = self._waiting(), Counter(self.put_off)
+        asked = self.sub.verdicts._asked or {}
         for position, verdict in verdicts.items():
             if verdict == UNJUDGED or self.asks_anew or position not in waiting:
                 continue
+            if asked.get(position) is not self.sub.lanes[self.own[position]]:
+                continue  # it was postponed, and came back
             if self._said(self.sub.lanes[self.own[position]], position) == UNJUDGED:
                 self._say(position, verdict)
                 put_off = self.said[position] > 0
@@ -1030,8 +1049,9 @@ class World:
             if known or entry.key is None or position in self.store.dead:
                 continue
             chunk = entry.chunk
-            told = self.said.get(position) == REJECT
-            if not (told if chunk is None else chunk.attempt in self.rejecting):
+            # What was kept may be postponed by what comes before it in a page that it is in.
+            told = REJECT in (self.said.get(position), self.paged.get(position))
+            if not (told or (chunk is not None and chunk.attempt in self.rejecting)):
                 raise Broken(f"{position} is acknowledged, and nobody did")
             others = [] if chunk is None else self.chunks_of[chunk.attempt]
             if any(other in self.where for other in others):
@@ -1198,7 +1218,9 @@ class World:
                 self.totals["scanned_entries"] += len(page)
                 known = self._known()
                 page = self._judged_page(page, known)
+                self.paged = {each.position: each.verdict for each in page}
                 self.do(self.sub.scanned(page, self.now_ms))
+                self.paged = {}
                 self._count_put_off(page, known)
             case Persist():
                 self._store(effect)
@@ -1417,6 +1439,8 @@ class World:
                 raise Broken(f"{position} is rejected, and waits")
         for position in sub.settling.unsettled:
             places[position] = max(places[position], 1)
+        for position in self.postponed:
+            places[position] += 1
         self._check_filters()
         self._check_totals()
         self._note_draining()
@@ -1430,7 +1454,7 @@ class World:
             lane.reason is not Reason.READY for lane in sub.lanes.values()
         ):
             raise Broken("more keys are said to be withheld than are")
-        timed = len(sub.lanes) + len(sub.consumers) + sub.delayed
+        timed = len(sub.lanes) + len(sub.consumers)
         if len(sub.timers) > 2 * (timed + 1) + SMALL["TIMERS_SPARE"]:
             raise Broken(f"{len(sub.timers)} timers")
         for kept in (sub.attempts, sub.partial):
@@ -1443,7 +1467,7 @@ class World:
     def _check_totals(self) -> None:
         totals = dict(self.sub.totals)
         totals["back"] = sum(totals.pop(each) for each in ("returned", "timed_out", "drained"))
-        if self.chunks:
+        if self.chunks or self.delays:  # something may be kept for a moment
             del totals["put_off"]
         for name, count in totals.items():
             if count != self.totals[name]:
@@ -1462,7 +1486,7 @@ class World:
             places[lane.dead] += 1
         if waiting and len(waiting) > options.key_parked_max:
             raise Broken("more of a key is parked than may be")
-        if lane.parked != len(returned) + len(waiting) + len(later) + len(aside):
+        if lane.parked != len(returned) + len(waiting) + len(aside):
             raise Broken(f"{lane.key!r} is miscounted")
         if lane.is_idle and not lane.is_ready:
             raise Broken(f"{lane.key!r} has no work and is kept")
@@ -1627,12 +1651,61 @@ class World:
             limit = self.options.returned_max
             if limit and queue.returned >= limit and not queue.is_choked:
                 raise Broken("an owner has more than may be returned, and takes more")
-        if sub.parked != sum(parked.values()) or sub.delayed != sum(
-            len(lane.rare.later) for lane in sub.lanes.values() if lane.rare
-        ):
+        if sub.parked != sum(parked.values()):
             raise Broken("what waits is miscounted")
+        self._check_delays()
         if {lane for lane in sub.lanes.values() if lane.lag is not None} != sub.parking.lags.lanes:
             raise Broken("a key lags, and is not looked for")
+
+    def _check_delays(self) -> None:
+        """What is to be delivered later is remembered as far as there is room."""
+        delays, options = self.sub.parking.delays, self.options
+        rares = [(lane, lane.rare) for lane in self.sub.lanes.values() if lane.rare is not None]
+        later = sum(len(rare.later) for _, rare in rares)
+        held = sum(
+            rare.delays[each.position] > self.now_ms
+            for lane, rare in rares
+            for each in lane.waiting or ()
+            if each.position in rare.delays
+        )
+        if len(delays) < later + held or (not delays.holds_keys and len(delays) > later):
+            raise Broken(f"{len(delays)} are kept for later, not {later + held}")
+        if self.sub.delayed != later + len(self.postponed):
+            raise Broken(f"{self.sub.delayed} are said to be for later")
+        size_bytes = sum(each.size_bytes for each in delays._kept)
+        if self.delayed.size_bytes != size_bytes:
+            raise Broken(f"{self.delayed.size_bytes} bytes are kept for later, not {size_bytes}")
+        if len(delays) > 1 and (
+            len(delays) > options.delayed_max
+            or size_bytes > options.delayed_bytes_max
+            or (len(delays) > SMALL["KEPT_LEAST"] and size_bytes > self.delayed.bytes_max)
+        ):
+            raise Broken("more is kept for later than may be")
+        if len(delays.postponed) != len(self.postponed):
+            raise Broken("what is postponed is miscounted")
+
+    @property
+    def postponed(self) -> set[Position]:
+        """What was read and is not remembered, since it is to be delivered later."""
+        everything = Position(0, 0), Position(2**40, 0)
+        return {*self.sub.parking.delays.postponed.between(*everything)}
+
+    def _may_be_postponed(self, position: Position) -> bool:
+        """Whether an entry is not due, or comes after one that is not and holds its key. What is
+        known of held keys may be their slots."""
+        if self.entries[position].deliver_at_ms > self.now_ms:
+            return True
+        if not self.sub.parking.delays.holds_keys:
+            return False
+        slot_number = self.sub.parking.slot_number
+        slot = slot_number(self.own[position])
+        return any(
+            each < position
+            and entry.deliver_at_ms > self.now_ms
+            and slot_number(self.own[each]) == slot
+            for each, entry in self.undone.items()
+            if entry.key is not None
+        )
 
     def _check_consumers(self) -> None:
         sub = self.sub
@@ -1680,8 +1753,11 @@ class World:
         """A key that nothing withholds is not left waiting (P5)."""
         if self.sub.is_blocked:
             return
+        postponed = self.postponed
         for position, entry in self.undone.items():
             if entry.key is None:
+                continue
+            if position in postponed and self._may_be_postponed(position):
                 continue
             lane = self.sub.lanes.get(self.own[position])
             if lane is not None:
@@ -1733,6 +1809,8 @@ class World:
         self.settle()
         if self.sub.lanes or self.sub.parking.slots:
             raise Broken("something is kept of keys without work")
+        if self.postponed or self.delayed.size_bytes:
+            raise Broken("something is kept for later")
         if self.sub.attempts or self.sub.partial:
             raise Broken("something is kept of entries that are done")
         if not self.sub.is_idle or self.sub.unacked or self.sub.lagging:
@@ -1878,6 +1956,28 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
         "delays": True,
         "delay_holds_key": True,
         "consumer_parked_max": 2,
+    },
+    "delays, no room": {
+        "kind": Kind.KEY_SHARED,
+        "delays": True,
+        "delay_holds_key": False,
+        "delayed_max": 2,
+        "consumer_parked_max": 5,
+    },
+    "delays, held": {
+        "kind": Kind.KEY_SHARED,
+        "in_order": True,
+        "delays": True,
+        "delay_holds_key": True,
+        "delayed_max": 2,
+    },
+    "delays, exclusive": {
+        "kind": Kind.EXCLUSIVE,
+        "delays": True,
+        "delay_holds_key": False,
+        "delayed_max": 1,
+        "key_parked_max": 1,
+        "chunks": False,
     },
     "filters": {"kind": Kind.KEY_SHARED, "filters": True},
     "filters, little room": {

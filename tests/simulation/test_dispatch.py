@@ -7,16 +7,19 @@ from typing import Any
 import pytest
 
 from seqgate.types import Position
+from services.dispatcher.core.delays import Delays
 from services.dispatcher.core.delivering import Delivering
 from services.dispatcher.core.effects import Deliver, Entry, Kind, Options
 from services.dispatcher.core.flights import Flights
 from services.dispatcher.core.gaps import Gaps
 from services.dispatcher.core.handover import HandOver
+from services.dispatcher.core.held import Held as HeldKeys
 from services.dispatcher.core.judging import Judging
 from services.dispatcher.core.lags import Lags
 from services.dispatcher.core.lane import Consumer, Lane, Large, Slot
 from services.dispatcher.core.parking import Parking
 from services.dispatcher.core.positions import Acknowledged, Runs
+from services.dispatcher.core.postponed import Postponed
 from services.dispatcher.core.returning import Returning
 from services.dispatcher.core.selectors import Ring
 from services.dispatcher.core.settling import Settling
@@ -129,7 +132,7 @@ MUTANTS: list[tuple[type, str, str, str]] = [
     (Settling, "return left if self._persisting is None", "return left if True", "batches"),
     (Flights, "if each.lane.reason is Reason.DRAINING:", "if False:", "chunks"),
     (Delivering, "return holder if holder.has_room else None", "return holder", "chunks"),
-    (Subscription, "if not self.parking.lags.is_scanning:", "if False:", ""),
+    (Parking, "if self.lags.is_scanning:\n            return None", "pass", ""),
     (
         Subscription,
         "self.parking.wake(lane)\n            self.parking.drop_if_idle(lane)  #",
@@ -460,18 +463,18 @@ MUTANTS: list[tuple[type, str, str, str]] = [
         "if lane is None or lane.lag is None:",
         "",
     ),
-    (Parking, "if not (of_lane or slot.is_behind(position)):", "if False:", ""),
+    (Parking, "elif not is_behind or self._knows(lane, position):", "elif False:", ""),
     (
         Parking,
-        "self._push(lane, Returned(*delayed.parked))\n        self.wake(lane)",
-        "self._push(lane, Returned(*delayed.parked))",
+        "self._count_parked(lane, 1)\n                self.wake(lane)",
+        "self._count_parked(lane, 1)",
         "",
     ),
     (Parking, "if lane.slot.queue is queue:\n                    self.wake(lane)", "pass", ""),
     (
         Parking,
-        "lane.waiting.append(entry.position, entry.messages)\n        self.wake(lane)",
-        "lane.waiting.append(entry.position, entry.messages)",
+        "entry.messages, lane))\n        self.wake(lane)",
+        "entry.messages, lane))",
         "",
     ),
     (Parking, "slot.queue = new\n", "pass\n", ""),
@@ -496,17 +499,12 @@ MUTANTS: list[tuple[type, str, str, str]] = [
         "            pass\n        self",
         "unordered",
     ),
-    (
-        Parking,
-        "if not (self._options.orders_keys and self._options.delay_holds_key):",
-        "if not self._options.orders_keys:",
-        "exclusive",
-    ),
+    (Delays, "options.orders_keys and options.delay_holds_key", "options.orders_keys", "exclusive"),
     (Parking, "(each for each in lane.rare.later if each < end)", "(lane.rare.later)", "exclusive"),
     (
         Parking,
-        "lane.rare.later.remove(position)\n                self.delayed -= 1",
-        "lane.rare.later.remove(position)",
+        "self._forget_delay(lane.rare, position)\n                self._forget",
+        "self._forget",
         "exclusive",
     ),
     (Parking, "and self.lanes.get(lane.key) is lane", "", ""),
@@ -627,12 +625,44 @@ MUTANTS: list[tuple[type, str, str, str]] = [
         "filters, pool",
     ),
     (Parking, "elif aside is not None:", "elif False:", "filters, pool"),
-    (Parking, "return (slot is None or slot.lag is None) and", "return", "filters, chunks"),
+    (Parking, "(slot is not None and slot.lag is not None) or", "", "filters, chunks"),
     (
         Parking,
-        "return of_lane or (slot is not None and slot.is_behind(position))",
-        "return of_lane",
+        "is_behind = of_lane or (slot is not None and slot.is_behind(position))",
+        "is_behind = of_lane",
         "filters, chunks",
+    ),
+    (Parking, "taken += self.delays.take_before(end)", "pass", "delays, exclusive"),
+    (Parking, "self.delays.postpone(each, NEVER_MS)", "pass", "delays, held"),
+    (Parking, "self.delays.hold(lane.key, lane.slot.number)", "pass", "delays, held"),
+    (Parking, "self.delays.hold(key, slot.number)", "pass", "delays, held"),
+    (Parking, "self.delays.visit(position)", "pass", "delays, no room"),
+    (
+        Parking,
+        "elif not is_behind or self._knows(lane, position):",
+        "elif not is_behind:",
+        "delays, no room",
+    ),
+    (
+        Parking,
+        "elif not self._keep(entry, key, lane, slot, now_ms, is_new=False):\n            "
+        "self.delays.postponed.add(position, NEVER_MS)",
+        "elif not self._keep(entry, key, lane, slot, now_ms, is_new=False):\n            pass",
+        "delays, exclusive",
+    ),
+    (Delays, "now_ms + 1, key=_when", "now_ms + 30, key=_when", "delays, no room"),
+    (Delays, "self._horizon_ms <= now_ms or (", "(", "delays, no room"),
+    (Delays, "len(self._kept) > 1 and not self._has_room(0, 0)", "False", "delays, held"),
+    (Delays, "or (is_new and self._held.has(key, slot))", "", "delays, held"),
+    (Delays, "self._held_anew.add(key, slot)", "pass", "delays, held"),
+    (Delays, "self._count(-self._kept.pop(at).size_bytes)", "self._kept.pop(at)", "delays, held"),
+    (Delays, "self._count(-sum(each.size_bytes for each in due))", "pass", "delays, no room"),
+    (HeldKeys, "self._slots |= 1 << slot", "pass", "delays, held"),
+    (
+        Postponed,
+        "stretch.soonest_ms = stretch.visited_soonest_ms",
+        "stretch.soonest_ms = NEVER_MS",
+        "delays, no room",
     ),
     (Settling, "position in self._batch.whole:", "False:", "filters"),
     (Settling, "position in self._persisting.whole", "False", "filters"),

@@ -130,6 +130,9 @@ class Stage:
         self.do(effects)
         return outcomes
 
+    def item(self, entry: int) -> Item:
+        return Item(self.tokens[entry].delivery)
+
     def leave(self, consumer: int) -> None:
         self.do(self.sub.leave(consumer, now_ms=self.now_ms))
 

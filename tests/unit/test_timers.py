@@ -2,9 +2,7 @@
 
 from random import Random
 
-from seqgate.types import Position
-from services.dispatcher.core.lane import Delayed, Lane, Queue, Rare, Slot
-from services.dispatcher.core.positions import Parked
+from services.dispatcher.core.lane import Lane, Queue, Slot
 from services.dispatcher.core.timers import TIMERS_SPARE, Timers
 
 
@@ -39,18 +37,6 @@ def test_a_key_is_looked_at_when_it_is_soonest_and_once() -> None:
         lane.timer_ms = None
     assert found == [lane]
     assert len(timers) == 0
-
-
-def test_what_is_delayed_is_due_unless_it_was_settled_meanwhile() -> None:
-    timers, lane = Timers(lambda: 1), made_lane()
-    positions = [Position(1, each) for each in range(3)]
-    lane.rare = Rare(later=set(positions))
-    for position in positions:
-        timers.set(Delayed(lane, Parked(position, 1)), 10)
-    lane.rare.later.remove(positions[1])
-    assert list(timers.due(9)) == []
-    due = [each.parked.position for each in timers.due(10) if isinstance(each, Delayed)]
-    assert due == [positions[0], positions[2]]
 
 
 def test_timers_that_nobody_awaits_are_dropped_and_the_others_keep_their_order() -> None:

@@ -60,6 +60,9 @@ class Options:
             and of the subscription; 0: any number.
         key_parked_max, consumer_parked_max: of how many entries it is remembered that they wait,
             of a key, and of the keys of a consumer. What is beyond that is read again later.
+        delayed_max, delayed_bytes_max: how many messages that are to be delivered later are
+            remembered, and how many bytes they take, about: those that are due soonest. What is
+            beyond that is read again.
         returned_max: how many entries of a consumer's keys may wait to be delivered again while
             others of them are delivered for the first time; 0: any number.
         classic_join: whether a consumer that joins waits until everything that was read before is
@@ -86,6 +89,8 @@ class Options:
     unacked_max: int = 200_000
     key_parked_max: int = 1_000
     consumer_parked_max: int = 20_000
+    delayed_max: int = 20_000
+    delayed_bytes_max: int = 32 * 1024 * 1024
     returned_max: int = 50_000
     classic_join: bool = False
     delay_holds_key: bool = False

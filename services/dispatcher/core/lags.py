@@ -66,8 +66,14 @@ class Lags:
         """Any key that lags may be able to catch up."""
         self._has_room = True
 
-    def start(self, queues: Iterable[Queue]) -> Scan | None:
-        """Begin to scan, for all who lag and have room again, or can have it delivered at once."""
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the scan that is under way keeps anything for anybody who lags."""
+        return self._scanning is not None and bool(self._scanning.slots or self._scanning.lanes)
+
+    def start(self, queues: Iterable[Queue]) -> Position | None:
+        """Begin to scan, for all who lag and have room again, or can have it delivered at once.
+        Returns from where on; None: nobody has."""
         if not self.lanes and not any(queue.lagging for queue in queues):
             return None
         slots = set[Slot]()
@@ -80,7 +86,15 @@ class Lags:
         if not starts:
             return None
         self._scanning = _Scanning(slots, lanes)
-        return Scan(min(starts), None, SCAN_ENTRIES)
+        return min(starts)
+
+    def page(self, at: Position | None, after: Position | None = None) -> Scan:
+        """A page of the scan: from there on, or, if that is None, after."""
+        return Scan(at, after, SCAN_ENTRIES)
+
+    def start_for_others(self) -> None:
+        """A scan begins that is for nobody who lags."""
+        self._scanning = _Scanning(set(), set())
 
     def scans_for(self, slot: Slot, lane: Lane | None, position: Position) -> bool:
         """Whether an entry that is behind a lag is to be kept: it is behind none that is not
@@ -99,16 +113,6 @@ class Lags:
             scan.slots.discard(slot)
         if lane is not None and lane.lag == position:
             scan.lanes.discard(lane)
-
-    def end_page(self, last: Position) -> Scan | None:
-        """A page of the scan ends here. Returns the next; None: there is nobody left to scan
-        for."""
-        scan = self._scanning
-        assert scan is not None
-        if scan.slots or scan.lanes:
-            return Scan(None, last, SCAN_ENTRIES)
-        self.end()
-        return None
 
     def end(self) -> tuple[set[Slot], set[Lane]]:
         """The scan is over. Returns for whom everything was kept: they lag no more."""

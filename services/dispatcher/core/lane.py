@@ -196,7 +196,8 @@ class Rare:
 
     Attributes:
         delays: of what waits, holds its key, and is to be delivered later, when.
-        later: the entries that are to be delivered later, and hold nothing.
+        later: of the entries that are to be delivered later, and hold nothing, when: they are in no
+            count of what waits.
         chunks: of what waits or is in flight and is a chunk, of which message.
         rests: how many of these wait, by attempt.
         kept_back: chunks that a consumer had no room for, by attempt: they wait, and hold nothing,
@@ -205,7 +206,7 @@ class Rare:
     """
 
     delays: dict[Position, int] = field(default_factory=dict)
-    later: set[Position] = field(default_factory=set)
+    later: dict[Position, int] = field(default_factory=dict)
     chunks: dict[Position, Chunk] = field(default_factory=dict)
     rests: dict[str, int] = field(default_factory=dict)
     kept_back: dict[str, list[Position]] = field(default_factory=dict)
@@ -290,8 +291,7 @@ class Lane:
         """How many entries wait."""
         waiting = 0 if self.waiting is None else len(self.waiting)
         returned = 0 if self.returned is None else len(self.returned)
-        aside = 0 if self.undecided is None else len(self.undecided.aside)
-        return waiting + returned + aside + (0 if self.rare is None else len(self.rare.later))
+        return waiting + returned + (0 if self.undecided is None else len(self.undecided.aside))
 
     @property
     def next_position(self) -> Position | None:
@@ -357,17 +357,6 @@ class Lane:
             each.lane is self and each.is_unfinished and (may_lag or attempt in rare.rests)
             for attempt, each in consumer.large.items()
         )
-
-
-class Delayed(NamedTuple):
-    """An entry that is to be delivered later, and does not hold its key."""
-
-    lane: Lane
-    parked: Parked
-
-    def awaits(self, _: int) -> bool:
-        """Whether it still waits."""
-        return self.lane.rare is not None and self.parked.position in self.lane.rare.later
 
 
 @dataclass(slots=True, eq=False)

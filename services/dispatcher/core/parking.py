@@ -7,8 +7,9 @@
               lag (lags.py)
 
 What is kept is bounded, for each key and for each owner; beyond the bound it is passed over, and
-lags. Slots and queues count what waits in them. A lane that something may be delivered of is in
-its slot's turn, and its slot in its queue's; one that is withheld is neither, and says why.
+lags. What is to be delivered later has bounds of its own (delays.py). Slots and queues count what
+waits in them. A lane that something may be delivered of is in its slot's turn, and its slot in its
+queue's; one that is withheld is neither, and says why.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
@@ -16,11 +17,11 @@ from heapq import heapify, heappop, heappush
 from itertools import chain
 
 from seqgate.types import Position
+from services.dispatcher.core.delays import DelayedBytes, Delays, Kept
 from services.dispatcher.core.effects import ACCEPT, PARK, Entry, Kind, Options, Scan
 from services.dispatcher.core.lags import Lags
 from services.dispatcher.core.lane import (
     Consumer,
-    Delayed,
     Lane,
     Queue,
     Rare,
@@ -29,6 +30,7 @@ from services.dispatcher.core.lane import (
     Slot,
 )
 from services.dispatcher.core.positions import Parked, Runs
+from services.dispatcher.core.postponed import NEVER_MS
 from services.dispatcher.core.selectors import Selector
 from services.dispatcher.core.timers import Timers
 from services.dispatcher.core.verdicts import Verdicts
@@ -41,7 +43,7 @@ class Parking:
         lanes: the keys with work.
         slots: the slots with work.
         withheld: the lanes that may not be delivered of, by reason.
-        delayed: how many entries are to be delivered later, and hold nothing.
+        delays: what is to be delivered later.
         kept_back: how many chunks wait for the last of their message, and hold nothing.
         lags: what was read and not kept.
         verdicts: what waits for the word of filters.
@@ -49,12 +51,17 @@ class Parking:
     """
 
     def __init__(
-        self, options: Options, selector: Selector, timers: Timers, totals: dict[str, int]
+        self,
+        options: Options,
+        selector: Selector,
+        timers: Timers,
+        totals: dict[str, int],
+        delayed: DelayedBytes,
     ) -> None:
         self.lanes: dict[bytes, Lane] = {}
         self.slots: dict[int, Slot] = {}
         self.withheld: dict[Reason, dict[Lane, None]] = {reason: {} for reason in Reason}
-        self.delayed = 0
+        self.delays = Delays(options, delayed)
         self.kept_back = 0
         self.lags = Lags(options)
         self.verdicts = Verdicts(options, timers, totals)
@@ -63,12 +70,29 @@ class Parking:
         self._timers = timers
         self._nobody = Queue(options.consumer_parked_max)
         self._owned: dict[int, Queue] = {}
+        self._known: dict[Lane, set[Position]] = {}
         self.pool = None if options.kind is Kind.KEY_SHARED else self._nobody
 
     @property
     def parked(self) -> int:
         """How many entries are remembered to wait."""
         return sum(slot.parked for slot in self.slots.values())
+
+    @property
+    def delayed(self) -> int:
+        """How many entries are to be delivered later and hold nothing, or are postponed."""
+        kept = 0 if self.delays.holds_keys else len(self.delays)
+        return kept + len(self.delays.postponed)
+
+    def is_for_later(self, position: Position, lane: Lane | None) -> bool:
+        """Whether an entry is to be delivered later and holds nothing, or is postponed; it is in
+        this lane, if it is in any."""
+        is_kept = lane is not None and lane.rare is not None and position in lane.rare.later
+        return is_kept or position in self.delays.postponed
+
+    def is_held(self, key: bytes) -> bool:
+        """Whether something of a key is postponed that holds it."""
+        return self.delays.is_held(key, self.slot_number(key), is_new=True)
 
     @property
     def lagging(self) -> int:
@@ -137,7 +161,8 @@ class Parking:
         lane = self.lanes.get(key)
         slot = self._slot(key) if lane is None else lane.slot
         if slot.lag is None and (lane is None or lane.lag is None):
-            self._keep(entry, key, lane, slot, now_ms)
+            self._keep(entry, key, lane, slot, now_ms, is_new=True)
+        self.drop_idle_slot(slot)
 
     def keep_scanned(self, entry: Entry, key: bytes, now_ms: int) -> None:
         """An entry was read again: it waits, if it was passed over, is scanned for, and there is
@@ -145,45 +170,109 @@ class Parking:
         position = entry.position
         lane = self.lanes.get(key)
         slot = self._slot(key) if lane is None else lane.slot
-        of_lane = lane is not None and lane.is_behind(position)
-        if not (of_lane or slot.is_behind(position)):
-            self.drop_idle_slot(slot)  # it is kept already
+        is_behind = slot.is_behind(position) or (lane is not None and lane.is_behind(position))
+        if position in self.delays.postponed:
+            if is_behind or self.delays.is_passing:
+                self._keep_postponed(entry, key, lane, slot, now_ms)
+        elif not is_behind or self._knows(lane, position):
+            pass  # it is kept already
         elif not self.lags.scans_for(slot, lane, position):
             pass  # it is behind something that is not scanned for
-        elif not self._keep(entry, key, lane, slot, now_ms):
+        elif not self._keep(entry, key, lane, slot, now_ms, is_new=False):
+            self.lags.give_up(slot, lane, position)
+        self.drop_idle_slot(slot)
+
+    def _keep_postponed(
+        self, entry: Entry, key: bytes, lane: Lane | None, slot: Slot, now_ms: int
+    ) -> None:
+        """An entry that was postponed was read again. While it is behind a lag, that alone says
+        when it is read for another time."""
+        position = entry.position
+        self.delays.visit(position)
+        if not self.lags.scans_for(slot, lane, position):
+            self.delays.postponed.add(position, NEVER_MS)
+        elif not self._keep(entry, key, lane, slot, now_ms, is_new=False):
+            self.delays.postponed.add(position, NEVER_MS)
             self.lags.give_up(slot, lane, position)
 
     def was_passed_over(self, key: bytes, position: Position) -> bool:
-        """Whether an entry that was read is behind a lag."""
+        """Whether an entry that was read is behind a lag, or postponed."""
+        if position in self.delays.postponed:
+            return True
         lane = self.lanes.get(key)
         slot = self.slots.get(self.slot_number(key)) if lane is None else lane.slot
         of_lane = lane is not None and lane.is_behind(position)
-        return of_lane or (slot is not None and slot.is_behind(position))
+        is_behind = of_lane or (slot is not None and slot.is_behind(position))
+        return is_behind and not self._knows(lane, position)
+
+    def _knows(self, lane: Lane | None, position: Position) -> bool:
+        """Whether an entry is in a lane. What was postponed, and is due, may begin a lag before
+        what is kept."""
+        if lane is None:
+            return False
+        known = self._known.get(lane)
+        if known is None:
+            known = self._known[lane] = {*self.waiting(lane), *lane.flights}
+            if lane.dead is not None:
+                known.add(lane.dead)
+        return position in known
 
     def keeps(self, key: bytes) -> bool:
         """Whether what follows in a key is kept, if there is room: neither it nor its slot has a
-        lag."""
-        lane = self.lanes.get(key)
-        slot = self.slots.get(self.slot_number(key)) if lane is None else lane.slot
-        return (slot is None or slot.lag is None) and (lane is None or lane.lag is None)
+        lag, and nothing of it is postponed."""
+        lane, number = self.lanes.get(key), self.slot_number(key)
+        slot = self.slots.get(number)
+        lags = (slot is not None and slot.lag is not None) or (lane is not None and lane.lag)
+        return not (lags or self.delays.is_held(key, number, is_new=True))
 
     def scans_for(self, key: bytes, position: Position) -> bool:
         """Whether an entry that was passed over is kept, if there is room."""
-        lane = self.lanes.get(key)
-        slot = self._slot(key) if lane is None else lane.slot
+        lane, number = self.lanes.get(key), self.slot_number(key)
+        slot = self.slots.get(number)
+        if self.delays.is_held(key, number, is_new=False):
+            return False
+        if slot is None or not (slot.is_behind(position) or (lane and lane.is_behind(position))):
+            return self.delays.is_passing
         return self.lags.scans_for(slot, lane, position)
+
+    def start_scan(self, now_ms: int) -> Scan | None:
+        """Read again what was passed over, for all who have room again, and what is postponed and
+        may be due. None: there is no need, or that is under way."""
+        if self.lags.is_scanning:
+            return None
+        start = self.lags.start(self.queues)
+        if self.delays.wants_pass(now_ms):
+            if start is None:
+                self.lags.start_for_others()
+            first = self.delays.begin_pass()
+            start = first if start is None else min(start, first)
+        return None if start is None else self.lags.page(start)
 
     def end_page(self, last: Position | None) -> Scan | None:
         """A page of a scan was kept; it ends here. None: it was the last page. Returns the
         next."""
+        self._known = {}
         if last is not None:
-            return self.lags.end_page(last)
+            is_wanted = self.lags.is_wanted
+            passing = self.delays.is_passing
+            next_ = self.delays.next_page(last, is_whole=is_wanted) if passing else None
+            if is_wanted:
+                return self.lags.page(None, last)
+            if next_ is not None:
+                return self.lags.page(next_)
+        if self.delays.is_passing:
+            self.delays.end_pass()
         slots, lanes = self.lags.end()
         for slot in slots:
             self.drop_idle_slot(slot)
         for lane in lanes:
             self.drop_if_idle(lane)
         return None
+
+    def gone(self, last: Position, found: Set[Position]) -> list[Position]:
+        """A page of a scan ends there. Returns what was postponed, and is not in the log any
+        more."""
+        return self.delays.gone(last, found) if self.delays.is_passing else []
 
     def _slot(self, key: bytes) -> Slot:
         number = self.slot_number(key)
@@ -192,12 +281,28 @@ class Parking:
             slot = self.slots[number] = Slot(number, self.queue_of(number))
         return slot
 
-    def _keep(self, entry: Entry, key: bytes, lane: Lane | None, slot: Slot, now_ms: int) -> bool:
-        """Remember that an entry waits, or that its key or its slot has a lag from there on.
-        Returns whether it is the former.
+    def _keep(
+        self,
+        entry: Entry,
+        key: bytes,
+        lane: Lane | None,
+        slot: Slot,
+        now_ms: int,
+        *,
+        is_new: bool,
+    ) -> bool:
+        """Remember that an entry waits, or that it is postponed, or that its key or its slot has a
+        lag from there on. Returns whether it is not the last.
 
         What can be delivered now needs no room. So where the owner takes more, only keys that are
         withheld have a lag, and no other key of the slot has to wait for theirs."""
+        delays = self.delays
+        if delays.is_held(key, slot.number, is_new=is_new):
+            delays.postpone(entry.position, NEVER_MS)
+            return True
+        if entry.deliver_at_ms > now_ms and not delays.holds_keys:
+            self._keep_later(entry, key, lane, slot, now_ms)
+            return True
         if lane is not None and lane.parked >= self._options.key_parked_max:
             self._lag_behind(lane, entry.position)
         elif not slot.queue.is_full:
@@ -226,29 +331,84 @@ class Parking:
             self.wake(lane)
 
     def _park(self, entry: Entry, key: bytes, lane: Lane | None, slot: Slot, now_ms: int) -> None:
+        """There is room for an entry. One that holds its key needs room among what is to be
+        delivered later, too."""
+        position, when_ms = entry.position, entry.deliver_at_ms
+        is_later = when_ms > now_ms
+        if is_later and not self.delays.takes(when_ms, position, key):
+            self.delays.postpone(position, when_ms)
+            self.delays.hold(key, slot.number)
+            return
+        lane = self._lane(entry, key, lane, slot, now_ms)
+        self._count_parked(lane, 1)
+        if when_ms and lane.waiting is not None and position < lane.waiting.last:
+            self._push(lane, Returned(position, entry.messages))  # it was postponed
+        else:
+            if lane.waiting is None:
+                lane.waiting = Runs()
+            lane.waiting.append(position, entry.messages)
+        if is_later:
+            rare = lane.rare = lane.rare or Rare()
+            rare.delays[position] = when_ms
+            self._keep_delayed(Kept(when_ms, position, entry.messages, lane))
+        self.wake(lane)
+
+    def _keep_later(
+        self, entry: Entry, key: bytes, lane: Lane | None, slot: Slot, now_ms: int
+    ) -> None:
+        """An entry is to be delivered later, and holds nothing: it is in nobody's way, and in no
+        count of what is."""
+        position, when_ms = entry.position, entry.deliver_at_ms
+        if not self.delays.takes(when_ms, position, key):
+            self.delays.postpone(position, when_ms)
+            return
+        lane = self._lane(entry, key, lane, slot, now_ms)
+        rare = lane.rare = lane.rare or Rare()
+        rare.later[position] = when_ms
+        self._keep_delayed(Kept(when_ms, position, entry.messages, lane))
+
+    def _lane(self, entry: Entry, key: bytes, lane: Lane | None, slot: Slot, now_ms: int) -> Lane:
+        """The lane of an entry that waits, with what it must know of it."""
         if lane is None:
             lane = self.lanes[key] = Lane(key, slot)
             slot.lanes[lane] = None
-        self._count_parked(lane, 1)
         if entry.chunk is not None:
             rare = lane.rare = lane.rare or Rare()
             rare.chunks[entry.position] = entry.chunk
             rare.count_rest(entry.position, 1)
         if entry.verdict != ACCEPT:
             self._note_verdict(lane, entry, now_ms)
-        if entry.deliver_at_ms > now_ms:
-            rare = lane.rare = lane.rare or Rare()
-            if not (self._options.orders_keys and self._options.delay_holds_key):
-                rare.later.add(entry.position)
-                self.delayed += 1
-                later = Delayed(lane, Parked(entry.position, entry.messages))
-                self._timers.set(later, entry.deliver_at_ms)
-                return
-            rare.delays[entry.position] = entry.deliver_at_ms
-        if lane.waiting is None:
-            lane.waiting = Runs()
-        lane.waiting.append(entry.position, entry.messages)
-        self.wake(lane)
+        return lane
+
+    def _keep_delayed(self, kept: Kept) -> None:
+        """One more is to be delivered later. There may be no room for those that are due last."""
+        self.delays.keep(kept)
+        while (last := self.delays.excess()) is not None:
+            self.delays.forget(last.when_ms, last.position)
+            self._postpone(last)
+
+    def _postpone(self, kept: Kept) -> None:
+        """There is no room for an entry; and, where it holds its key, for what follows it."""
+        lane, position = kept.lane, kept.position
+        self.delays.postpone(position, kept.when_ms)
+        if self.delays.holds_keys:
+            self.delays.hold(lane.key, lane.slot.number)
+            following = [each.position for each in lane.waiting or () if each.position > position]
+            for each in following:
+                self.delays.postpone(each, NEVER_MS)
+            self.discard(lane, {position, *following})
+            self.wake(lane)
+        else:
+            assert lane.rare is not None
+            del lane.rare.later[position]
+            self._forget(lane, lane.rare, position)
+        self.drop_all_idle([lane])
+
+    def _forget(self, lane: Lane, rare: Rare, position: Position) -> None:
+        """Nothing need be known any more of an entry that is in no count of what waits."""
+        rare.count_rest(position, -1)
+        rare.forget(position)
+        self.verdicts.forget(lane, position)
 
     def _note_verdict(self, lane: Lane, entry: Entry, now_ms: int) -> None:
         if entry.verdict > 0:
@@ -266,6 +426,7 @@ class Parking:
         self._take_first(lane, head)
         if lane.rare is not None:
             lane.rare.count_rest(head.position, -1)
+            self._forget_delay(lane.rare, head.position)
         if lane.undecided is not None:
             self.verdicts.forget(lane, head.position)
         self._count_parked(lane, -1)
@@ -300,11 +461,9 @@ class Parking:
         if lane.rare is not None:
             for position in sorted(each for each in lane.rare.later if each < end):
                 taken.append(position)
-                lane.rare.later.remove(position)
-                self.delayed -= 1
-                lane.rare.count_rest(position, -1)
-                self.verdicts.forget(lane, position)
-                self._count_parked(lane, -1)
+                self._forget_delay(lane.rare, position)
+                self._forget(lane, lane.rare, position)
+        taken += self.delays.take_before(end)
         return taken
 
     def discard(self, lane: Lane, positions: Set[Position]) -> None:
@@ -327,10 +486,7 @@ class Parking:
                 gone += lane.undecided.aside.pop(position, None) is not None
                 self.verdicts.forget(lane, position)
             if lane.rare is not None:
-                if position in lane.rare.later:
-                    lane.rare.later.remove(position)
-                    self.delayed -= 1
-                    gone += 1
+                self._forget_delay(lane.rare, position)
                 lane.rare.count_rest(position, -1)
                 lane.rare.forget(position)
         self._count_parked(lane, -gone)
@@ -418,14 +574,20 @@ class Parking:
             self.verdicts.back.append((lane, returned.position))
         self._count_parked(lane, 1)
 
-    def due(self, delayed: Delayed) -> None:
-        """The time has come for an entry that was to be delivered later."""
-        lane = delayed.lane
-        assert lane.rare is not None
-        lane.rare.later.remove(delayed.parked.position)
-        self.delayed -= 1
-        self._push(lane, Returned(*delayed.parked))
-        self.wake(lane)
+    def due(self, now_ms: int) -> None:
+        """The time has come for entries that were to be delivered later. What holds its key is
+        looked at by itself."""
+        for when_ms, position, messages, lane in self.delays.due(now_ms):
+            if lane.rare is not None and lane.rare.later.pop(position, None) == when_ms:
+                self._push(lane, Returned(position, messages))
+                self._count_parked(lane, 1)
+                self.wake(lane)
+
+    def _forget_delay(self, rare: Rare, position: Position) -> None:
+        """An entry is not to be delivered later any more, if it was."""
+        when_ms = rare.later.pop(position, None) or rare.delays.get(position)
+        if when_ms is not None:
+            self.delays.forget(when_ms, position)
 
     def _push(self, lane: Lane, returned: Returned) -> None:
         if lane.returned is None:

@@ -82,6 +82,12 @@ class Runs:
         words, at = self._words, self._head
         return Parked(Position(words[at], words[at + 1]), words[at + 3])
 
+    @property
+    def last(self) -> Position:
+        """The entry that was added last. There must be one."""
+        ledger_id, first, count, _ = self._words[-_WORDS:]
+        return Position(ledger_id, first + count - 1)
+
     def drop_first(self) -> None:
         """Forget the entry that has waited longest. There must be one."""
         words, at = self._words, self._head

@@ -7,6 +7,7 @@
 An entry is in exactly one of these places, or behind a lag, or not read yet. Each has its module:
 
     parking, lags        what waits, and what was passed over for want of room
+    delays               what is to be delivered later, and what of it is read again
     delivering           whose turn it is, and what withholds a key
     flights, returning   what is in flight, and what comes back
     verdicts, judging    what waits for the word of filters, and what they say
@@ -37,6 +38,7 @@ from typing import Final, NamedTuple
 
 from seqgate.types import Position
 from services.dispatcher.core.attempts import Attempts
+from services.dispatcher.core.delays import DelayedBytes
 from services.dispatcher.core.delivering import KEPT_BACK_MAX, Delivering
 from services.dispatcher.core.effects import (
     ACCEPT,
@@ -57,7 +59,7 @@ from services.dispatcher.core.flights import Flights
 from services.dispatcher.core.gaps import Gaps
 from services.dispatcher.core.handover import HandOver
 from services.dispatcher.core.judging import Judging
-from services.dispatcher.core.lane import Chunk, Consumer, Delayed, Flight, Lane, Reason, Slot
+from services.dispatcher.core.lane import Chunk, Consumer, Flight, Lane, Reason, Slot
 from services.dispatcher.core.outgoing import Outgoing
 from services.dispatcher.core.parking import Parking
 from services.dispatcher.core.passing import Passing
@@ -133,14 +135,17 @@ class Subscription:
         *,
         first_delivery: int = 1,
         is_filtered: bool = False,
+        delayed: DelayedBytes | None = None,
     ) -> None:
-        """`is_filtered` says whether filters judge anything that is not acknowledged."""
+        """`is_filtered` says whether filters judge anything that is not acknowledged; `delayed` is
+        what all subscriptions keep of what is to be delivered later, None: no others keep any."""
         self.options = options
         self.selector = selector
         self.totals = dict.fromkeys(TOTALS, 0)
         self.out = out = Outgoing()
         self.timers = timers = Timers(self._timed_max)
-        self.parking = parking = Parking(options, selector, timers, self.totals)
+        delayed = delayed or DelayedBytes(options.delayed_bytes_max)
+        self.parking = parking = Parking(options, selector, timers, self.totals, delayed)
         self.flights = flights = Flights(options, parking, timers, first_delivery)
         self.settling = settling = Settling(
             durable.acknowledged, durable.partial, durable.attempts, durable.doomed
@@ -167,11 +172,14 @@ class Subscription:
         self.read_position = self.acknowledged.mark_delete
         self._is_reading = False
         self._scanned_to = self.read_position
+        self._to_scan: Scan | None = None
+        self._now_ms = 0
 
     @property
     def next_timer_ms(self) -> int | None:
         """When to call `tick`; None: there is no need."""
-        return self.timers.next_ms
+        times = (self.timers.next_ms, self.parking.delays.next_ms(self._now_ms))
+        return min((each for each in times if each is not None), default=None)
 
     @property
     def unacked(self) -> int:
@@ -195,7 +203,7 @@ class Subscription:
 
     @property
     def delayed(self) -> int:
-        """How many entries are to be delivered later, and hold nothing."""
+        """How many entries are to be delivered later and hold nothing, or are postponed."""
         return self.parking.delayed
 
     @property
@@ -277,6 +285,10 @@ class Subscription:
             deadline_ms = self.options.drain_deadline_ms
             return lane.draining_since_ms + deadline_ms if deadline_ms else None
         return None
+
+    def end(self) -> None:
+        """Another machine takes the place of this one, or none: it is asked nothing any more."""
+        self.parking.delays.clear()
 
     # ---- consumers
 
@@ -437,23 +449,31 @@ class Subscription:
             key = self.key_of(entry)
             if entry.chunk is not None and self._is_useless(entry, entry.chunk):
                 if self.parking.was_passed_over(key, entry.position):
+                    self.parking.delays.drop(entry.position)
                     passed.append(entry.position)
                     self._pass_kept(entry.chunk, key)
                 continue
             self._keep_scanned(entry, key, now_ms)
         self.passing.pass_over(passed, Because.HEADLESS)
         reached = self._reached(entries)
-        self._scan(self.parking.end_page(None if reached is None or reached >= end else reached))
+        if reached is not None:
+            found = {entry.position for entry in entries}
+            self.passing.pass_over(self.parking.gone(reached, found), Because.GONE)
+        last = None if reached is None or reached >= end else reached
+        self._to_scan = self.parking.end_page(last)
         return self._effects(now_ms)
 
     def _reached(self, entries: Sequence[Entry]) -> Position | None:
         """Up to where a page of a scan says all."""
         return entries[-1].position if entries else self._scanned_to
 
-    def _scan(self, scan: Scan | None) -> None:
-        """Ask for a page of what was read so far."""
-        self._scanned_to = self.read_position
-        self.out.add(scan)
+    def _scan(self, now_ms: int) -> None:
+        """Ask for a page of what was read so far, if there is need."""
+        self._to_scan = self._to_scan or self.parking.start_scan(now_ms)
+        if self._to_scan is not None:
+            self._scanned_to = self.read_position
+            self.out.add(self._to_scan)
+            self._to_scan = None
 
     def _keep_scanned(self, entry: Entry, key: bytes, now_ms: int) -> None:
         counted: Entry | None = entry
@@ -462,7 +482,9 @@ class Subscription:
                 return
             keeps = self.parking.scans_for(key, entry.position)
             counted = self.judging.as_read(entry, key, now_ms, keeps=keeps)
-        if counted is not None:
+        if counted is None:
+            self.parking.delays.drop(entry.position)
+        else:
             self.parking.keep_scanned(counted, key, now_ms)
 
     # ---- what filters say
@@ -732,10 +754,9 @@ class Subscription:
 
     def tick(self, now_ms: int) -> list[Effect]:
         """It is so late."""
+        self.parking.due(now_ms)
         for subject in self.timers.due(now_ms):
             match subject:
-                case Delayed():
-                    self.parking.due(subject)
                 case Consumer():
                     self.returning.time_out(subject, now_ms)
                 case Lane():
@@ -759,7 +780,7 @@ class Subscription:
 
     def _timed_max(self) -> int:
         """How many timers may be needed: one for each that one may be for."""
-        return len(self.lanes) + len(self.consumers) + self.parking.delayed
+        return len(self.lanes) + len(self.consumers)
 
     # ---- what to do
 
@@ -777,13 +798,17 @@ class Subscription:
             if self.parking.pool is not None:  # who got nothing comes first next time
                 self.consumers[consumer] = self.consumers.pop(consumer)
         self.out.add(self.settling.persist(), self.settling.record(), self.verdicts.ask())
-        if not self.parking.lags.is_scanning:
-            self._scan(self.parking.lags.start(self.parking.queues))
-        may_read = not (self._is_reading or self.settling.is_full)
-        if may_read and self.flights.takes_more and not self.verdicts.is_full:
+        self._now_ms = now_ms
+        if not self.settling.is_full:
+            self._scan(now_ms)
+            self._read()
+        return self.out.take()
+
+    def _read(self) -> None:
+        """Ask for what follows in the log, if anybody takes more."""
+        if not self._is_reading and self.flights.takes_more and not self.verdicts.is_full:
             self._is_reading = True
             self.out.add(Read(self.read_position))
-        return self.out.take()
 
 
 def _chunk_of(flight: Flight) -> Chunk | None:

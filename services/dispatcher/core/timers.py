@@ -12,12 +12,12 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final, NamedTuple
 
-from services.dispatcher.core.lane import Consumer, Delayed, Lane
+from services.dispatcher.core.lane import Consumer, Lane
 
 TIMERS_SPARE: Final = 1_000
 """How many timers that nobody needs any more are kept before they are looked for."""
 
-Subject = Lane | Consumer | Delayed
+Subject = Lane | Consumer
 """What may be looked at again."""
 
 
@@ -58,7 +58,7 @@ class Timers:
             heap[:] = [each for each in heap if each.subject.awaits(each.when_ms)]
             heapify(heap)
 
-    def look_at(self, subject: Lane | Consumer, when_ms: int) -> None:
+    def look_at(self, subject: Subject, when_ms: int) -> None:
         """A key or a consumer is to be looked at then, unless it is before that anyway."""
         if subject.timer_ms is None or when_ms < subject.timer_ms:
             subject.timer_ms = when_ms

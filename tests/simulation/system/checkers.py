@@ -467,6 +467,9 @@ class Checker:
         where = f"{live.topic} {live.name}"
         if live.cache_bytes > live.cache_bytes_max:
             self.seen.violate("BUDGET", f"{where} caches {live.cache_bytes} bytes")
+        kept = len(live.machine.parking.delays)
+        if kept > live.options.delayed_max:
+            self.seen.violate("BUDGET", f"{where} keeps {kept} messages for later")
         for consumer in live.machine.consumers.values():
             if consumer.permits < -BATCH_MESSAGES_MAX:
                 self.seen.violate("OVERDRAWN", f"{where} has {consumer.permits} permits")

@@ -2431,11 +2431,15 @@ class ReportResponse(_message.Message):
     active_keys: _builtins.int
     """How many keys have work."""
     parked_entries: _builtins.int
-    """How many entries are remembered to wait."""
+    """How many entries are remembered to wait, but for those that are to be delivered later and hold
+    nothing.
+    """
     lagging: _builtins.int
     """How many keys and slots have entries that are read again when there is room."""
     delayed_entries: _builtins.int
-    """How many entries are to be delivered later."""
+    """How many entries are to be delivered later. Those that hold their keys count only if there was
+    no room to remember them, and so does what waits behind these.
+    """
     failed_entries: _builtins.int
     """How many entries failed and are not acknowledged since."""
     assignment_version: _builtins.int

@@ -1,0 +1,268 @@
+"""What is to be delivered later takes so much memory at most, and comes in time all the same."""
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from seqgate.types import Position
+from services.dispatcher.core import held, postponed
+from services.dispatcher.core.delays import KEPT_BYTES, KEPT_LEAST, DelayedBytes, Delays, Kept
+from services.dispatcher.core.effects import Because, Entry, Kind, Options, Passed, Persist, Scan
+from services.dispatcher.core.held import Held
+from services.dispatcher.core.lane import Lane, Queue, Slot
+from services.dispatcher.core.postponed import NEVER_MS, Postponed
+from services.dispatcher.core.settling import UNSETTLED_MAX
+from tests.unit.test_subscription import A, B, C, Stage, stage
+
+LANE = Lane(b"k", Slot(1, Queue(1_000)))
+
+
+def at(entry_id: int) -> Position:
+    return Position(1, entry_id)
+
+
+def kept(when_ms: int) -> Kept:
+    return Kept(when_ms, at(when_ms), 1, LANE)
+
+
+def later(*delays_ms: int, **options: Any) -> Stage:
+    """A subscription with room for two, and messages that are for later, each with a key."""
+    made = stage(**({"delayed_max": 2} | options))
+    publish(made, *delays_ms)
+    return made
+
+
+def publish(it: Stage, *delays_ms: int) -> None:
+    for delay_ms in delays_ms:
+        it.publish(b"key-%d" % len(it.log), deliver_at_ms=it.now_ms + delay_ms)
+
+
+# ---- the budgets
+
+
+@pytest.mark.parametrize(
+    "options", [{"delayed_max": 3}, {"delayed_bytes_max": 3 * (KEPT_BYTES + 1)}]
+)
+def test_as_many_are_kept_as_there_is_room_for(options: dict[str, int]) -> None:
+    together = DelayedBytes(10**9)
+    delays = Delays(Options(**options), together)
+    for when_ms in (50, 10, 40, 30, 20):
+        if delays.takes(when_ms, at(when_ms), b"k"):
+            delays.keep(kept(when_ms))
+        while (last := delays.excess()) is not None:
+            delays.forget(last.when_ms, last.position)
+    assert [each.when_ms for each in delays.due(100)] == [10, 20, 30]
+    assert together.size_bytes == 0
+
+
+def test_others_are_left_room_but_for_a_few() -> None:
+    together = DelayedBytes(2 * KEPT_LEAST * KEPT_BYTES)
+    one, other = Delays(Options(), together), Delays(Options(), together)
+    for each in range(10 * KEPT_LEAST):
+        for delays in (one, other):
+            if delays.takes(each, at(each), b"k"):
+                delays.keep(kept(each))
+    assert len(one) + len(other) <= 2 * KEPT_LEAST + 1
+    assert min(len(one), len(other)) >= KEPT_LEAST - 1
+    one.clear()
+    other.clear()
+    assert together.size_bytes == 0
+
+
+def test_what_is_due_soonest_is_kept() -> None:
+    it = later(500, 300, 400, 100, 200)
+    assert it.sub.delayed == 5
+    assert len(it.sub.lanes) == 2
+    for entry_id in (3, 4, 1, 2, 0):
+        it.wait(100)
+        assert it.got(1) == [entry_id]
+
+
+def test_a_message_comes_when_it_is_due_and_not_before_wherever_it_was(seed: int) -> None:
+    random = Random(seed)
+    delays_ms = [random.randrange(1, 1_000) for _ in range(300)]
+    it = Stage(delayed_max=7)
+    it.connect(1, 1_000)
+    publish(it, *delays_ms)
+    for now_ms in range(1, 1_001):
+        it.wait(1)
+        assert sorted(it.got(1)) == [
+            each for each, delay_ms in enumerate(delays_ms) if delay_ms == now_ms
+        ]
+    assert it.sub.delayed == 0
+
+
+def test_the_log_is_read_again_about_twice_for_as_many_as_there_is_room_for(seed: int) -> None:
+    random = Random(seed)
+    delays_ms = [random.randrange(1, 1_000) for _ in range(2_000)]
+    it = Stage(delayed_max=100)
+    it.connect(1, 10_000)
+    publish(it, *delays_ms)
+    for _ in range(1_000):
+        it.wait(1)
+    assert it.sub.totals["delivered_entries"] == 2_000
+    assert it.sub.totals["scanned_entries"] <= (2 * 2_000 / 100 + 2) * 2_000
+
+
+def test_what_comes_in_its_order_is_read_again_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postponed, "STRETCH_ENTRIES", 64)
+    it = Stage(delayed_max=100)
+    it.connect(1, 10_000)
+    publish(it, *range(1, 2_001))
+    for _ in range(2_000):
+        it.wait(1)
+    assert it.sub.totals["delivered_entries"] == 2_000
+    assert it.sub.totals["scanned_entries"] <= 40 * 1_200  # pages of 1,000 go beyond a stretch
+
+
+def test_what_is_due_all_at_once_waits_for_room() -> None:
+    it = Stage(delayed_max=2, consumer_parked_max=4, key_parked_max=2)
+    it.connect(1, 3)
+    publish(it, *[100] * 50)
+    it.wait(100)
+    got = it.got(1)
+    while got and len(got) < 50:
+        it.permit(1, 3)
+        got += it.got(1)
+    assert sorted(got) == list(range(50))
+
+
+def test_what_was_postponed_comes_before_what_waits_behind_it() -> None:
+    it = stage(permits=2, kind=Kind.EXCLUSIVE, delayed_max=1)
+    it.publish(A, deliver_at_ms=50)
+    it.publish(A, deliver_at_ms=100)
+    it.publish(B, B, B)
+    assert it.got(1) == [2, 3]
+    it.wait(100)
+    for entry_id in (0, 1, 4):
+        it.permit(1, 1)
+        assert it.got(1) == [entry_id]
+
+
+# ---- what holds its key
+
+
+def test_a_key_is_held_by_a_message_that_is_not_remembered() -> None:
+    it = stage(delay_holds_key=True, delayed_max=1)
+    it.publish(B, deliver_at_ms=50)
+    it.publish(A, deliver_at_ms=100)
+    it.publish(A, C)
+    assert it.got(1) == [3]
+    assert it.sub.delayed == 2
+    it.wait(50)
+    assert it.got(1) == [0]
+    it.publish(A)
+    assert it.got(1) == []
+    it.wait(50)
+    assert it.got(1) == [1, 2, 4]
+
+
+def test_what_waits_behind_a_message_goes_with_it() -> None:
+    it = stage(delay_holds_key=True, delayed_max=1)
+    it.publish(A, deliver_at_ms=100)
+    it.publish(A, A)
+    it.publish(B, deliver_at_ms=50)
+    assert list(it.sub.lanes) == [B]
+    assert it.sub.delayed == 3
+    it.wait(100)
+    assert it.got(1) == [3, 0, 1, 2]
+
+
+def test_keys_beyond_those_that_are_remembered_wait_with_their_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(held, "HELD_KEYS_MAX", 100)
+    keys, held_ = [b"%d" % each for each in range(1_000)], Held()
+    for slot, key in enumerate(keys, 1):
+        held_.add(key, slot)
+        held_.add(key, slot)
+    assert all(held_.has(key, slot) for slot, key in enumerate(keys, 1))
+    assert not any(held_.has(b"%d" % each, each) for each in range(2_000, 3_000))
+    assert held_.has(b"another", 1_000)
+    assert not held_.has(b"another", 100)
+
+
+# ---- what else becomes of it
+
+
+def test_what_is_acknowledged_with_what_follows_it_never_comes() -> None:
+    it = stage(kind=Kind.EXCLUSIVE, delayed_max=1)
+    it.publish(A, B, C, deliver_at_ms=100)
+    it.publish(A)
+    effects, _, number = it.sub.acknowledge_through(1, it.item(3), 0)
+    it.do(effects)
+    assert number
+    assert sorted(it.acknowledged()) == [0, 1, 2, 3]
+    it.wait(100)
+    assert it.got(1) == [3]
+    assert it.sub.delayed == 0
+
+
+def test_what_the_log_has_no_more_is_passed() -> None:
+    it = later(300, 100, 200, 300, 300)
+    gone = it.log[3]
+    it.log[3] = Entry(gone.position, None)
+    it.holds = (Scan,)
+    it.wait(100)
+    it.do(it.sub.scanned([each for each in it.log if each is not it.log[3]], it.now_ms))
+    assert Passed((gone.position,), Because.GONE) in it.effects
+    assert 3 in it.acknowledged()
+    assert it.sub.delayed == 3
+
+
+def test_nothing_is_scanned_while_too_much_is_not_durable() -> None:
+    it = Stage(delayed_max=1)
+    it.connect(1, 10)
+    publish(it, 100, 100, 100)
+    it.holds = (Persist,)
+    it.publish(*[None] * UNSETTLED_MAX)  # type: ignore[list-item]
+    it.wait(100)
+    assert not any(isinstance(each, Scan) for each in it.effects)
+    assert it.got(1) == [0]
+    assert it.sub.next_timer_ms is None
+    it.holds = ()
+    it.do(it.sub.persisted(None, it.now_ms))
+    assert sorted(it.got(1)) == [1, 2]
+
+
+# ---- which were postponed
+
+
+def test_a_stretch_is_left_out_until_something_of_it_may_be_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(postponed, "STRETCH_ENTRIES", 4)
+    some = Postponed()
+    for entry_id, when_ms in ((1, 50), (2, 90), (5, 70), (11, 60)):
+        some.add(at(entry_id), when_ms)
+    assert some.soonest_ms == 50
+    assert some.first(at(0), 50) is None
+    assert some.first(at(0), 51) == at(1)
+    assert some.first(at(3), 70) == at(11)
+    some.visit(at(1))
+    assert some.first(at(1), 40) == at(2)  # the rest of what the pass came by
+    some.visit(at(2))
+    some.add(at(2), 90)
+    some.end_pass()
+    assert (some.soonest_ms, len(some)) == (60, 3)
+    assert some.first(at(0), 90) == at(5)
+    assert list(some.between(at(2), at(5))) == [at(2), at(5)]
+    for entry_id in (2, 5, 11, 11):
+        some.discard(at(entry_id))
+    assert (len(some), some.soonest_ms, some.first(at(0))) == (0, NEVER_MS, None)
+
+
+def test_postponed_entries_are_a_set(seed: int) -> None:
+    random, some, model = Random(seed), Postponed(), set[Position]()
+    for _ in range(2_000):
+        position = Position(random.choice((1, 2)), random.randrange(20_000))
+        if random.random() < 0.7:
+            some.add(position, random.randrange(100))
+            model.add(position)
+        else:
+            some.discard(position)
+            model.discard(position)
+        assert (position in some) == (position in model)
+    assert len(some) == len(model)
+    assert list(some.between(Position(0, 0), Position(9, 0))) == sorted(model)
