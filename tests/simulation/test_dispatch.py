@@ -209,8 +209,8 @@ MUTANTS: list[tuple[type, str, str, str]] = [
     ),
     (
         Delivering,
-        "if self._gaps.keys and self._gaps.is_beyond(lane.key, position, AfterDeadLetter.HOLD):",
-        "if False:",
+        "and self._gaps.is_beyond(lane.key, position, AfterDeadLetter.HOLD)",
+        "and False",
         "",
     ),
     (
