@@ -18,7 +18,7 @@ from tests.support.depth import times
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = 6
-HISTORIES = times(quick=60, full=6_000) // BLOCKS
+HISTORIES = times(quick=300, full=30_000) // BLOCKS
 """In each block."""
 
 BEFORE = times(quick=30, full=200)
