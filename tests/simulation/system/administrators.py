@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from grpc import StatusCode, aio
 
+from seqgate.api.cursor.v1 import cursor_pb2 as cursor_pb
 from seqgate.api.cursor.v1 import cursor_pb2_grpc
 from seqgate.api.dedup.v1 import dedup_pb2 as dedup_pb
 from seqgate.api.dedup.v1 import dedup_pb2_grpc
@@ -20,12 +21,15 @@ from seqgate.api.ledger.v1 import ledger_pb2 as ledger_pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc
 from seqgate.client._channel import open_channel
 from seqgate.owners import FollowingChannel
-from tests.simulation.system.checkers import HELD_S
+from seqgate.types import Position
 from tests.simulation.system.services import target
-from tests.simulation.system.workload import KEYS, LONG_KEY, TAGS
+from tests.simulation.system.workload import KEYS, LONG_KEY, TAGS, Subscribed
 
 if TYPE_CHECKING:
     from tests.simulation.system.world import World
+
+ACTS: Final = 8
+"""About how often administrators do something in a history."""
 
 AGAIN_S: Final = 1.0
 """How long an administrator waits before it tries again, of virtual time."""
@@ -39,9 +43,18 @@ CALL_TIMEOUT_S: Final = 5.0
 PRODUCERS_MAX: Final = 100
 """As many producers as a topic tracks without any being refused."""
 
+LOOK_S: Final = 0.1
+"""How often an administrator looks whether somebody did what it asked for."""
+
+HELD_S: Final = 8.0
+"""How long keys stay held when all is quiet, of virtual time."""
+
 SURE_S: Final = 15.0
 """How long after deduplication was switched on what was let through before may still be
 appended."""
+
+POLICIES: Final = ("PARK", "ACCEPT", "REJECT")
+"""What it means for a message that a filter fails."""
 
 EXPRESSIONS: Final[Mapping[str, frozenset[str]]] = {
     "true": frozenset(),
@@ -61,12 +74,16 @@ class Administrator:
     rng: Random
     policies: dict[str, dict[str, Any]] = field(default_factory=dict)
     has_filters: set[tuple[str, str]] = field(default_factory=set)
-    has_trouble: bool = False
+    _sure: asyncio.Task[None] | None = None
 
     async def go_on(self) -> None:
         """Do one thing after the other until all is quiet; then take back what is in the way."""
         acts = self._acts()
-        rest_s = self.world.swarm.seconds / 8
+        rest_s = self.world.swarm.seconds / self.world.swarm.more.get("acts", ACTS)
+        if self.world.swarm.has("idle producers"):
+            await self._try(self._forget_soon)
+        if self.world.swarm.more.get("filter_first"):
+            await self._try(self._filter)
         while acts and not self.world.is_quiet:
             await asyncio.sleep(self.rng.random() * 2 * rest_s)
             if not self.world.is_quiet:
@@ -105,6 +122,9 @@ class Administrator:
             ("filters", self._filter),
             ("explains", self._explain),
             ("deletions", self._delete),
+            ("producers start over", self._start_over),
+            ("imported cursors", self._import),
+            ("silent streams", self._say_nothing),
         ):
             if swarm.has(feature):
                 acts.append(act)
@@ -114,10 +134,13 @@ class Administrator:
         for topic, name in sorted(self.has_filters):
 
             async def mend(services: "Services", topic: str = topic, name: str = name) -> None:
-                await self._set_filters(services, topic, name, "true", from_start=True)
+                is_mended = self.world.swarm.has("filters are mended")
+                await self._set_filters(services, topic, name, "true", from_start=not is_mended)
 
             while not await self._try(mend):
                 await asyncio.sleep(AGAIN_S)
+        while self._is_starting_over():
+            await asyncio.sleep(AGAIN_S)
         for topic, policy in sorted(self.policies.items()):
             if policy:
 
@@ -133,7 +156,33 @@ class Administrator:
 
     async def _switch(self, services: "Services") -> None:
         topic = self.rng.choice(self.world.topics)
-        await self._set_policy(services, topic, enabled=self.rng.random() < 0.5)
+        if not self._is_starting_over():
+            await self._set_policy(services, topic, enabled=self.rng.random() < 0.5)
+
+    async def _start_over(self, services: "Services") -> None:
+        """Have a producer number from a lower id on, which it may while nothing is deduplicated."""
+        those = [each for each in self.world.publishings if each.has_ids and not each.is_done]
+        if not those or self._is_starting_over():
+            return
+        application = self.rng.choice(those)
+        await self._set_policy(services, application.topic, enabled=False)
+        application.starts_over = stored = asyncio.Event()
+        while not stored.is_set() and self._is_starting_over():
+            await asyncio.sleep(LOOK_S)
+        await self._set_policy(services, application.topic, enabled=True)
+
+    def _is_starting_over(self) -> bool:
+        """Whether somebody is to have a lower id, and none of them is known to be stored."""
+        for each in self.world.publishings:
+            if each.starts_over is not None and not each.is_done:
+                return True
+            if each.over_when_stored is not None:
+                return True
+        return False
+
+    async def _forget_soon(self, services: "Services") -> None:
+        for topic in self.world.topics:
+            await self._set_policy(services, topic, producer_inactivity_timeout_minutes=1)
 
     async def _evict(self, services: "Services") -> None:
         topic = self.rng.choice(self.world.topics)
@@ -145,7 +194,9 @@ class Administrator:
             topic,
             max_producers=self.rng.choice([1, 2, PRODUCERS_MAX]),
             on_full=full,
-            producer_inactivity_timeout_minutes=self.rng.choice([0, 1, 360]),
+            producer_inactivity_timeout_minutes=self.rng.choice([0, 1, 360])
+            if not self.world.swarm.has("idle producers")
+            else 1,
         )
 
     async def _snapshot(self, services: "Services") -> None:
@@ -169,16 +220,24 @@ class Administrator:
         switches = "enabled" in values and values["enabled"] != policy.get("enabled", True)
         if switches:
             dedup.changing(topic)
+            if self._sure is not None:
+                self._sure.cancel()
         policy.update(values)
         request = dedup_pb.SetPolicyRequest(topic=topic, values=dedup_pb.PolicyValues(**policy))
         self.world.seen.note(f"set policy of {topic}: {policy}")
         self._count("policies set")
         await services.dedup.SetPolicy(request, timeout=CALL_TIMEOUT_S)
-        if "enabled" not in policy:
+        if not switches:
             return
         if policy["enabled"]:
-            await asyncio.sleep(SURE_S)
-        dedup.changed(topic, on=policy["enabled"])
+            self._sure = asyncio.create_task(self._become_sure(topic))
+        else:
+            dedup.changed(topic, on=False)
+
+    async def _become_sure(self, topic: str) -> None:
+        """What was let through before deduplication was switched on is appended within a while."""
+        await asyncio.sleep(SURE_S)
+        self.world.checker.dedup.changed(topic, on=True)
 
     # ---- the log
 
@@ -187,7 +246,9 @@ class Administrator:
         entries = self.world.seen.log(topic).entries
         if not entries:
             return
-        before = self.rng.choice(entries[-10:]).position
+        end = entries[-1].position
+        after = Position(end.ledger_id, end.entry_id + 1)
+        before = self.rng.choice([*(each.position for each in entries[-10:]), after])
         self._count("trims asked for")
         await services.ledger.TrimTopic(
             ledger_pb.TrimTopicRequest(topic=topic, before=_wire(before)), timeout=CALL_TIMEOUT_S
@@ -201,11 +262,12 @@ class Administrator:
         of = self.rng.choice(self.world.subscribeds)
         entries = self.world.seen.log(of.topic).entries
         start = dispatcher_pb.Start(earliest=dispatcher_pb.Earliest())
+        at: Position | None = None
         if entries and self.rng.random() < 0.6:
-            start = dispatcher_pb.Start(at=_wire(self.rng.choice(entries).position))
+            at = self.rng.choice(entries).position
+            start = dispatcher_pb.Start(at=_wire(at))
         self._count("resets")
-        known = self.world.seen.subscription(of.topic, of.name)
-        move = self.world.checker.moved(known)
+        move = self.world.checker.moves(of.topic, of.name, at)
         self.world.seen.note(f"reset {of.topic} {of.name} to {start}".replace("\n", " "))
         await services.dispatcher.ResetSubscription(
             dispatcher_pb.ResetSubscriptionRequest(
@@ -216,24 +278,44 @@ class Administrator:
         move.answered_s = self.world.seen.now_s()
 
     async def _delete(self, services: "Services") -> None:
-        if self.world.subscribeds and self.rng.random() < 0.7:
-            of = self.rng.choice(self.world.subscribeds)
-            self._count("subscriptions deleted")
-            self.world.checker.moved(self.world.seen.subscription(of.topic, of.name))
-            await services.dispatcher.DeleteSubscription(
-                dispatcher_pb.DeleteSubscriptionRequest(
-                    topic=of.topic, subscription=of.name, force=True
-                ),
-                timeout=CALL_TIMEOUT_S,
-            )
+        of_subscription = self.rng.random() < 0.7 or "deletes_topics" in self.world.swarm.more
+        if self.world.subscribeds and of_subscription:
+            await self._delete_subscription(services, self.rng.choice(self.world.subscribeds))
             return
         topic = self.rng.choice(self.world.topics)
-        for of in self.world.subscribeds:
-            if of.topic == topic:
-                self.world.checker.moved(self.world.seen.subscription(of.topic, of.name))
         self.world.seen.note(f"delete {topic}, please")
         await services.ledger.DeleteTopic(
             ledger_pb.DeleteTopicRequest(topic=topic, force=True), timeout=CALL_TIMEOUT_S
+        )
+
+    async def _delete_subscription(self, services: "Services", of: Subscribed) -> None:
+        self._count("subscriptions deleted")
+        await services.dispatcher.DeleteSubscription(
+            dispatcher_pb.DeleteSubscriptionRequest(
+                topic=of.topic, subscription=of.name, force=True
+            ),
+            timeout=CALL_TIMEOUT_S,
+        )
+
+    async def _import(self, services: "Services") -> None:
+        """Put a cursor in the place of a subscription's that says more than there is."""
+        if not self.world.subscribeds:
+            return
+        of = self.rng.choice(self.world.subscribeds)
+        entries = self.world.seen.log(of.topic).entries
+        last = entries[-1].position if entries else Position(1, 0)
+        beyond = Position(last.ledger_id, last.entry_id + self.rng.choice([1, 5, 50]))
+        try:
+            await self._delete_subscription(services, of)
+        except aio.AioRpcError as error:
+            if error.code() is not StatusCode.NOT_FOUND:
+                raise
+        self._count("cursors imported")
+        self.world.seen.note(f"import {of.name} at {beyond}")
+        self.world.checker.imported(of.topic, of.name, beyond)
+        await services.cursor.CreateCursor(
+            cursor_pb.CreateCursorRequest(topic=of.topic, name=of.name, mark_delete=_wire(beyond)),
+            timeout=CALL_TIMEOUT_S,
         )
 
     async def _release(self, services: "Services") -> None:
@@ -242,6 +324,7 @@ class Administrator:
             known = self.world.seen.subscription(of.topic, of.name)
             known.held.clear()
             known.holds = False
+            await self._release_explained(services, of)
             for key in (b"", *(each.encode() for each in (*KEYS, LONG_KEY))):
                 try:
                     await services.dispatcher.ReleaseKey(
@@ -254,11 +337,33 @@ class Administrator:
                     if error.code() is not StatusCode.NOT_FOUND:
                         raise
 
+    async def _release_explained(self, services: "Services", of: Subscribed) -> None:
+        """Ask why a message waits; if it is said that its key is held, that key can be released."""
+        known = self.world.seen.subscription(of.topic, of.name)
+        waiting = next(iter(known.waiting), None)
+        if waiting is None:
+            return
+        names = {"topic": of.topic, "subscription": of.name}
+        asked = dispatcher_pb.ExplainRequest(**names, position=_wire(waiting))
+        answer = await services.dispatcher.Explain(asked, timeout=CALL_TIMEOUT_S)
+        if all(each.reason != dispatcher_pb.REASON_HELD for each in answer.reasons):
+            return
+        self._count("held keys released as explained")
+        request = dispatcher_pb.ReleaseKeyRequest(**names, key=answer.key)
+        try:
+            await services.dispatcher.ReleaseKey(request, timeout=CALL_TIMEOUT_S)
+        except aio.AioRpcError as error:
+            if error.code() is not StatusCode.NOT_FOUND:
+                raise
+            self.world.seen.violate(
+                "EXPLAINED", f"{of.name}: {answer.key!r} is held, and {error.details()}"
+            )
+
     async def _filter(self, services: "Services") -> None:
         if not self.world.subscribeds:
             return
         of = self.rng.choice(self.world.subscribeds)
-        expression = self.rng.choice(sorted(EXPRESSIONS))
+        expression = self.world.swarm.one_of("expressions", self.rng, sorted(EXPRESSIONS))
         await self._set_filters(
             services, of.topic, of.name, expression, from_start=self.rng.random() < 0.5
         )
@@ -266,19 +371,15 @@ class Administrator:
     async def _set_filters(
         self, services: "Services", topic: str, name: str, expression: str, *, from_start: bool
     ) -> None:
-        known = self.world.seen.subscription(topic, name)
-        policy = self.rng.choice(
-            [
-                dispatcher_pb.FAILURE_POLICY_PARK,
-                dispatcher_pb.FAILURE_POLICY_ACCEPT,
-                dispatcher_pb.FAILURE_POLICY_REJECT,
-            ]
+        policy = dispatcher_pb.FailurePolicy.Value(
+            f"FAILURE_POLICY_{self.world.swarm.one_of('policies', self.rng, POLICIES)}"
         )
         rejected = set(EXPRESSIONS[expression])
         if policy == dispatcher_pb.FAILURE_POLICY_REJECT:
             rejected = set(TAGS)  # the filter service may not answer
-        known.rejected_tags |= rejected
-        self.has_filters.add((topic, name))
+        asked = self.world.checker.filters(topic, name, rejected)
+        if expression != "true":
+            self.has_filters.add((topic, name))
         version = self.world.seen.counts["filters set"] + 1
         self._count("filters set")
         self.world.seen.note(f"filter {topic} {name} by {expression} {policy} {from_start}")
@@ -291,6 +392,7 @@ class Administrator:
         if from_start:
             request.start.earliest.SetInParent()
         await services.dispatcher.SetFilters(request, timeout=CALL_TIMEOUT_S)
+        asked.answered_s = self.world.seen.now_s()
 
     # ---- who asks what goes on
 
@@ -314,12 +416,33 @@ class Administrator:
         of = self.rng.choice(subscriptions)
         entry = self.rng.choice(entries)
         self._count("explains")
-        await services.dispatcher.Explain(
+        answer = await services.dispatcher.Explain(
             dispatcher_pb.ExplainRequest(
                 topic=topic, subscription=of.name, position=_wire(entry.position)
             ),
             timeout=CALL_TIMEOUT_S,
         )
+        said = [dispatcher_pb.Reason.Name(each.reason) for each in answer.reasons]
+        self.world.checker.explained(topic, of.name, entry.position, said)
+
+    async def _say_nothing(self, services: "Services") -> None:
+        """Open a stream, and say nothing: it ends within a while."""
+        service = self.rng.choice(["ledger", "dispatcher"])
+        self._count("silent streams")
+        self.world.seen.note(f"a stream to {service} says nothing")
+        async with open_channel(target(service, self.world.swarm.instances[service])) as channel:
+            call: Any = (
+                ledger_pb2_grpc.LedgerServiceStub(channel).Publish()
+                if service == "ledger"
+                else dispatcher_pb2_grpc.DispatcherServiceStub(channel).Consume()
+            )
+            self.world.silent_streams += 1
+            try:
+                await call.read()
+            except aio.AioRpcError as error:
+                self.world.seen.note(f"a silent stream ends: {error.code().name}")
+            finally:
+                self.world.silent_streams -= 1
 
     def _count(self, what: str) -> None:
         self.world.seen.counts[what] += 1

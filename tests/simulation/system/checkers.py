@@ -10,31 +10,47 @@ BACKWARDS     append times go back
 LOST          (P1) acknowledged to its producer, and not in the log
 MISPLACED     a receipt names a place where the message is not
 NOT_STALE     called overtaken, and in the log
-SKIPPED       acknowledged by the cursor, and nobody asked for that, no filter rejected it, it
-              was not dead-lettered, not trimmed, no chunk of an attempt that ended unfinished, and
-              nobody moved the subscription over it
-UNDONE        what the cursor counted as acknowledged it counts no more, and nobody moved it
+SKIPPED       acknowledged by the cursor, and no delivery was acknowledged that counts, no filter
+              that applied rejects it, it was not dead-lettered, not trimmed, no chunk of an attempt
+              that ended unfinished, nobody moved the subscription over it; or it was passed for a
+              reason that is not true
+UNDONE        what the cursor counted as acknowledged it counts no more, and nobody moved it back
 RESURRECTED   (P6) delivered again after its acknowledgement was answered
 NOT_DURABLE   its acknowledgement was answered, and the cursor does not have it
+SHARED_KEY    (P4) a key is in flight at two consumers
 HELD          delivered though its key is held after a dead letter
 LETTER_TWICE  in the dead letter topic more than once
+LETTER_EARLY  in the dead letter topic, and did not fail as often as it may
+COPIED        went through more dead letter topics than a message may
+CUT           a chunk is stored behind a beginning that was trimmed
+FORGOTTEN     a producer that is connected was forgotten as inactive
+EPOCH         the epoch of a lease went back
 FOLD          (P7) the state of deduplication is not what folding the log gives
-OVERDRAWN     a consumer's permits are below zero by more than its last batch
-BUDGET        a buffer holds more than it may
+EXPLAINED     what Explain says is not so
+OVERDRAWN     a consumer's permits are below zero by more than the rest of a batch
+BUDGET        a buffer holds more than it may, or more is done at once (budgets.py)
+REFUSED       a large message was refused, which should have been cut
 SURPRISE      a service failed in a way that it did not foresee, or its process ended
 STUCK         faults have stopped, and something that can go on does not
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from seqgate.api.entry.v1 import entry_pb2
+from seqgate.client import Dropped, DropReason, Incomplete
+from seqgate.payloads import unpack
 from seqgate.types import Position, TopicName
 from services.cursor.core.cursor import CursorState
 from services.dedup.core.topic import TopicState
+from services.dispatcher import dead
+from services.dispatcher.core.effects import Because
 from services.ledger.core.entry import Entry
 from tests.simulation.system.seen import (
+    NUMBER,
     Appended,
+    FilterSet,
     Log,
     Move,
     Origin,
@@ -42,20 +58,23 @@ from tests.simulation.system.seen import (
     Seen,
     Sent,
     Subscription,
+    Token,
     numbers_in,
 )
+
+OVERHEAD_BYTES: Final = 200
+"""What is around an entry wherever it is held, at most."""
 
 ORIGIN: Final = "seqgate.origin."
 """How the names of properties begin by which a dead letter tells where it comes from."""
 
 RANGES_MAX: Final = 1_000_000
 
-HELD_S: Final = 8.0
-"""For so long a consumer may have messages of a key that is held, of virtual time: they were
-delivered before."""
+FINAL: Final = (DropReason.ABORTED, DropReason.RESTARTED, DropReason.DUPLICATE)
+"""Why the client acknowledges chunks whatever it is told about incomplete messages."""
 
-BATCH_MESSAGES_MAX: Final = 10
-"""The largest batch of the workload: by as many permits a consumer's may be overdrawn."""
+COME_AGAIN: Final = (DropReason.EVICTED, DropReason.EXPIRED)
+"""Why the client gives chunks back that have not failed."""
 
 
 class Dedup:
@@ -88,6 +107,15 @@ class Checker:
     def __init__(self, seen: Seen) -> None:
         self.seen = seen
         self.dedup = Dedup()
+        self.folds = Folds(seen, self.dedup)
+        self.next_delivery: Callable[[str, str, int], int | None] = lambda *_: None
+        """Of a subscription that an instance has by this epoch, the number of its next delivery;
+        None: no instance has it."""
+        self.import_s = 30.0
+        """For how long after an instance took a cursor that was imported what is stored may count
+        as acknowledged: it asks where the log ends."""
+        self.is_exact = False
+        """Whether nothing fails in this history but what consumers refuse."""
 
     # ---- the log
 
@@ -98,7 +126,7 @@ class Checker:
         match method:
             case "append":
                 self._appended(*args)
-            case "trims":  # it may be cut off in the middle
+            case "trim":
                 topic, before = args
                 self._trimmed(str(topic), before)
             case "delete":
@@ -127,25 +155,27 @@ class Checker:
         self, topic: str, log: Log, position: Position, entry: Entry, append_ms: int
     ) -> Appended:
         origin = None
+        metadata = entry_pb2.EntryMetadata.FromString(entry.metadata)
         if entry.producer.startswith("seqgate.dead"):
-            properties = entry_pb2.EntryMetadata.FromString(entry.metadata).properties
+            properties = metadata.properties
             place = Position(*map(int, properties[f"{ORIGIN}id"].split(":")))
             origin = Origin(
                 properties[f"{ORIGIN}topic"], properties[f"{ORIGIN}subscription"], place
             )
-        numbers = numbers_in(entry.payload)
-        if entry.chunk is not None and not numbers:
-            before = log.attempts.get((entry.producer, entry.chunk.uuid))
-            numbers = log.at[before[-1]].numbers if before else ()
+        log.messages_max = max(log.messages_max, len(entry.sequence_ids))
+        size_bytes = len(entry.payload) + len(entry.metadata) + OVERHEAD_BYTES
+        log.entry_bytes_max = max(log.entry_bytes_max, size_bytes)
+        before = None if origin is None else self.seen.log(origin.topic).at.get(origin.position)
         return Appended(
             position,
             entry.producer,
             tuple(entry.sequence_ids),
-            numbers,
+            _numbers(entry, metadata),
             entry.chunk,
             append_ms,
             self.seen.now_s(),
             origin,
+            0 if before is None else before.generation + 1,
         )
 
     def _check_appended(self, topic: str, log: Log, new: Appended) -> None:
@@ -161,6 +191,8 @@ class Checker:
             sent = seen.sent.get(number)
             if sent is None or (new.origin is None and sent.topic != topic):
                 seen.violate("INVENTED", f"{topic} {new.position} has message {number}")
+        if new.generation > dead.GENERATIONS_MAX:
+            seen.violate("COPIED", f"{topic} {new.position} is copy number {new.generation}")
         if not self.dedup.is_on(topic):
             return
         where = f"{topic} {new.position} {producer}"
@@ -184,6 +216,9 @@ class Checker:
                 and last.chunk.chunk_id == new.chunk.chunk_id - 1
             ):
                 seen.violate("SPLICED", f"{where} chunk {new.chunk} after {last}")
+            first = log.attempts.get((producer, new.chunk.uuid), [new.position])[0]
+            if log.is_trimmed(first):
+                seen.violate("CUT", f"{where} chunk {new.chunk}: the first was at {first}")
 
     def _take(self, topic: str, log: Log, new: Appended) -> None:
         producer = new.producer
@@ -212,12 +247,24 @@ class Checker:
         subscription = self.seen.subscription(origin.topic, origin.subscription)
         letter = (origin.position, new.chunk.chunk_id if new.chunk else 0)
         self.seen.counts["dead letters"] += 1
-        if letter in subscription.lettered and not subscription.moves:
+        if letter in subscription.lettered:
             self.seen.violate("LETTER_TWICE", f"{origin} at {new.position} and before")
+        self._check_failures(subscription, origin)
         subscription.lettered.add(letter)
         if subscription.holds and new.numbers:
             key = self._key(subscription, new.numbers[0], (origin.position, 0))
-            subscription.held.setdefault(key, (origin.position, self.seen.now_s()))
+            subscription.held.setdefault(key, (origin.position, self._from_now_on(subscription)))
+
+    def _check_failures(self, subscription: Subscription, origin: Origin) -> None:
+        """Where nothing else fails, a message failed as often as consumers refused it."""
+        most = subscription.redeliveries_max
+        if not self.is_exact or most is None or subscription.letters_tail:
+            return
+        if subscription.refused[origin.position] <= most:
+            self.seen.violate(
+                "LETTER_EARLY", f"{origin} was refused {subscription.refused[origin.position]} "
+                f"times"
+            )  # fmt: skip
 
     def _trimmed(self, topic: str, before: Position) -> None:
         self.seen.note(f"trim {topic} before {before}")
@@ -225,6 +272,18 @@ class Checker:
         log = self.seen.log(topic)
         if log.kept_from is None or before > log.kept_from:
             log.kept_from = before
+
+    def trimmed_are(self, topic: str, listed: Mapping[str, int]) -> None:
+        """(P7) What the store remembers of producers whose entries it has no more."""
+        log = self.seen.log(topic)
+        marks: dict[str, int] = {}
+        for each in log.entries:
+            if log.is_trimmed(each.position):
+                is_whole = each.chunk is None or not log.may_go_on(each)
+                marks[each.producer] = each.highest if is_whole else each.highest - 1
+        told = {name: mark for name, mark in marks.items() if name in listed or mark >= 0}
+        if told != dict(listed):
+            self.seen.violate("FOLD", f"{topic}: trimmed are {dict(listed)}, and not {told}")
 
     def _deleted(self, topic: str) -> None:
         self.seen.note(f"delete {topic}")
@@ -285,8 +344,9 @@ class Checker:
             return
         self.seen.note(f"cursor {topic} {name} made at {mark_delete}")
         subscription = self.seen.subscription(topic, name)
+        log = self.seen.log(topic)
         subscription.acknowledged.clear()
-        subscription.waiting = dict.fromkeys(each.position for each in self.seen.log(topic).entries)
+        subscription.waiting = dict.fromkeys(each.position for each in log.entries)
         for position in list(subscription.waiting):
             if mark_delete is not None and position <= mark_delete:
                 del subscription.waiting[position]
@@ -297,15 +357,15 @@ class Checker:
         self.seen.note(f"cursor {topic} {name} is gone")
         before = self.seen.subscriptions.pop((str(topic), name), None)
         if before is not None:
-            after = self.seen.subscription(topic, name)
-            after.kind, after.is_ordered = before.kind, before.is_ordered
-            after.holds, after.moves = before.holds, before.moves
+            after = self.seen.subscriptions[str(topic), name] = before.made_again()
+            after.waiting = dict.fromkeys(each.position for each in self.seen.log(topic).entries)
 
     def cursor_changed(self, topic: TopicName, name: str, state: CursorState) -> None:
         """The store of cursors changed a subscription's cursor to this."""
         if name.startswith("seqgate.") or topic.is_system:
             return
         subscription = self.seen.subscription(topic, name)
+        self._check_epoch(subscription, state)
         log = self.seen.log(topic)
         acknowledged = state.acknowledged(None, RANGES_MAX)
         mark = state.head.mark_delete
@@ -318,48 +378,140 @@ class Checker:
             each.position: sum(1 << index for index in each.indexes)
             for each in acknowledged.batches
         }
-        lost = [
-            each
-            for each in subscription.acknowledged
-            if not ((mark is not None and each <= mark) or each in now)
+
+        def is_there(position: Position) -> bool:
+            return (mark is not None and position <= mark) or position in now
+
+        lost = [each for each in subscription.acknowledged if not is_there(each)]
+        lost_parts = [
+            (position, bits & ~parts.get(position, 0))
+            for position, bits in subscription.parts.items()
+            if bits & ~parts.get(position, 0) and not is_there(position)
         ]
-        if lost:
-            self._undone(subscription, log, lost)
-        taken = [
-            each
-            for each in subscription.waiting
-            if (mark is not None and each <= mark) or each in now
-        ]
+        taken = [each for each in subscription.waiting if is_there(each)]
+        skipped = []
         for position in taken:
             del subscription.waiting[position]
             subscription.acknowledged.add(position)
             why = self._reason(subscription, log, position)
             self.seen.note(f"acknowledged {subscription.name} {position}: {why}")
             if not why:
-                self.seen.violate(
-                    "SKIPPED", f"{topic} {name} {position}: messages {log.at[position].numbers}"
-                )
+                skipped.append(position)
         subscription.parts = parts
+        if lost or lost_parts:
+            self._undone(subscription, log, lost, lost_parts)
+        if skipped:
+            self._skipped(subscription, log, skipped)
 
-    def _undone(self, subscription: Subscription, log: Log, lost: list[Position]) -> None:
-        for position in sorted(lost):
-            subscription.acknowledged.discard(position)
-            for place in [each for each in subscription.done if each[0] == position]:
-                del subscription.done[place]
-        if not subscription.moves:
-            self.seen.violate("UNDONE", f"{subscription.topic} {subscription.name} {sorted(lost)}")
+    def _check_epoch(self, subscription: Subscription, state: CursorState) -> None:
+        lease = state.head.lease
+        if lease is None:
+            return
+        if lease.epoch < subscription.epoch or lease.epoch <= subscription.spent_epoch:
+            before = max(subscription.epoch, subscription.spent_epoch)
+            self.seen.violate(
+                "EPOCH", f"{subscription.topic} {subscription.name}: {lease.epoch} after {before}"
+            )
+        subscription.is_taken_now = lease.epoch > subscription.epoch
+        for move in subscription.moves:
+            if move.is_import and move.taken_s is None:
+                move.taken_s = self.seen.now_s()
+        subscription.epoch = lease.epoch
+
+    def _undone(
+        self,
+        subscription: Subscription,
+        log: Log,
+        lost: Sequence[Position],
+        parts: Sequence[tuple[Position, int]],
+    ) -> None:
+        """The cursor counts entries, or some messages of batches, as acknowledged no more."""
+        undone = {*lost, *(position for position, _ in parts)}
+        first = min((each for each in undone if not log.is_trimmed(each)), default=None)
+        subscription.acknowledged.difference_update(lost)
+        self._forget(subscription, undone)
         subscription.waiting = dict.fromkeys(
             each.position for each in log.entries if each.position not in subscription.acknowledged
         )
+        if first is not None and not any(
+            each.is_open
+            and (each.start is None or each.is_import or self._first_of(log, each.start) <= first)
+            for each in subscription.moves
+        ):
+            self.seen.violate(
+                "UNDONE", f"{subscription.topic} {subscription.name} {sorted(lost)} {parts}"
+            )
+        self._moved(subscription)
+
+    def _first_of(self, log: Log, position: Position) -> Position:
+        """Where the message begins that an entry is of."""
+        entry = log.at.get(position)
+        if entry is None or entry.chunk is None:
+            return position
+        return log.attempts[entry.producer, entry.chunk.uuid][0]
+
+    def _forget(self, subscription: Subscription, positions: set[Position]) -> None:
+        now_s = self.seen.now_s()
+        for position in positions:
+            subscription.undone_s[position] = now_s
+            subscription.passed.pop(position, None)
+            subscription.dropped.discard(position)
+        for places in (subscription.asked, subscription.done):
+            for place in [each for each in places if each[0] in positions]:
+                del places[place]
+        first = min(positions)
+        for place in [each for each in subscription.through if each[0] >= first]:
+            del subscription.through[place]
+        subscription.lettered = {each for each in subscription.lettered if each[0] not in positions}
+
+    def _skipped(self, subscription: Subscription, log: Log, skipped: list[Position]) -> None:
+        """The cursor counts entries as acknowledged for no reason but that it was moved."""
+        last = max(skipped)
+        if any(
+            each.is_open and each.start is not None and self._may_skip(each, log, last)
+            for each in subscription.moves
+        ):
+            self._moved(subscription)
+            return
+        for position in skipped:
+            self.seen.violate(
+                "SKIPPED",
+                f"{subscription.topic} {subscription.name} {position}: messages "
+                f"{log.at[position].numbers}",
+            )
+
+    def _may_skip(self, move: Move, log: Log, last: Position) -> bool:
+        """Whether a move explains that everything up to an entry counts as acknowledged."""
+        assert move.start is not None
+        if not move.is_import:
+            return last < move.start
+        until_s = self.seen.now_s() if move.taken_s is None else move.taken_s + self.import_s
+        return last <= move.start and log.at[last].at_s <= until_s
+
+    def _moved(self, subscription: Subscription) -> None:
+        """The subscription goes on somewhere else: what was delivered before counts no more."""
+        subscription.floor = self._from_now_on(subscription)
+        subscription.first_of_key.clear()
+        subscription.delivered.clear()
+        self.seen.note(f"moved {subscription.name}, from delivery {subscription.floor} on")
+
+    def _from_now_on(self, subscription: Subscription) -> Token:
+        """The least token of what is delivered from now on."""
+        epoch = subscription.epoch
+        number = self.next_delivery(subscription.topic, subscription.name, epoch)
+        if number is not None:
+            return (epoch, number)
+        # An instance that takes it has delivered nothing yet, one that is no more will not.
+        return (epoch if subscription.is_taken_now else epoch + 1, 0)
 
     def _reason(self, subscription: Subscription, log: Log, position: Position) -> str:
         """Why an entry may be acknowledged; empty: it may not."""
         entry = log.at[position]
-        places = [(position, index) for index in range(len(entry.ids))]
-        through = subscription.through
+        through = max(subscription.through, default=None)
         if all(
-            each in subscription.asked or (through is not None and each <= through)
-            for each in places
+            (position, index) in subscription.asked
+            or (through is not None and (position, index) <= through)
+            for index in range(len(entry.ids))
         ):
             return "asked"
         if log.is_trimmed(position):
@@ -372,12 +524,75 @@ class Checker:
             return "beheaded"
         if log.is_aborted(position):
             return "aborted"
-        if subscription.moves:
-            return "moved"
+        if position in subscription.passed:
+            return f"passed: {subscription.passed[position]}"
         tags = {self.seen.sent[number].tag for number in entry.numbers}
-        if tags and tags <= subscription.rejected_tags:
+        if tags and tags <= self._rejected(subscription, entry):
             return "rejected"
         return ""
+
+    def _rejected(self, subscription: Subscription, entry: Appended) -> set[str]:
+        """The tags of what may have been rejected since an entry was stored: by each filter but
+        those in the place of which others were before. Chunks share the verdict of the first."""
+        log = self.seen.log(subscription.topic)
+        since_s = log.at[self._first_of(log, entry.position)].at_s
+        rejected: set[str] = set()
+        for each in reversed(subscription.filters):
+            rejected |= each.rejected
+            if each.answered_s is not None and each.answered_s <= since_s:
+                break
+        return rejected
+
+    def filters(self, topic: str, name: str, rejected: Iterable[str]) -> FilterSet:
+        """Somebody asks to filter a subscription."""
+        asked = FilterSet(self.seen.now_s(), frozenset(rejected))
+        self.seen.subscription(topic, name).filters.append(asked)
+        return asked
+
+    def passed(
+        self, topic: TopicName, name: str, positions: Sequence[Position], because: Because
+    ) -> None:
+        """The dispatcher says that it acknowledges entries though nobody received them."""
+        subscription, log = self.seen.subscription(topic, name), self.seen.log(topic)
+        for position in positions:
+            self.seen.counts[f"passed {because.name}"] += 1
+            self.seen.note(f"passed {topic} {name} {position}: {because.name}")
+            subscription.passed[position] = because.name
+            if not log.is_trimmed(position) and not self._may_be_passed(
+                subscription, log, log.at[position], because
+            ):
+                self.seen.violate("SKIPPED", f"{topic} {name} {position}: {because.value}")
+
+    def _may_be_passed(
+        self, subscription: Subscription, log: Log, entry: Appended, because: Because
+    ) -> bool:
+        match because:
+            case Because.HEADLESS if entry.chunk is not None and entry.chunk.chunk_id:
+                first = log.attempts[entry.producer, entry.chunk.uuid][0]
+                is_there = log.at[first].chunk.chunk_id == 0  # type: ignore[union-attr]
+                return (
+                    not is_there
+                    or log.is_trimmed(first)
+                    or first in subscription.acknowledged
+                    or bool(self._reason(subscription, log, first))
+                )
+            case Because.CYCLE:
+                return entry.generation >= dead.GENERATIONS_MAX
+            case _:
+                return False
+
+    def dropped(self, topic: str, name: str, dropped: Dropped, incomplete: Incomplete) -> None:
+        """A consumer's client let go of chunks; some of them it acknowledges."""
+        subscription = self.seen.subscription(topic, name)
+        self.seen.counts[f"dropped {dropped.reason.name}"] += 1
+        self.seen.note(f"dropped {name} {dropped.positions}: {dropped.reason.name}")
+        if dropped.reason is DropReason.CORRUPT:
+            self.seen.violate("INVENTED", f"{topic} {name} {dropped}")
+        if dropped.reason in FINAL or incomplete is Incomplete.ACKNOWLEDGE:
+            subscription.dropped.update(dropped.positions)
+        elif dropped.reason not in COME_AGAIN:
+            for position in dropped.positions:
+                subscription.refused[position] += 1
 
     # ---- what consumers see
 
@@ -390,48 +605,78 @@ class Checker:
             or self.seen.log(subscription.topic).is_trimmed(position)
         )
 
-    def done(self, subscription: Subscription, place: Place, token: tuple[int, int]) -> None:
-        """A consumer was told that its acknowledgement is durable."""
+    def asks(self, topic: str, name: str, places: Iterable[Place], token: Token) -> None:
+        """A consumer asks to acknowledge messages by a delivery."""
+        asked = self.seen.subscription(topic, name).asked
+        for place in places:
+            asked.setdefault(place, set()).add(token)
+
+    def asks_through(self, topic: str, name: str, place: Place, token: Token) -> None:
+        """The one consumer asks to acknowledge everything up to a message."""
+        self.seen.subscription(topic, name).through.setdefault(place, set()).add(token)
+
+    def not_asked(self, topic: str, name: str, places: Iterable[Place], token: Token) -> None:
+        """It was told that the delivery counts no more: it asked for nothing, unless it lost its
+        connection, and does not know."""
+        if not self.is_exact:
+            return
+        subscription = self.seen.subscription(topic, name)
+        for place in places:
+            for known in (subscription.asked, subscription.through):
+                tokens = known.get(place, set())
+                tokens.discard(token)
+                if not tokens:
+                    known.pop(place, None)
+
+    def refuses(self, topic: str, name: str, places: Iterable[Place]) -> None:
+        """A consumer refuses messages."""
+        refused = self.seen.subscription(topic, name).refused
+        for position in {position for position, _ in places}:
+            refused[position] += 1
+
+    def done(self, topic: str, name: str, place: Place, token: Token, asked_s: float) -> None:
+        """A consumer was told that an acknowledgement for which it asked then is durable."""
         self.seen.counts["acknowledgements"] += 1
-        self.seen.note(f"done {subscription.name} {place} {token}")
-        if subscription.moves or place[0] not in self.seen.log(subscription.topic).at:
+        self.seen.note(f"done {name} {place} {token}")
+        subscription = self.seen.subscription(topic, name)
+        if place[0] not in self.seen.log(topic).at or token < subscription.floor:
+            return
+        if subscription.undone_s.get(place[0], -1.0) >= asked_s:
             return
         if not self.acknowledged_when(subscription, place):
-            self.seen.violate("NOT_DURABLE", f"{subscription.topic} {subscription.name} {place}")
+            self.seen.violate("NOT_DURABLE", f"{topic} {name} {place}")
         subscription.done[place] = token
 
     def delivered(
-        self, subscription: Subscription, consumer: str, token: tuple[int, int], place: Place,
-        number: int, attempts: int,
+        self, topic: str, name: str, consumer: str, token: Token, place: Place, number: int,
+        attempts: int,
     ) -> None:  # fmt: skip
         """A consumer was given a message."""
         seen = self.seen
+        subscription = seen.subscription(topic, name)
         seen.counts["deliveries"] += 1
-        seen.note(f"delivered {subscription.name} {consumer} {place} {token} {number} {attempts}")
-        what = f"{subscription.topic} {subscription.name} {place} by {token} to {consumer}"
+        seen.note(f"delivered {name} {consumer} {place} {token} {number} {attempts}")
+        what = f"{topic} {name} {place} by {token} to {consumer}"
         if number not in seen.sent:
             seen.violate("INVENTED", what)
             return
+        if token < subscription.floor:
+            return
         before = subscription.done.get(place)
-        if before is not None and token > before and not subscription.moves:
+        if before is not None and token > before:
             seen.violate("RESURRECTED", f"{what}: done by {before}")
         self._check_order(subscription, place, token, seen.sent[number], what)
 
     def _check_order(
-        self,
-        subscription: Subscription,
-        place: Place,
-        token: tuple[int, int],
-        sent: Sent,
-        what: str,
+        self, subscription: Subscription, place: Place, token: Token, sent: Sent, what: str
     ) -> None:
         """First deliveries of a key are in the order of the log, and none comes while it is held.
         (Delayed messages let others go first.)"""
-        if subscription.moves or sent.delay_s or not subscription.is_ordered:
+        if sent.delay_s or not subscription.is_ordered:
             return
         key = self._key(subscription, sent.number, place)
         held = subscription.held.get(key)
-        if held is not None and held[0] < place[0] and self.seen.now_s() > held[1] + HELD_S:
+        if held is not None and held[0] < place[0] and token >= held[1]:
             self.seen.violate("HELD", f"{what}: its key is held since {held}")
         last = subscription.first_of_key.get(key)
         if place in subscription.delivered:
@@ -448,55 +693,152 @@ class Checker:
         sent = self.seen.sent[number]
         return place if sent.key is None or not sent.is_keyed else sent.key
 
-    def moved(self, subscription: Subscription) -> Move:
-        """Somebody asks to move a subscription."""
-        move = Move(self.seen.now_s())
-        subscription.moves.append(move)
+    def moves(self, topic: str, name: str, start: Position | None) -> Move:
+        """Somebody asks to move a subscription: what is delivered first; None: the first entry
+        there is."""
+        move = Move(self.seen.now_s(), start)
+        self.seen.subscription(topic, name).moves.append(move)
         return move
+
+    def imported(self, topic: str, name: str, beyond: Position) -> None:
+        """Somebody else makes the cursor of a subscription, which says more than there is. What is
+        stored until an instance takes it counts as acknowledged; then it is taken back."""
+        move = Move(self.seen.now_s(), beyond, is_import=True)
+        self.seen.subscription(topic, name).moves.append(move)
+
+    def explained(self, topic: str, name: str, position: Position, said: Sequence[str]) -> None:
+        """The dispatcher said why an entry is not delivered."""
+        subscription, log = self.seen.subscription(topic, name), self.seen.log(topic)
+        self.seen.note(f"explained {topic} {name} {position}: {', '.join(said)}")
+        what = f"{topic} {name} {position}: {', '.join(said)}"
+        is_gone = position not in log.at or log.is_trimmed(position)
+        is_moved = any(each.is_open for each in subscription.moves)
+        if "REASON_NO_ENTRY" in said and not is_gone:
+            self.seen.violate("EXPLAINED", f"{what}, and it is there")
+        has_letter = any(lettered == position for lettered, _ in subscription.lettered)
+        if "REASON_DEAD_LETTERED" in said and not (is_moved or has_letter):
+            self.seen.violate("EXPLAINED", f"{what}, and there is no letter")
+        if "REASON_ACKNOWLEDGED" in said and not (is_gone or is_moved):
+            if position not in subscription.acknowledged:
+                self.seen.violate("EXPLAINED", f"{what}, and the cursor does not have it")
+                return
+            number = self.next_delivery(topic, name, subscription.epoch)
+            if number is not None:
+                for index in range(len(log.at[position].ids)):
+                    token = (subscription.epoch, number)
+                    subscription.done.setdefault((position, index), token)
 
     def reported(self, topic: str, name: str, report: Any) -> None:
         """The dispatcher said what a subscription does."""
         for each in report.consumers:
-            if each.permits < -BATCH_MESSAGES_MAX:
-                self.seen.violate(
-                    "OVERDRAWN", f"{topic} {name} {each.name}: {each.permits} permits"
-                )
+            self.permits(topic, name, each.name, each.permits)
+
+    def permits(self, topic: str, name: str, consumer: str, permits: int) -> None:
+        """How many permits a consumer has: its last delivery may have been a batch of which not
+        all had one."""
+        least = 1 - self.seen.log(topic).messages_max
+        if permits < least:
+            self.seen.violate("OVERDRAWN", f"{topic} {name} {consumer}: {permits} permits")
 
     def look(self, live: Any) -> None:
-        """What a subscription holds in memory at a dispatcher."""
-        where = f"{live.topic} {live.name}"
-        if live.cache_bytes > live.cache_bytes_max:
-            self.seen.violate("BUDGET", f"{where} caches {live.cache_bytes} bytes")
-        kept = len(live.machine.parking.delays)
-        if kept > live.options.delayed_max:
-            self.seen.violate("BUDGET", f"{where} keeps {kept} messages for later")
+        """What a subscription has in flight at a dispatcher."""
+        topic, name = str(live.topic), live.name
+        owners: dict[object, int] = {}
+        log = self.seen.log(topic)
         for consumer in live.machine.consumers.values():
-            if consumer.permits < -BATCH_MESSAGES_MAX:
-                self.seen.violate("OVERDRAWN", f"{where} has {consumer.permits} permits")
+            self.permits(topic, name, consumer.name, consumer.permits)
+            if not live.machine.options.orders_keys:
+                continue
+            for flight in consumer.flights.values():
+                entry = log.at.get(flight.position)
+                if entry is None or not entry.numbers:
+                    continue
+                key = self._key_in(live, entry)
+                if owners.setdefault(key, consumer.id) != consumer.id:
+                    self.seen.violate(
+                        "SHARED_KEY", f"{topic} {name}: {key!r} is in flight at two consumers"
+                    )
+
+    def _key_in(self, live: Any, entry: Appended) -> object:
+        sent = self.seen.sent[entry.numbers[0]]
+        if live.machine.options.kind.name == "EXCLUSIVE":
+            return ""
+        return entry.position if sent.key is None or not sent.is_keyed else sent.key
 
     # ---- deduplication's state
 
-    def fold_of(self, topic: str, confirmed: Position | None) -> dict[str, int]:
-        """By producer, up to which id nothing more is stored, as the log up to a position says."""
-        marks: dict[str, int] = {}
-        for each in self.seen.log(topic).entries:
-            if confirmed is None or each.position > confirmed:
-                break
-            is_whole = each.chunk is None or each.chunk.is_last
-            marks[each.producer] = each.highest if is_whole else each.highest - 1
-        return marks
+    def forgot(self, topic: str, producer: str, *, is_inactive: bool, connected_s: float) -> None:
+        """Deduplication forgets a producer, which has been connected for so long."""
+        self.seen.counts["purged producers" if is_inactive else "evicted producers"] += 1
+        self.seen.note(f"forget {topic} {producer} {is_inactive}, connected for {connected_s:.1f}")
+        if is_inactive and connected_s >= 0 and self.dedup.is_on(topic):
+            self.seen.violate("FORGOTTEN", f"{topic} {producer}, connected for {connected_s:.1f} s")
+        self.dedup.forgotten.add((topic, producer))
+        log = self.seen.log(topic)
+        log.marks.pop(producer, None)
+        log.stored.pop(producer, None)
 
-    def check_state(self, topic: str, state: TopicState) -> None:
-        """P7, of a topic that deduplicates."""
-        if not self.dedup.is_on(topic) or self.seen.log(topic).deleted_ledger:
+
+@dataclass(slots=True)
+class Fold:
+    """What folding a log gives, up to what deduplication has.
+
+    Attributes:
+        size: how many entries are folded.
+        marks: of each producer.
+        is_compared: whether all producers were compared since deduplication began with this log.
+    """
+
+    size: int = 0
+    marks: dict[str, int] = field(default_factory=dict)
+    is_compared: bool = False
+
+
+class Folds:
+    """P7: what deduplication says of each topic, held against the log after each step."""
+
+    def __init__(self, seen: Seen, dedup: Dedup) -> None:
+        self._seen = seen
+        self._dedup = dedup
+        self._folds: dict[str, Fold] = {}
+
+    def check(self, topic: str, state: TopicState, *, is_all: bool) -> None:
+        """Compare the producers of what was confirmed since the last time, or all."""
+        log = self._seen.log(topic)
+        if log.deleted_ledger or topic not in self._seen.logs:
             return
-        for producer, mark in self.fold_of(topic, state.confirmed).items():
-            if (topic, producer) in self.dedup.forgotten or mark < 0:
-                continue
-            tracked = state.producers.get(producer)
-            has = None if tracked is None else tracked.marks.decided
-            if has != mark:
-                self.seen.violate(
-                    "FOLD",
-                    f"{topic} {producer}: {has}, and the log up to {state.confirmed} says {mark}",
-                )
+        known = self._folds.setdefault(topic, Fold())
+        entries, confirmed = log.entries, state.confirmed
+        if confirmed is None or (known.size and entries[known.size - 1].position > confirmed):
+            self._folds[topic] = known = Fold()
+        changed = set()
+        while known.size < len(entries) and confirmed and entries[known.size].position <= confirmed:
+            each = entries[known.size]
+            is_whole = each.chunk is None or each.chunk.is_last
+            known.marks[each.producer] = each.highest if is_whole else each.highest - 1
+            changed.add(each.producer)
+            known.size += 1
+        if not known.is_compared and confirmed is not None:
+            # What was trimmed has been told with the first entries that are left, if there are any.
+            is_all = is_all or log.kept_from is None or confirmed >= log.kept_from
+            known.is_compared = is_all
+        for producer in known.marks if is_all else changed:
+            self._compare(topic, producer, known.marks[producer], state)
+
+    def _compare(self, topic: str, producer: str, mark: int, state: TopicState) -> None:
+        if (topic, producer) in self._dedup.forgotten or mark < 0:
+            return
+        tracked = state.producers.get(producer)
+        has = None if tracked is None else tracked.marks.decided
+        if has != mark:
+            self._seen.violate(
+                "FOLD",
+                f"{topic} {producer}: {has}, and the log up to {state.confirmed} says {mark}",
+            )
+
+
+def _numbers(entry: Entry, metadata: entry_pb2.EntryMetadata) -> tuple[int, ...]:
+    """The numbers of the messages in an entry."""
+    if NUMBER in metadata.properties:
+        return (int(metadata.properties[NUMBER]),)
+    return numbers_in(unpack(metadata, entry.payload))

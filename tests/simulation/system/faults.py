@@ -20,6 +20,9 @@ LASTS_S: Final = (0.05, 0.3, 1.0, 4.0)
 RESTS: Final = 12
 """About how many faults a history has."""
 
+SMALLER_BYTES: Final = (1024, 1280)
+"""What the ledger may take of a message when its limit shrinks."""
+
 KILLED_FOR_S: Final = (0.01, 0.2, 1.5)
 """How long a process may be away."""
 
@@ -45,16 +48,19 @@ class Faults:
             "kills": self._kill,
             "stops": self._stop,
             "rolling restarts": self._rolling_restart,
+            "instances leave": self._instance_leaves,
             "applications die": self._application_dies,
         }
         self._ways = [way for name, way in sorted(ways.items()) if world.swarm.fails(name)]
+        if world.swarm.has("limits shrink"):
+            self._ways.append(self._limit_shrinks)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def go_on(self) -> None:
         """Let things go wrong until cancelled."""
         if not self._ways:
             return
-        rest_s = self._world.swarm.seconds / RESTS
+        rest_s = self._world.swarm.seconds / self._world.swarm.more.get("faults", RESTS)
         while True:
             await asyncio.sleep(self._rng.random() * 2 * rest_s)
             task = asyncio.create_task(self._rng.choice(self._ways)())  # type: ignore[arg-type]
@@ -210,7 +216,8 @@ class Faults:
 
     async def _comes_back(self, unit: Unit) -> None:
         await asyncio.sleep(self._rng.random() * self._rng.choice(KILLED_FOR_S))
-        unit.start()
+        if unit.is_wanted:
+            unit.start()
 
     async def _stop(self) -> None:
         unit = self._service()
@@ -223,6 +230,28 @@ class Faults:
             await self._lasts()
         finally:
             process.cont()
+
+    async def _instance_leaves(self) -> None:
+        """One of several instances dies some time, and does not come back."""
+        await asyncio.sleep(self._rng.random() * self._world.swarm.seconds)
+        instances = self._world.swarm.instances
+        several = [
+            each for each in self._world.services if instances[each.name.rpartition("-")[0]] > 1
+        ]
+        if several and all(each.is_wanted for each in several):
+            unit = self._rng.choice(several)
+            self._happens(f"leave {unit.name}")
+            unit.is_wanted = False
+            unit.kill()
+
+    async def _limit_shrinks(self) -> None:
+        """The ledger comes back with a smaller limit than it had."""
+        self._world.limits["ledger"]["max_message_bytes"] = self._rng.choice(SMALLER_BYTES)
+        for unit in self._world.services:
+            if unit.name.startswith("ledger"):
+                self._happens(f"limit shrinks {unit.name}")
+                unit.kill()
+                await self._comes_back(unit)
 
     async def _rolling_restart(self) -> None:
         for unit in list(self._world.services):

@@ -145,6 +145,8 @@ def unsettled(world: World) -> list[str]:
         for each in world.publishings
         if not each.is_done
     ]
+    if world.silent_streams:
+        missing.append("a stream that says nothing does not end")
     for of in world.subscribeds:
         subscription = world.seen.subscription(of.topic, of.name)
         log = world.seen.log(of.topic)
@@ -156,4 +158,4 @@ def unsettled(world: World) -> list[str]:
 
 def _check_end(world: World) -> None:
     for topic, state in world.stores.state.states.items():
-        world.checker.check_state(str(topic), state)
+        world.checker.folds.check(str(topic), state, is_all=True)

@@ -17,6 +17,9 @@ from seqgate.types import Chunk, Position, TopicName
 TAIL_MAX: Final = 400
 """How many of the last events are kept."""
 
+NUMBER: Final = "n"
+"""The property that has a message's number."""
+
 _MARK: Final = re.compile(rb"<(\d+)>")
 
 
@@ -73,6 +76,8 @@ class Appended:
     append_ms: int
     at_s: float
     origin: Origin | None = None
+    generation: int = 0
+    """Through how many dead letter topics it went."""
 
     @property
     def highest(self) -> int:
@@ -87,7 +92,7 @@ class Log:
     entries: list[Appended] = field(default_factory=list)
     at: dict[Position, Appended] = field(default_factory=dict)
     kept_from: Position | None = None
-    """What is before was trimmed."""
+    """What is before was trimmed, or may have been, by a trim that was cut off."""
     deleted_ledger: int = 0
     """Up to this ledger everything was deleted with the topic that had this name before."""
     marks: dict[str, int] = field(default_factory=dict)
@@ -99,6 +104,10 @@ class Log:
     """By producer and uuid, where the chunks are."""
     last: dict[str, Appended] = field(default_factory=dict)
     """By producer, its newest entry."""
+    messages_max: int = 1
+    """How many messages the largest batch has."""
+    entry_bytes_max: int = 0
+    """How large the largest entry is, about."""
 
     def is_trimmed(self, position: Position) -> bool:
         """Whether an entry is gone."""
@@ -123,6 +132,12 @@ class Log:
         last = self.attempts[entry.producer, entry.chunk.uuid][-1]
         return not self._is_whole(entry) and self.last[entry.producer].position != last
 
+    def may_go_on(self, entry: "Appended") -> bool:
+        """Whether the large message that a chunk is of is neither whole nor left behind."""
+        assert entry.chunk is not None
+        last = self.attempts[entry.producer, entry.chunk.uuid][-1]
+        return not self._is_whole(entry) and self.last[entry.producer].position == last
+
     def _is_whole(self, entry: "Appended") -> bool:
         assert entry.chunk is not None
         found = self.attempts[entry.producer, entry.chunk.uuid]
@@ -133,54 +148,110 @@ Place = tuple[Position, int]
 """A message's entry, and its index in the batch, or 0."""
 
 
+Token = tuple[int, int]
+"""What names a delivery: the epoch of the subscription's lease, and a number."""
+
+
 @dataclass(slots=True)
 class Move:
-    """Somebody asked to move a subscription; None: it is not answered yet."""
+    """Somebody asked to move a subscription.
+
+    Attributes:
+        start: what is delivered first then; None: the first entry there is.
+        is_import: somebody else made the cursor, and it may be taken back to the end of the log.
+        taken_s: when an instance took it then; None: none has.
+        answered_s: when it was answered that it is moved; None: it is not yet, or failed. Then it
+            may be moved at any time.
+    """
 
     asked_s: float
+    start: Position | None
+    is_import: bool = False
+    taken_s: float | None = None
+    answered_s: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may still happen."""
+        return self.answered_s is None
+
+
+@dataclass(slots=True)
+class FilterSet:
+    """Somebody asked to filter a subscription: the tags of what may be rejected then."""
+
+    asked_s: float
+    rejected: frozenset[str]
     answered_s: float | None = None
 
 
 @dataclass(slots=True)
 class Subscription:
-    """What is known of a subscription.
+    """What is known of a subscription, since its cursor was made.
 
     Attributes:
         acknowledged: which entries its cursor counts as acknowledged, as the store has it.
-        parts: of batches that are acknowledged in part, the messages.
-        asked: what a consumer asked to acknowledge.
-        through: how far somebody asked to acknowledge everything.
+        parts: of batches that are acknowledged in part, the messages (bits).
+        waiting: entries that are not acknowledged, in the order of the log.
+        asked: what consumers asked to acknowledge, by which deliveries, unless these were stale.
+        through: how far they asked to acknowledge everything, and by which deliveries.
         done: what was answered to be acknowledged, and by which delivery.
-        expressions: the tags that a filter rejected, ever.
-        dropped: chunks that a consumer's client let go.
+        undone_s: when an acknowledgement was taken back the last time, by entry.
+        refused: how often consumers refused messages of an entry.
+        filters: what it was filtered by, in the order in which that was asked for.
+        dropped: chunks that a consumer's client acknowledged since they make no message.
+        passed: entries that the dispatcher says it acknowledged though nobody received them.
         lettered: what is in the dead letter topic; of a large message, by chunk.
-        is_ordered: whether keys come in order.
+        first_of_key: by key, the last message that was delivered for the first time, its token.
+        floor: only deliveries from this one on were made since it was moved the last time.
+        holds: whether a key is held after a dead letter.
+        held: by key, which letter holds it, and from which delivery on.
+        kind, is_ordered, redeliveries_max: how it behaves; whether keys come in order.
+        epoch: of its lease; `is_taken_now`: whether the last change made it.
+        spent_epoch: the last one of the cursor that had this name before.
     """
 
     topic: str
     name: str
     kind: str = ""
-    exists: bool = True
-    created_at: Position | None = None
+    is_ordered: bool = False
+    redeliveries_max: int | None = None
+    letters_tail: bool = False
+    holds: bool = False
     acknowledged: set[Position] = field(default_factory=set)
     parts: dict[Position, int] = field(default_factory=dict)
     waiting: dict[Position, None] = field(default_factory=dict)
-    """Entries that are not acknowledged, in the order of the log."""
-    asked: set[Place] = field(default_factory=set)
-    through: Place | None = None
-    done: dict[Place, tuple[int, int]] = field(default_factory=dict)
+    asked: dict[Place, set[Token]] = field(default_factory=dict)
+    through: dict[Place, set[Token]] = field(default_factory=dict)
+    done: dict[Place, Token] = field(default_factory=dict)
+    undone_s: dict[Position, float] = field(default_factory=dict)
     moves: list[Move] = field(default_factory=list)
-    rejected_tags: set[str] = field(default_factory=set)
+    refused: Counter[Position] = field(default_factory=Counter)
+    filters: list[FilterSet] = field(default_factory=list)
     dropped: set[Position] = field(default_factory=set)
+    passed: dict[Position, str] = field(default_factory=dict)
     lettered: set[tuple[Position, int]] = field(default_factory=set)
-    first_of_key: dict[object, tuple[Place, tuple[int, int]]] = field(default_factory=dict)
-    """By key, the last message that was delivered for the first time, and its token."""
+    first_of_key: dict[object, tuple[Place, Token]] = field(default_factory=dict)
     delivered: set[Place] = field(default_factory=set)
-    holds: bool = False
-    """Whether a key is held after a dead letter."""
-    held: dict[object, tuple[Position, float]] = field(default_factory=dict)
-    """By key, which letter holds it, and since when."""
-    is_ordered: bool = False
+    floor: Token = (0, 0)
+    held: dict[object, tuple[Position, Token]] = field(default_factory=dict)
+    epoch: int = 0
+    is_taken_now: bool = False
+    spent_epoch: int = 0
+
+    def made_again(self) -> "Subscription":
+        """What is known when its cursor is deleted: how consumers want it to behave."""
+        return Subscription(
+            self.topic,
+            self.name,
+            self.kind,
+            self.is_ordered,
+            self.redeliveries_max,
+            self.letters_tail,
+            self.holds,
+            floor=(max(self.epoch, self.spent_epoch) + 1, 0),
+            spent_epoch=max(self.epoch, self.spent_epoch),
+        )
 
 
 class Seen:

@@ -135,8 +135,8 @@ class Unsteady:
         else:
             fails = trouble.failing > 0 and rng.random() < trouble.failing
 
-        if name == "trim":
-            self._observe("trims", args, named, None)
+        if name == "trim" and self._later is None:  # it may be cut off in the middle
+            self._observe("trim", args, named, None)
 
         async def do() -> Any:
             answer = await method(*args, **named)

@@ -2,7 +2,7 @@
 
 Each history enables some features and some faults, and none the others: what hides behind something
 else in one history stands alone in another. Every limit is as often tiny as it is what operators
-get.
+get. A part of them has one of the mixes of mixes.py instead, for what seldom meets by chance.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,21 +10,29 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, NamedTuple
 
+from tests.simulation.system.mixes import MIXES, Mix
+
 FEATURES: Final = (
     "batching", "batching by key", "chunking", "delays", "filters", "dead letters", "nacks",
     "partial acks", "cumulative acks", "stuck consumers", "consumers come and go",
     "producers restart", "resends", "readers", "policies", "evictions", "trims", "resets",
     "explains", "ack timeouts", "two topics", "snapshots", "deletions", "seeks",
-    "long keys", "shared names", "sqlite",
+    "long keys", "shared names", "sqlite", "late starts", "compression", "process by key",
+    "circuit breaker", "incomplete acknowledged", "producers start over", "idle producers",
+    "filters are mended", "imported cursors", "letters in circles", "silent streams",
+    "limits shrink",
 )  # fmt: skip
 """What may be used in a history."""
 
 FAULTS: Final = (
     "delays", "losses", "partitions", "half-open", "store fails", "store full", "store slow",
     "redis loses all", "redis goes back", "redis loses one", "clocks", "kills", "stops",
-    "rolling restarts", "applications die",
+    "rolling restarts", "instances leave", "applications die",
 )  # fmt: skip
 """What may go wrong in a history."""
+
+MIX_SHARE: Final = 0.3
+"""How many of all seeds have a mix."""
 
 TINY_SHARE: Final = 0.5
 """How often a limit is tiny."""
@@ -65,6 +73,12 @@ LIMITS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = {
         "idle_timeout_s": (1.0, 2.0),
         "keep_interval_s": (1.0,),
         "follow_poll_s": (0.2,),
+        "unanswered_bytes_max": (64 * K,),
+        "read_bytes_max": (64 * K,),
+        "publish_streams_max": (8,),
+        "read_streams_max": (8,),
+        "calls_max": (2, 5),
+        "streams_max": (24,),
     },
     "dedup": {
         "cursor_timeout_s": (0.7,),
@@ -82,13 +96,20 @@ LIMITS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = {
         "delayed_bytes_max": (1, 4_000),
         "all_delayed_bytes_max": (1, 4_000),
         "cache_bytes_max": (0, 1_500, 3_000, 6_000),
+        "caches_bytes_max": (1_500, 6_000),
+        "stream_bytes_max": (600, 4_000),
+        "streams_bytes_max": (1_500, 6_000),
         "call_timeout_s": (1.0, 2.0),
         "filter_timeout_s": (0.2,),
+        "calls_max": (2, 5),
+        "streams_max": (12, 24),
     },
     "filter": {
         "programs_max": (1, 2),
         "decisions_max": (0, 1, 2),
         "decision_bytes_max": (0, K),
+        "chain_bytes_max": (4 * K, 64 * K),
+        "streams_max": (4, 8),
     },
     "producer": {
         "max_pending_messages": (1, 3),
@@ -123,6 +144,8 @@ LIMITS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = {
         "seqgate.client._settling.UNANSWERED_MAX": (1, 2),
         "seqgate.client._settling.ITEMS_MAX": (1, 3),
         "services.dispatcher.chains.PIECE_BYTES": (64,),
+        "services.dispatcher.shadow.WAITING_MAX": (1, 3),
+        "services.dispatcher.core.delivering.KEPT_BACK_MAX": (1, 5),
     },
 }
 """Tiny values of each limit. What is not drawn is as an operator gets it."""
@@ -133,11 +156,21 @@ class Swarm:
     """The settings of one history.
 
     Attributes:
-        size: which of SIZES.
+        size: which of SIZES, or "mixed".
         limits: by part and name, those that are tiny.
         instances: of each service, how many.
         seconds: how long things happen before everything calms down, of virtual time.
         messages: how many are sent at most, by each producer.
+        mix: what the history is about; empty: nothing in particular.
+        more: settings of the workload that are not drawn from what is usual: "sizes" (bytes of
+            messages), "consumers" (of a subscription), "rest_s" (between messages), "kinds" (of
+            subscriptions), "nack_share", "max_redeliveries", "after" (a dead letter),
+            "drain_deadline_s" (sequences to choose from), "retry_s" (first and longest); "acts" of
+            administrators and "faults" (how many); "own_ids", "batch_share", "chunk_share",
+            "chunk_bytes", "batch" (how producers send); "work_s" (how long consumers take),
+            "late_s" (when the first one comes at the latest);
+            "cursor_latency_s", "state_latency_s" (of stores); "expressions" and "policies" (of
+            filters).
     """
 
     seed: int
@@ -151,7 +184,12 @@ class Swarm:
     seconds: float
     size: str
     network_s: float = 0.002
+    mix: str = ""
     more: Mapping[str, Any] = field(default_factory=dict)
+
+    def one_of(self, name: str, rng: Random, usual: Sequence[Any]) -> Any:
+        """One of the values that the mix has of a setting, or of those that are usual."""
+        return rng.choice(self.more.get(name, usual))
 
     def has(self, feature: str) -> bool:
         """Whether a feature is used."""
@@ -176,6 +214,7 @@ class Swarm:
                 f"seed {self.seed}, {self.size}: {self.producers} producers "
                 f"of {self.messages} messages, "
                 f"{self.subscriptions} subscriptions, {self.seconds:.1f} s",
+                *([f"mix: {self.mix}"] if self.mix else []),
                 f"features: {', '.join(sorted(self.features)) or 'none'}",
                 f"faults: {', '.join(sorted(self.faults)) or 'none'}",
                 f"instances: {', '.join(instances)}",
@@ -187,6 +226,8 @@ class Swarm:
 def draw(seed: int) -> Swarm:
     """The settings that belong to a seed."""
     rng = Random(f"swarm {seed}")
+    if rng.random() < MIX_SHARE:
+        return mixed(seed, rng.choice(MIXES))
     features = _some(rng, FEATURES)
     faults = _some(rng, FAULTS) if rng.random() < 0.8 else frozenset()
     tiny_share = rng.choice([0.0, TINY_SHARE, TINY_SHARE, 1.0])
@@ -210,6 +251,38 @@ def draw(seed: int) -> Swarm:
         messages=rng.choice(SIZES[size].messages),
         seconds=rng.choice(SIZES[size].seconds),
         size=size,
+    )
+
+
+def mixed(seed: int, mix: Mix) -> Swarm:
+    """The settings that a seed has within a mix."""
+    rng = Random(f"mix {seed}")
+    perhaps = [each for each in mix.perhaps if rng.random() < 0.5]
+    has = {*mix.features, *mix.faults, *perhaps}
+    tiny_share = rng.choice([0.0, 0.0, 0.2])
+    limits = {
+        part: {name: rng.choice(values) for name, values in of.items() if rng.random() < tiny_share}
+        for part, of in LIMITS.items()
+    }
+    for part, of in mix.limits.items():
+        limits[part].update({name: rng.choice(values) for name, values in of.items()})
+    instances = {
+        name: rng.choice(mix.instances.get(name, (1,)))
+        for name in ("ledger", "dedup", "cursor", "dispatcher", "filter")
+    }
+    return Swarm(
+        seed,
+        frozenset(has.intersection(FEATURES)),
+        frozenset(has.intersection(FAULTS)),
+        limits,
+        instances,
+        producers=rng.choice(mix.producers),
+        subscriptions=rng.choice(mix.subscriptions),
+        messages=rng.choice(mix.messages),
+        seconds=rng.choice(mix.seconds),
+        size="mixed",
+        mix=mix.name,
+        more={"kinds": mix.kinds, **mix.more},
     )
 
 

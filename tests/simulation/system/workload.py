@@ -6,16 +6,21 @@ stored.
 """
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from seqgate.client import (
     AfterDeadLetter,
     AssemblyLimits,
     Batching,
+    Breaker,
     Chunking,
     Client,
+    Compression,
     Consumer,
     Incomplete,
     MessageId,
@@ -25,6 +30,7 @@ from seqgate.client import (
     RetryPolicy,
     SubscriptionOptions,
     SubscriptionType,
+    process_by_key,
 )
 from seqgate.errors import (
     ConsumerClosedError,
@@ -43,7 +49,8 @@ from seqgate.errors import (
 )
 from seqgate.message_id import ChunkMessageId
 from seqgate.types import Position
-from tests.simulation.system.seen import Place, Sent, Subscription
+from tests.simulation.ground import EPOCH_S
+from tests.simulation.system.seen import NUMBER, Place, Sent
 
 if TYPE_CHECKING:
     from tests.simulation.system.world import World
@@ -51,8 +58,17 @@ if TYPE_CHECKING:
 KEYS: Final = ("a", "b", "c", "d")
 LONG_KEY: Final = "long " * 1_000
 TAGS: Final = ("red", "green")
+KINDS: Final = ("KEY_SHARED", "SHARED", "EXCLUSIVE")
+AFTER: Final = tuple(each.name for each in AfterDeadLetter)
 REST_S: Final = 0.5
 """How long an application waits before it tries again what failed as a whole."""
+
+AGAIN_MAX: Final = 3
+"""How many messages that it was told are stored an application may send once more after a
+restart."""
+
+IDLE_S: Final = (57.0, 58.5, 59.5)
+"""How long an idle producer rests: about as long as the shortest inactivity timeout."""
 
 Failure = (SeqgateError, TimeoutError)
 
@@ -67,7 +83,8 @@ class Publishing:
     Attributes:
         has_ids: whether it numbers its messages itself, and sends again what it is not sure of.
         todo: what it has to send, in order; with ids of its own, until it is told that it is
-        stored.
+            stored.
+        stored: the last messages with ids of its own of which it was told that they are stored.
     """
 
     name: str
@@ -77,10 +94,18 @@ class Publishing:
     chunking: Chunking | None
     rest_s: float
     sizes: tuple[int, ...]
+    compression: Compression = Compression.NONE
     todo: list[Sent] = field(default_factory=list)
+    stored: list[Sent] = field(default_factory=list)
     next_id: int = 0
     left: int = 0
     over: bool = False
+    starts_over: asyncio.Event | None = None
+    """Somebody asked it to number from a lower id on, and waits until such a message is stored."""
+    lower: int | None = None
+    """The first of these ids; None: it has none yet."""
+    over_when_stored: asyncio.Event | None = None
+    open_since_s: float | None = None
 
     @property
     def is_done(self) -> bool:
@@ -92,26 +117,33 @@ def publishing(world: "World", number: int) -> Publishing:
     """A producer's application, drawn."""
     rng, swarm = world.rng, world.swarm
     batching = chunking = None
-    if swarm.has("batching") and rng.random() < 0.6:
+    if swarm.has("batching") and rng.random() < swarm.more.get("batch_share", 0.6):
         batching = Batching(
-            messages_max=rng.choice([1, 2, 3, 10]),
+            messages_max=swarm.one_of("batch", rng, (1, 2, 3, 10)),
             bytes_max=rng.choice([64, 1024, 128 * 1024]),
             delay_s=rng.choice([0.0, 0.001, 0.05]),
             by_key=swarm.has("batching by key") and rng.random() < 0.5,
             filter_properties=("tag",) if swarm.has("filters") else (),
         )
-    elif swarm.has("chunking") and rng.random() < 0.7:
-        chunking = Chunking(rng.choice([0, 32, 100]))
+    elif swarm.has("chunking") and rng.random() < swarm.more.get("chunk_share", 0.7):
+        chunking = Chunking(swarm.one_of("chunk_bytes", rng, (0, 32, 100)))
     sizes = (12, 40, 150) if chunking is None else (12, 40, 150, 400)
+    sizes = swarm.more.get("sizes", sizes)
+    compression = Compression.NONE
+    if swarm.has("compression"):
+        compression = rng.choice([Compression.LZ4, Compression.ZSTD, Compression.NONE])
     shares = swarm.has("shared names") and number > 0
     return Publishing(
         "p0" if shares else f"p{number}",
         world.publishings[0].topic if shares else rng.choice(world.topics),
-        has_ids=rng.random() < 0.6 and not swarm.has("shared names"),
+        has_ids=(rng.random() < 0.6 or "own_ids" in swarm.more) and not swarm.has("shared names"),
         batching=batching,
         chunking=chunking,
-        rest_s=rng.choice([0.0, 0.001, 0.01, 0.1, swarm.seconds / swarm.messages / 2]),
+        rest_s=swarm.one_of(
+            "rest_s", rng, (0.0, 0.001, 0.01, 0.1, swarm.seconds / swarm.messages / 2)
+        ),
         sizes=sizes,
+        compression=compression,
         left=rng.randint(swarm.messages // 2, swarm.messages),
     )
 
@@ -150,28 +182,72 @@ async def _publish_on(world: "World", application: Publishing, client: Client, r
         takeover=True,
         batching=application.batching,
         chunking=application.chunking,
+        compression=application.compression,
         max_pending_messages=limits.get("max_pending_messages", 1_000),
         send_timeout_s=limits.get("send_timeout_s", 30.0),
     )
     async with producer:
         world.seen.note(f"{application.name} is open, last id {producer.last_sequence_id}")
-        if not application.has_ids:
-            application.todo.clear()  # what became of it is not known: it is not sent again
-        again = list(application.todo)
-        world.seen.counts["resends"] += len(again)
-        sending = Sending(world, application, producer)
-        while (again or application.left) and not sending.has_failed:
-            sent = again.pop(0) if again else _next(world, application, rng)
-            await sending.send(sent)
-            if application.rest_s and not world.is_quiet:
-                await asyncio.sleep(rng.random() * 2 * application.rest_s)
-            elif rng.random() < 0.3:
-                await sending.answered(asyncio.FIRST_COMPLETED)
-            restarts = world.swarm.has("producers restart") and not world.is_quiet
-            if restarts and rng.random() < 0.05:
-                world.seen.counts["producers restarted"] += 1
+        application.open_since_s = world.seen.now_s()
+        try:
+            await _publish_all(world, application, producer, rng)
+        finally:
+            application.open_since_s = None
+
+
+async def _publish_all(
+    world: "World", application: Publishing, producer: Producer, rng: Random
+) -> None:
+    if not application.has_ids:
+        application.todo.clear()  # what became of it is not known: it is not sent again
+    again = list(application.todo)
+    if world.swarm.has("resends") and rng.random() < 0.7 and application.lower is None:
+        again = application.stored[-rng.randint(1, AGAIN_MAX) :] + again
+    world.seen.counts["resends"] += len(again)
+    sending = Sending(world, application, producer)
+    if world.swarm.has("idle producers") and rng.random() < 0.8:
+        await _idle(world, application, sending, rng)
+    while (again or application.left) and not sending.has_failed:
+        if application.starts_over is not None and not again:
+            await sending.answered(asyncio.ALL_COMPLETED)
+            if application.todo:
                 break
-        await sending.answered(asyncio.ALL_COMPLETED)
+            _start_over(world, application, rng)
+        sent = again.pop(0) if again else _next(world, application, rng)
+        await sending.send(sent)
+        if world.swarm.has("idle producers") and not world.is_quiet and rng.random() < 0.5:
+            await _idle(world, application, sending, rng)
+            if rng.random() < 0.8:
+                break
+        if application.rest_s and not world.is_quiet:
+            await asyncio.sleep(rng.random() * 2 * application.rest_s)
+        elif rng.random() < 0.3:
+            await sending.answered(asyncio.FIRST_COMPLETED)
+        restarts = world.swarm.has("producers restart") and not world.is_quiet
+        if restarts and rng.random() < 0.05:
+            world.seen.counts["producers restarted"] += 1
+            break
+    await sending.answered(asyncio.ALL_COMPLETED)
+
+
+def _start_over(world: "World", application: Publishing, rng: Random) -> None:
+    """Number what comes next from a lower id on, as an application does that lost its database."""
+    application.starts_over, over = None, application.starts_over
+    application.stored.clear()
+    application.next_id = rng.randrange(application.next_id + 1)
+    application.lower = application.next_id
+    application.over_when_stored = over
+    world.seen.counts["producers started over"] += 1
+    world.seen.note(f"{application.name} starts over at {application.lower}")
+
+
+async def _idle(world: "World", application: Publishing, sending: "Sending", rng: Random) -> None:
+    """Rest for about as long as a producer may without being forgotten."""
+    await sending.answered(asyncio.ALL_COMPLETED)
+    world.seen.counts["idle producers"] += 1
+    with suppress(TimeoutError):
+        async with asyncio.timeout(rng.choice(IDLE_S)):
+            await world.until_quiet()
 
 
 class Sending:
@@ -193,7 +269,7 @@ class Sending:
                 future = self._producer.send_nowait(
                     sent.payload,
                     key=sent.key,
-                    properties={"tag": sent.tag},
+                    properties={"tag": sent.tag, NUMBER: str(sent.number)},
                     sequence_id=sent.sequence_id,
                     deliver_after_s=sent.delay_s or None,
                 )
@@ -204,6 +280,7 @@ class Sending:
                 await self.answered(asyncio.FIRST_COMPLETED)
                 continue
             except (MessageTooLargeError, InvalidRequestError) as error:
+                self._check_refusal(sent, error)
                 self._give_up(sent, error.reason)
                 return
             except SeqgateError as error:
@@ -219,6 +296,22 @@ class Sending:
         if self._pending:
             await asyncio.wait(list(self._pending), return_when=when)
             await asyncio.sleep(0)
+
+    def _check_refusal(self, sent: Sent, error: SeqgateError) -> None:
+        if self._application.chunking is not None and isinstance(error, MessageTooLargeError):
+            self._world.seen.violate(
+                "REFUSED", f"message {sent.number}, {sent.size_bytes} bytes: {error}"
+            )
+
+    def _note_stored(self, sent: Sent) -> None:
+        application = self._application
+        if sent in application.todo:
+            application.todo.remove(sent)
+            if sent.sequence_id is not None:
+                application.stored = [*application.stored[-AGAIN_MAX:], sent]
+        if application.over_when_stored is not None:
+            application.over_when_stored.set()
+            application.over_when_stored = None
 
     def _give_up(self, sent: Sent, reason: str) -> None:
         self._world.checker.refused(sent, reason)
@@ -237,9 +330,9 @@ class Sending:
             self._world.checker.answered(
                 sent, receipt.sequence_id, position, duplicate=receipt.duplicate
             )
-            if sent in self._application.todo:
-                self._application.todo.remove(sent)
+            self._note_stored(sent)
         elif isinstance(error, StaleSequenceIdError | MessageTooLargeError | InvalidRequestError):
+            self._check_refusal(sent, error)
             self._give_up(sent, error.reason)
         else:
             reason = getattr(error, "reason", "") or type(error).__name__
@@ -275,7 +368,7 @@ def _next(world: "World", application: Publishing, rng: Random) -> Sent:
 
 
 def _key(world: "World", rng: Random) -> str | None:
-    if world.swarm.has("long keys") and rng.random() < 0.2:
+    if world.swarm.has("long keys") and rng.random() < world.swarm.more.get("long_key_share", 0.2):
         return LONG_KEY
     return rng.choice((*KEYS[: rng.choice([1, 4])], None))
 
@@ -296,34 +389,43 @@ class Subscribed:
     nack_share: float
     stuck_share: float
     consumers: int
+    starts_late: bool = False
+    by_key: bool = False
 
 
 def subscribed(world: "World", number: int) -> Subscribed:
     """A subscription, drawn."""
     rng, swarm = world.rng, world.swarm
-    kind = rng.choice(
-        [SubscriptionType.KEY_SHARED, SubscriptionType.SHARED, SubscriptionType.EXCLUSIVE]
-    )
+    kind = SubscriptionType[swarm.one_of("kinds", rng, KINDS)]
+    topic = rng.choice(world.topics)
+    circle = ""
+    if swarm.has("letters in circles") and len(world.topics) > 1:
+        topic, circle = world.topics[number % 2], world.topics[(number + 1) % 2]
+    letters = swarm.has("dead letters")
     options = SubscriptionOptions(
         max_in_flight_per_key=rng.choice([0, 0, 1, 2]),
         max_unacked_per_consumer=rng.choice([None, None, 1, 3]),
         max_unacked=rng.choice([None, None, 2, 5]),
-        max_redeliveries=rng.choice([0, 1, 3]) if swarm.has("dead letters") else None,
-        after_dead_letter=rng.choice(list(AfterDeadLetter)),
-        drain_deadline_s=rng.choice([0.0, 0.5]),
+        max_redeliveries=swarm.one_of("max_redeliveries", rng, (0, 1, 3)) if letters else None,
+        dead_letter_topic=circle,
+        after_dead_letter=AfterDeadLetter[swarm.one_of("after", rng, AFTER)],
+        drain_deadline_s=swarm.one_of("drain_deadline_s", rng, (0.0, 0.5)),
     )
+    consumers = swarm.one_of("consumers", rng, (1, 2, 3))
     return Subscribed(
-        rng.choice(world.topics),
+        topic,
         f"s{number}",
         kind,
         options,
-        Incomplete.REFUSE,
+        Incomplete.ACKNOWLEDGE if swarm.has("incomplete acknowledged") else Incomplete.REFUSE,
         ack_timeout_s=rng.choice([0.3, 2.0]) if swarm.has("ack timeouts") else None,
-        nack_share=rng.choice([0.05, 0.3])
-        if swarm.has("nacks") or swarm.has("dead letters")
+        nack_share=swarm.one_of("nack_share", rng, (0.05, 0.3))
+        if swarm.has("nacks") or letters
         else 0,
         stuck_share=0.05 if swarm.has("stuck consumers") else 0.0,
-        consumers=1 if kind is SubscriptionType.EXCLUSIVE else rng.choice([1, 2, 3]),
+        consumers=1 if kind is SubscriptionType.EXCLUSIVE else consumers,
+        starts_late=swarm.has("late starts"),
+        by_key=swarm.has("process by key") and rng.random() < 0.5,
     )
 
 
@@ -345,18 +447,25 @@ async def consume(world: "World", of: Subscribed, name: str, rng: Random) -> Non
 async def _consume_on(
     world: "World", of: Subscribed, name: str, client: Client, rng: Random
 ) -> None:
-    limits = world.swarm.limits["consumer"]
-    known = world.seen.subscription(of.topic, of.name)
+    swarm, checker = world.swarm, world.checker
+    limits = swarm.limits["consumer"]
     bytes_max = limits.get("assembly_bytes_max", 1024 * 1024)
+    if of.starts_late and not world.seen.log(of.topic).entries:
+        await asyncio.sleep(rng.random() * swarm.more.get("late_s", swarm.seconds / 2))
+    start: Any = "earliest"
+    if of.starts_late:
+        start = rng.choice(["latest", datetime.fromtimestamp(EPOCH_S + world.loop.now, UTC)])
+    first_s, longest_s = swarm.more.get("retry_s", (0.05, 0.5))
     consumer = client.consumer(
         of.topic,
         of.name,
         type=of.type,
         options=of.options,
         name=name,
+        start=start,
         ack_timeout_s=of.ack_timeout_s,
-        retry=RetryPolicy(0.05, 0.5),
-        breaker=None,
+        retry=RetryPolicy(first_s, longest_s),
+        breaker=Breaker(2, 1.0, 0.1, 0.5) if swarm.has("circuit breaker") else None,
         receiver_queue=limits.get("receiver_queue", 1_000),
         receiver_queue_bytes=limits.get("receiver_queue_bytes", 64 * 1024 * 1024),
         assembly=AssemblyLimits(
@@ -365,46 +474,97 @@ async def _consume_on(
             message_bytes_max=bytes_max,
         ),
         incomplete=of.incomplete,
-        on_dropped=lambda dropped: known.dropped.update(dropped.positions),
+        on_dropped=lambda dropped: checker.dropped(of.topic, of.name, dropped, of.incomplete),
     )
-    stays_s = rng.random() * 5 if world.swarm.has("consumers come and go") else None
+    stays_s = rng.random() * 5 if swarm.has("consumers come and go") else None
     async with consumer:
         world.seen.note(f"{name} is connected")
-        settling: set[asyncio.Task[None]] = set()
-        loop = asyncio.get_running_loop()
-        ends_s = None if stays_s is None else loop.time() + stays_s
-        while ends_s is None or loop.time() < ends_s or world.is_quiet:
-            timeout_s = None if ends_s is None or world.is_quiet else ends_s - loop.time()
-            try:
-                message = await consumer.receive(timeout_s)
-            except TimeoutError:
-                continue
-            task = asyncio.create_task(_handle(world, of, known, name, consumer, message, rng))
-            settling.add(task)
-            task.add_done_callback(settling.discard)
-            if rng.random() < 0.5:
-                await asyncio.wait([task], timeout=1.0)
-            if world.swarm.has("seeks") and not world.is_quiet and rng.random() < 0.05:
-                await _seek(world, known, consumer, rng)
+        if of.by_key:
+            await _process(world, of, name, consumer, rng, stays_s)
+        else:
+            await _receive(world, of, name, consumer, rng, stays_s)
         world.seen.counts["consumers left"] += 1
-        for task in settling:
-            task.cancel()
     world.seen.note(f"{name} left")
 
 
-async def _seek(world: "World", known: Subscription, consumer: Consumer, rng: Random) -> None:
-    entries = world.seen.log(known.topic).entries
+async def _receive(
+    world: "World",
+    of: Subscribed,
+    name: str,
+    consumer: Consumer,
+    rng: Random,
+    stays_s: float | None,
+) -> None:
+    """Take messages one after the other, and settle them side by side."""
+    settling: set[asyncio.Task[None]] = set()
+    loop = asyncio.get_running_loop()
+    ends_s = None if stays_s is None else loop.time() + stays_s
+    while ends_s is None or loop.time() < ends_s or world.is_quiet:
+        timeout_s = None if ends_s is None or world.is_quiet else ends_s - loop.time()
+        try:
+            message = await consumer.receive(timeout_s)
+        except TimeoutError:
+            continue
+        task = asyncio.create_task(_handle(world, of, name, consumer, message, rng))
+        settling.add(task)
+        task.add_done_callback(settling.discard)
+        if rng.random() < 0.5:
+            await asyncio.wait([task], timeout=1.0)
+        if world.swarm.has("seeks") and not world.is_quiet and rng.random() < 0.05:
+            await _seek(world, of, consumer, rng)
+    for task in settling:
+        task.cancel()
+
+
+async def _process(
+    world: "World",
+    of: Subscribed,
+    name: str,
+    consumer: Consumer,
+    rng: Random,
+    stays_s: float | None,
+) -> None:
+    """Let the client settle messages, key by key."""
+
+    async def handle(message: Received) -> None:
+        _note_delivered(world, of, name, message)
+        if rng.random() < 0.3:
+            await asyncio.sleep(rng.random() * 0.3)
+        if not world.is_quiet and rng.random() < of.nack_share:
+            world.checker.refuses(of.topic, of.name, places_of(world, message))
+            raise RuntimeError("not today")
+        token = (message.token.epoch, message.token.delivery)
+        world.checker.asks(of.topic, of.name, places_of(world, message), token)
+
+    processing = asyncio.create_task(
+        process_by_key(consumer, handle, concurrency=3, on_failure=lambda *_: None)
+    )
+    quiet = asyncio.create_task(world.until_quiet())
+    try:
+        await asyncio.wait([processing, quiet], timeout=stays_s, return_when="FIRST_COMPLETED")
+        if quiet.done():
+            await asyncio.wait([processing])
+        if processing.done():
+            processing.result()
+    finally:
+        quiet.cancel()
+        processing.cancel()
+        await asyncio.wait([processing])
+
+
+async def _seek(world: "World", of: Subscribed, consumer: Consumer, rng: Random) -> None:
+    entries = world.seen.log(of.topic).entries
     place: Place | None = None
     if entries and rng.random() < 0.7:
         place = (rng.choice(entries).position, 0)
     world.seen.counts["seeks"] += 1
-    world.seen.note(f"seek {known.name} to {place}")
-    move = world.checker.moved(known)
+    world.seen.note(f"seek {of.name} to {place}")
+    move = world.checker.moves(of.topic, of.name, None if place is None else place[0])
     try:
         await consumer.seek("earliest" if place is None else MessageId(*place[0]))
         move.answered_s = world.seen.now_s()
     except Failure as error:
-        world.seen.note(f"{known.name} is not moved: {error!r}")
+        world.seen.note(f"{of.name} is not moved: {error!r}")
 
 
 def place_of(message: Received) -> Place:
@@ -423,50 +583,79 @@ def places_of(world: "World", message: Received) -> list[Place]:
     return [(each, 0) for each in log.attempts[at.producer, at.chunk.uuid]]
 
 
+def _note_delivered(world: "World", of: Subscribed, name: str, message: Received) -> None:
+    number = int(message.payload[1:].split(b">", 1)[0])
+    if message.payload != world.seen.sent[number].payload:
+        world.seen.violate("INVENTED", f"message {number} has another payload: {message.payload!r}")
+    token = (message.token.epoch, message.token.delivery)
+    world.checker.delivered(
+        of.topic, of.name, name, token, place_of(message), number, message.attempts
+    )
+
+
 async def _handle(
     world: "World",
     of: Subscribed,
-    known: Subscription,
     name: str,
     consumer: Consumer,
     message: Received,
     rng: Random,
 ) -> None:
-    number = int(message.payload[1:].split(b">", 1)[0])
-    if message.payload != world.seen.sent[number].payload:
-        world.seen.violate("INVENTED", f"message {number} has another payload: {message.payload!r}")
-    token = (message.token.epoch, message.token.delivery)
-    place = place_of(message)
-    world.checker.delivered(known, name, token, place, number, message.attempts)
+    _note_delivered(world, of, name, message)
+    settle = partial(_settle, world, of, name, consumer, message, rng)
     try:
+        if world.swarm.has("partial acks") and message.id.batch_index >= 0:
+            await settle()
+            return
         if rng.random() < 0.3:
-            await asyncio.sleep(rng.random() * 0.3)
+            await asyncio.sleep(rng.random() * world.swarm.more.get("work_s", 0.3))
         if not world.is_quiet and rng.random() < of.stuck_share:
             world.seen.counts["stuck"] += 1
             await world.until_quiet()
-        if not world.is_quiet and rng.random() < of.nack_share:
-            world.seen.counts["nacks"] += 1
-            world.seen.note(f"nack {of.name} {place} {token}")
-            await consumer.nack(message)
-            return
-        through = (
-            of.type is SubscriptionType.EXCLUSIVE
-            and world.swarm.has("cumulative acks")
-            and rng.random() < 0.5
-        )
-        world.seen.note(f"ack {of.name} {place} {token}{' through' if through else ''}")
-        if through:
-            known.through = place if known.through is None else max(known.through, place)
-            await consumer.ack_through(message)
-        else:
-            known.asked.update(places_of(world, message))
-            await consumer.ack(message)
-        for each in [place] if through else places_of(world, message):
-            world.checker.done(known, each, token)
+        await settle()
     except StaleTokenError:
         world.seen.counts["stale tokens"] += 1
     except Failure as error:
-        world.seen.note(f"{name}: {place} is not settled: {error!r}")
+        world.seen.note(f"{name}: {place_of(message)} is not settled: {error!r}")
+
+
+async def _settle(
+    world: "World",
+    of: Subscribed,
+    name: str,
+    consumer: Consumer,
+    message: Received,
+    rng: Random,
+) -> None:
+    """Acknowledge a message, or refuse it."""
+    checker, place = world.checker, place_of(message)
+    token = (message.token.epoch, message.token.delivery)
+    if not world.is_quiet and rng.random() < of.nack_share:
+        world.seen.counts["nacks"] += 1
+        world.seen.note(f"nack {of.name} {place} {token}")
+        checker.refuses(of.topic, of.name, places_of(world, message))
+        await consumer.nack(message)
+        return
+    is_through = (
+        of.type is SubscriptionType.EXCLUSIVE
+        and world.swarm.has("cumulative acks")
+        and rng.random() < 0.5
+    )
+    places = [place] if is_through else places_of(world, message)
+    world.seen.note(f"ack {of.name} {place} {token}{' through' if is_through else ''}")
+    asked_s = world.seen.now_s()
+    try:
+        if is_through:
+            checker.asks_through(of.topic, of.name, place, token)
+            await consumer.ack_through(message)
+        else:
+            checker.asks(of.topic, of.name, places, token)
+            await consumer.ack(message)
+    except StaleTokenError:
+        checker.not_asked(of.topic, of.name, places, token)
+        raise
+    for each in places:
+        checker.done(of.topic, of.name, each, token, asked_s)
 
 
 # ---- readers

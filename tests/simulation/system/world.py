@@ -6,7 +6,7 @@ import functools
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 from random import Random
@@ -16,15 +16,18 @@ import structlog
 from grpc import aio
 
 from seqgate.client import AfterDeadLetter, Client, SubscriptionType, connect
-from seqgate.types import TopicName
+from seqgate.types import Position, TopicName
 from services.cursor.adapters.memory import MemoryCursorStore
 from services.cursor.adapters.sqlite import open_sqlite_store as open_cursors
 from services.cursor.core.cursor import CursorState
+from services.dispatcher.core.effects import Because, Effect
+from services.dispatcher.performing import Performing
 from services.dispatcher.service import Dispatcher
 from services.ledger.adapters.memory import MemoryLedgerStore
 from services.ledger.adapters.sqlite import open_sqlite_store as open_logs
 from services.runtime.refusals import Refusals
 from tests.simulation.ground import EPOCH_S, Network, Process, VirtualLoop
+from tests.simulation.system.budgets import HOLDERS, Budgets
 from tests.simulation.system.checkers import Checker
 from tests.simulation.system.seen import Seen
 from tests.simulation.system.services import run_of, target
@@ -35,11 +38,18 @@ from tests.simulation.system.stores import (
     ForgetfulStates,
     Stores,
     Unsteady,
+    inline,
     state_refusal,
     store_refusal,
 )
 from tests.simulation.system.swarm import Swarm
 from tests.simulation.system.workload import Publishing, Subscribed
+
+REDELIVERIES_MAX: Final = 16
+"""How often a message is delivered again if nobody says how often: see SubscriptionOptions."""
+
+PRODUCERS_MAX: Final = 1_000
+"""More producers than any history has."""
 
 LOOK_S: Final = 0.1
 """How often the insides of services are looked at, of virtual time."""
@@ -92,12 +102,20 @@ class World:
         self.rng = Random(f"world {swarm.seed}")
         self.seen = Seen(lambda: loop.now)
         self.checker = Checker(self.seen)
+        self.checker.next_delivery = self._next_delivery
+        self.checker.is_exact = not (swarm.faults or swarm.has("limits shrink"))
+        self.checker.import_s = 30.0 if swarm.faults else 0.3
+        self.budgets = Budgets(self.seen)
+        self.limits = {part: dict(of) for part, of in swarm.limits.items()}
         self.topics = TOPICS if swarm.has("two topics") else TOPICS[:1]
         self.services: list[Unit] = []
         self.applications: list[Unit] = []
         self.publishings: list[Publishing] = []
         self.subscribeds: list[Subscribed] = []
-        self.dispatchers: list[tuple[Process, Dispatcher]] = []
+        self.held: list[tuple[Process, Any]] = []
+        """What holds something that has a limit, and whose it is."""
+        self.silent_streams = 0
+        """How many streams are open that say nothing, and are to end for that."""
         self.is_quiet = False
         self.is_over = False
         self._quiet = asyncio.Event()
@@ -113,6 +131,9 @@ class World:
                 lambda: chance.getrandbits(20),
             ),
         )
+        for store in ("cursor", "state"):
+            latency_s = swarm.one_of(f"{store}_latency_s", self.rng, (0.001,))
+            self.stores.troubles[store].latency_s = latency_s
         self.databases: Path | None = None
         """Where the stores of logs and cursors are, if they are SQLite's."""
 
@@ -152,7 +173,7 @@ class World:
                 await run_of(
                     service,
                     number,
-                    limits=self.swarm.limits[service],
+                    limits=self.limits[service],
                     instances=self.swarm.instances,
                     store=self._unsteady(service, store),
                 )()
@@ -175,7 +196,7 @@ class World:
                     troubles["ledger"],
                     writes=LEDGER_WRITES,
                     refusal=store_refusal,
-                    observe=self.checker.at_ledger,
+                    observe=self._at_ledger,
                     **common,
                 )
             case "cursor":
@@ -207,19 +228,48 @@ class World:
         self.seen.counts[f"fault: {what}"] += 1
         self.seen.note(what)
 
+    def _at_ledger(
+        self, method: str, args: tuple[Any, ...], named: dict[str, Any], answer: Any
+    ) -> None:
+        self.checker.at_ledger(method, args, named, answer)
+        if (
+            method == "trim"
+            and self.databases is None
+            and not self.seen.log(args[0]).deleted_ledger
+        ):
+            store = self.stores.ledger
+            if store.logs[args[0]].entries and store.logs[args[0]].entries[0].position >= args[1]:
+                listed = inline(store.trimmed_producers(args[0], limit=PRODUCERS_MAX))
+                self.checker.trimmed_are(str(args[0]), dict(listed))
+
     def _at_state(
         self, method: str, args: tuple[Any, ...], named: dict[str, Any], answer: Any
     ) -> None:
+        topic = str(args[0]) if args else ""
+        state = self.stores.state.states.get(args[0]) if args else None
         if method == "forget_producers":
-            topic = str(args[0])
             for kind in ("purge", "evict"):
                 for name, _ in named[kind]:
-                    self.seen.counts[f"{kind}d producers"] += 1
-                    self.seen.note(f"{kind} {topic} {name}")
-                    self.checker.dedup.forgotten.add((topic, name))
-                    log = self.seen.log(topic)
-                    log.marks.pop(name, None)
-                    log.stored.pop(name, None)
+                    if state is None or name not in state.producers:
+                        self.checker.forgot(
+                            topic,
+                            name,
+                            is_inactive=kind == "purge",
+                            connected_s=self._connected_s(topic, name),
+                        )
+        elif method in ("admit", "confirm", "load") and state is not None:
+            self.checker.folds.check(topic, state, is_all=method == "load")
+
+    def _connected_s(self, topic: str, producer: str) -> float:
+        """For how long a producer has been connected for certain; below zero: it may not be."""
+        if self.swarm.faults:
+            return -1.0
+        since_s = [
+            each.open_since_s
+            for each in self.publishings
+            if (each.topic, each.name) == (topic, producer) and each.open_since_s is not None
+        ]
+        return self.loop.now - min(since_s) if since_s else -1.0
 
     # ---- applications
 
@@ -243,7 +293,7 @@ class World:
         self.seen.note(f"ended {unit.name}: {failure!r}")
         if failure is not None and not self.is_over:
             self.seen.violate("SURPRISE", f"{unit.name} ended with {_said(failure)}")
-        elif self.is_quiet and unit.is_service and not self.is_over:
+        elif self.is_quiet and unit.is_service and unit.is_wanted and not self.is_over:
             with self.loop.world:  # it was told to stop before all was quiet
                 self.loop.call_soon(unit.start)
 
@@ -264,15 +314,34 @@ class World:
         known.kind = of.type.name
         known.is_ordered = of.type is not SubscriptionType.SHARED
         known.holds = of.options.after_dead_letter is AfterDeadLetter.HOLD
+        known.letters_tail = of.options.after_dead_letter is AfterDeadLetter.TAIL
+        if of.ack_timeout_s is None:
+            most = of.options.max_redeliveries
+            known.redeliveries_max = REDELIVERIES_MAX if most is None else most
+
+    def dispatchers(self) -> Iterator[Dispatcher]:
+        """Those that run."""
+        for process, holder in self.held:
+            if isinstance(holder, Dispatcher) and process.is_alive:
+                yield holder
+
+    def _next_delivery(self, topic: str, name: str, epoch: int) -> int | None:
+        for dispatcher in self.dispatchers():
+            for live in dispatcher._live.values():
+                if (str(live.topic), live.name, live.epoch) == (topic, name, epoch):
+                    return live.machine.next_delivery
+        return None
 
     async def look_inside(self) -> None:
-        """Look again and again whether dispatchers keep to their limits."""
+        """Look again and again whether services keep to their limits."""
         while True:
             await asyncio.sleep(LOOK_S)
-            for process, dispatcher in self.dispatchers:
-                if process.is_alive:
-                    for live in dispatcher._live.values():
-                        self.checker.look(live)
+            self.held = [each for each in self.held if each[0].is_alive]
+            for process, holder in self.held:
+                self.budgets.look(process.name, holder)
+            for dispatcher in self.dispatchers():
+                for live in dispatcher._live.values():
+                    self.checker.look(live)
 
     async def until_quiet(self) -> None:
         """Return when faults and troubles stop."""
@@ -352,17 +421,42 @@ def patched(world: World) -> Iterator[None]:
 
         put(Refusals, "note", note)
 
-        begun = Dispatcher.__init__
+        for kind in HOLDERS:
+            put(kind, "__init__", _noting(kind, world))
 
-        def begin(self: Dispatcher, *args: Any, **named: Any) -> None:
-            begun(self, *args, **named)
-            world.dispatchers.append((world.loop.process, self))
+        noted_passed = Performing._note_passed
 
-        put(Dispatcher, "__init__", begin)
+        def note_passed(self: Performing, positions: Sequence[Position], because: Because) -> None:
+            world.checker.passed(self._topic, self._name, positions, because)
+            noted_passed(self, positions, because)
+
+        put(Performing, "_note_passed", note_passed)
+
+        applied = Performing.apply
+
+        def apply(self: Performing, effects: Iterable[Effect]) -> None:
+            applied(self, effects)
+            for consumer in self.machine.consumers.values():
+                if consumer.permits < 0:
+                    topic, name = str(self._topic), self._name
+                    world.checker.permits(topic, name, consumer.name, consumer.permits)
+
+        put(Performing, "apply", apply)
 
         _LISTENING.append(world)
         stack.callback(_LISTENING.clear)
         yield
+
+
+def _noting(kind: type, world: World) -> Callable[..., None]:
+    begun = kind.__init__  # type: ignore[misc]
+
+    def begin(self: Any, *args: Any, **named: Any) -> None:
+        begun(self, *args, **named)
+        if world.budgets.note(self):
+            world.held.append((world.loop.process, self))
+
+    return begin
 
 
 @functools.lru_cache(maxsize=1_000)

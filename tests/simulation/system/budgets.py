@@ -1,0 +1,128 @@
+"""What services hold, and how much they do at once, held against their limits.
+
+Each limit is looked at where it is kept: budgets of bytes, rooms for what is on its way, calls and
+streams, windows of producers, caches, what waits at a subscription. What one caller may exceed a
+limit by when it is alone, or by its last message, is as much as the largest entry has.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+from weakref import WeakSet
+
+from services.dispatcher import sending
+from services.dispatcher import session as sessions
+from services.dispatcher.core import delivering, lags, settling
+from services.dispatcher.service import Dispatcher
+from services.ledger import live as ledger_live
+from services.ledger.service import Ledger
+from services.runtime.budget import Budget
+from services.runtime.load import Load
+from services.runtime.room import Room, Share
+from tests.simulation.system.seen import Seen
+
+HOLDERS: Final = (Budget, Dispatcher, Ledger, Load, Room, Share)
+"""What is looked at: whoever is made of these is."""
+
+PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""What a reader takes room for at most, who is alone."""
+
+REQUEST_BYTES_MAX: Final = 64 * 1024
+"""The largest request of a history that carries no entries, in bytes."""
+
+
+class Budgets:
+    """See the module."""
+
+    def __init__(self, seen: Seen) -> None:
+        self._seen = seen
+        self._owned: WeakSet[Budget] = WeakSet()
+        self._shares: dict[Room, WeakSet[Share]] = {}
+        self._looks: dict[type, Callable[[str, Any], None]] = {
+            Budget: self._budget,
+            Dispatcher: self._dispatcher,
+            Ledger: self._ledger,
+            Load: self._load,
+            Room: self._room,
+        }
+
+    def look(self, where: str, holder: Any) -> None:
+        """What something holds that a process has."""
+        self._looks[type(holder)](where, holder)
+
+    def _check(self, where: str, what: str, has: int, most: int) -> None:
+        if has > most:
+            self._seen.violate("BUDGET", f"{where}: {what}: {has:,}, and at most {most:,}")
+
+    def _largest(self) -> int:
+        return max((log.entry_bytes_max for log in self._seen.logs.values()), default=0)
+
+    def _budget(self, where: str, budget: Budget) -> None:
+        if budget in self._owned:
+            return
+        most = budget.bytes_max + max(self._largest(), REQUEST_BYTES_MAX)
+        self._check(where, "bytes of a budget", budget.used, most)
+
+    def note(self, holder: Any) -> bool:
+        """Something was made that holds something. Whether it is to be looked at."""
+        if isinstance(holder, Share):
+            self._shares.setdefault(holder._room, WeakSet()).add(holder)
+        return not isinstance(holder, Share)
+
+    def _room(self, where: str, room: Room) -> None:
+        sizes = sorted(each.size_bytes for each in self._shares.get(room, ()))
+        if sum(sizes[:-1]):
+            most = room.bytes_max + self._largest() * len(sizes)
+            self._check(where, "bytes on their way", room.used_bytes, most)
+        if sizes:  # one finds room alone
+            most = max(PAGE_BYTES_MAX, room.bytes_max) + self._largest()
+            self._check(where, "bytes on their way to one", sizes[-1], most)
+
+    def _load(self, where: str, load: Load) -> None:
+        self._check(where, "calls", load.calls, load._calls_max)
+        self._check(where, "streams", load.streams, load._streams_max)
+
+    def _ledger(self, where: str, ledger: Ledger) -> None:
+        self._owned.add(ledger.unanswered)
+        if ledger.unanswered.used > ledger.unanswered.bytes_max:
+            holding = [
+                session._size_bytes
+                for topic in ledger._live.values()
+                for session in topic._sessions.values()
+                if session._size_bytes
+            ]
+            if len(holding) > 1:  # one request finds room alone
+                self._check(
+                    where,
+                    "unanswered bytes of all producers",
+                    ledger.unanswered.used,
+                    ledger.unanswered.bytes_max,
+                )
+        for topic in ledger._live.values():
+            for session in topic._sessions.values():
+                window = session._window
+                alone = len(session._unanswered) <= 1
+                if not alone:
+                    self._check(where, "messages of a window", session._messages, window.messages)
+                    self._check(where, "bytes of a window", session._size_bytes, window.size_bytes)
+                unread = window.messages + ledger_live.UNREAD_RECEIPTS_MAX
+                self._check(where, "unread receipts", len(session._receipts), unread + 1)
+
+    def _dispatcher(self, where: str, dispatcher: Dispatcher) -> None:
+        for live in dispatcher._live.values():
+            machine, config = live.machine, live._config
+            self._check(where, "bytes of a cache", live.cache_bytes, live.cache_bytes_max)
+            kept = len(machine.parking.delays)
+            self._check(where, "messages kept for later", kept, live.options.delayed_max)
+            unsettled = sum(1 for _ in machine.settling.unsettled)
+            in_flight = sum(len(each.flights) for each in machine.consumers.values())
+            page = config.read_entries_max + lags.SCAN_ENTRIES
+            most = settling.UNSETTLED_MAX + in_flight + page
+            self._check(where, "entries that are not settled", unsettled, most)
+            most = delivering.KEPT_BACK_MAX + 1
+            self._check(where, "chunks kept back", machine.parking.kept_back, most)
+            share_bytes = config.stream_bytes_max + sending.RESPONSE_BYTES_MAX + self._largest()
+            for each in live.sessions.values():
+                taken = each._share.size_bytes
+                self._check(where, "bytes on their way to a consumer", taken, share_bytes)
+                most = sessions.OUTBOX_ITEMS_MAX + each._permitted()
+                self._check(where, "items of an outbox", len(each._outbox), most)
