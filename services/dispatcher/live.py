@@ -37,6 +37,7 @@ from services.dispatcher.ports import Cursor, InvalidProperty, Part, Ports, Topi
 from services.dispatcher.refusals import SubscriptionBusy, TooManyConsumers
 from services.dispatcher.sending import Sending
 from services.dispatcher.session import Joining, Session
+from services.dispatcher.waiting import Waiting
 from services.dispatcher.work import Work
 from services.errors import DomainError, Draining, Fenced
 from services.runtime.metrics import Recorder, nowhere
@@ -147,6 +148,7 @@ class Live:
             room,
             bytes_max=min(config.stream_bytes_max, room.bytes_max),
         )
+        self._waiting = Waiting(topic, name, epoch, ports.cursors, lambda: self.machine.waits)
         lost_s = (now_s if leased_s is None else leased_s) + config.lease_s
         self._work.start(
             *(lease.keep, ports.cursors, topic, name, ports.owner, epoch, config.lease_s, lost_s),
@@ -213,6 +215,7 @@ class Live:
     async def load(self) -> None:
         """Begin with what is durable."""
         self._performing.begin(await self._durable())
+        self._work.start(self._waiting.keep)
 
     async def _durable(self) -> Durable:
         """What is durable, as far as the log goes. Nobody else changes it meanwhile."""
@@ -235,7 +238,8 @@ class Live:
                     await resuming.move_back(self._ports, self.topic, cursor, last, self.epoch)
                     return await self._durable()
         keys = await self._graveyard.load(cursor, self.epoch, acknowledged)
-        return Durable(acknowledged, left, attempts, keys, self._graveyard.begun)
+        waits = self._waiting.load(cursor)
+        return Durable(acknowledged, left, attempts, keys, self._graveyard.begun, waits)
 
     def stop(self, error: DomainError) -> None:
         """Stop at once. Consumers are told why."""
@@ -260,6 +264,7 @@ class Live:
             async with asyncio.timeout(timeout_s):
                 if not was_lost:
                     await self._performing.settled()
+                    await self._waiting.try_write()
                 await self._ports.cursors.release(self.topic, self.name, self.epoch)
         except (TimeoutError, DomainError) as error:
             if not was_lost:

@@ -10,7 +10,7 @@ from seqgate.types import Position
 from services.dispatcher.core import attempts as attempts_module
 from services.dispatcher.core.attempts import Attempts
 from services.dispatcher.core.delivering import Delivering
-from services.dispatcher.core.effects import REJECT, UNJUDGED, Judge, Kind, Persist
+from services.dispatcher.core.effects import PARK, REJECT, UNJUDGED, Judge, Kind, Persist
 from services.dispatcher.core.judging import Judging
 from services.dispatcher.core.lane import Chunk, Lane, Reason
 from services.dispatcher.core.parking import Parking
@@ -18,10 +18,13 @@ from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.returning import Returning
 from services.dispatcher.core.settling import Settling
 from services.dispatcher.core.subscription import Subscription
+from services.dispatcher.core.verdicts import Verdicts
+from services.dispatcher.core.waits import WAITS, WAITS_MAX, from_text, to_text
+from services.dispatcher.service import PROPERTY_BYTES_MAX
 from tests.simulation.dispatch import rebuilt
 from tests.unit import test_subscription as scenarios
 from tests.unit.test_large_deliveries import begun, chunks, no_room, passed
-from tests.unit.test_subscription import A, B, filtered, stage
+from tests.unit.test_subscription import A, B, Stage, filtered, stage
 
 # ---- large messages
 
@@ -175,6 +178,87 @@ def test_what_waits_of_an_unfinished_message_is_not_acknowledged_with_what_comes
     lane = next(iter(it.sub.lanes.values()))
     assert it.sub.parking.take_before(lane, Position(1, 9), whole=frozenset()) == []
     assert it.sub.parking.take_before(lane, Position(1, 9), whole={"attempt"}) == [Position(1, 0)]
+
+
+# ---- since when something waits, whoever has the subscription
+
+DAY_MS = 86_400_000
+BEGAN_MS = DAY_MS - 1_000
+"""So long had it waited when the subscription was taken over at time 0."""
+
+
+def taken_over(waits: dict[Position, int], **options: Any) -> Stage:
+    made = Stage(**options)
+    made.sub = scenarios.Subscription(
+        made.options,
+        scenarios.Ring(),
+        scenarios.Durable(scenarios.Acknowledged(None), waits=waits),
+        is_filtered=True,
+    )
+    made.connect(1, 100)
+    return made
+
+
+def test_what_filters_failed_at_waits_no_longer_because_others_have_the_subscription() -> None:
+    it = taken_over({Position(1, 0): -BEGAN_MS})
+    it.publish(A, verdict=PARK)
+    it.publish(B, verdict=PARK)
+    assert it.sub.waits == {Position(1, 0): -BEGAN_MS, Position(1, 1): 0}
+    it.wait(1_000)
+    assert it.acknowledged() == [0]
+    assert it.sub.waits == {Position(1, 1): 0}
+    it.wait(DAY_MS - 1_000)
+    assert it.acknowledged() == [0, 1]
+    assert it.sub.waits == {}
+
+
+def test_what_is_kept_back_waits_no_longer_because_others_have_the_subscription() -> None:
+    it = taken_over({Position(1, 0): -BEGAN_MS})
+    for each in chunks("attempt", 3)[:2]:
+        it.publish(A, chunk=each)
+    no_room(it, 1, 0)
+    assert it.sub.waits == {Position(1, 0): -BEGAN_MS}
+    it.wait(1_000)
+    assert it.acknowledged() == [0, 1]
+
+
+@pytest.mark.parametrize("over", ["accepted", "judged anew"])
+def test_what_filters_fail_at_again_after_that_was_over_begins_anew(over: str) -> None:
+    it = taken_over({Position(1, 0): -BEGAN_MS})
+    it.publish(A, verdict=PARK)
+    it.now_ms = 5
+    if over == "accepted":
+        it.refilter()
+        it.says[0] = PARK
+        it.give_back(1, 0)
+    else:
+        it.says[0] = PARK
+        it.refilter()
+    assert it.sub.waits == {Position(1, 0): 5}
+
+
+def test_what_is_kept_back_again_after_its_turn_begins_anew() -> None:
+    it = taken_over({Position(1, 0): -BEGAN_MS})
+    for each in chunks("attempt", 3)[:2]:
+        it.publish(A, chunk=each)
+    no_room(it, 0, 1)
+    it.publish(A, chunk=chunks("attempt", 3)[2])
+    assert it.got(1) == [0, 1, 0, 1, 2]
+    it.now_ms = 5
+    no_room(it, 0)
+    assert it.sub.waits == {Position(1, 0): 5}
+
+
+def test_of_those_that_wait_the_oldest_are_known() -> None:
+    it = taken_over({}, consumer_parked_max=1_000)
+    for each in range(WAITS_MAX + 5):
+        it.publish(b"%d" % each, verdict=PARK)
+        it.now_ms += 1
+    assert it.sub.waits == {Position(1, each): each for each in range(WAITS_MAX)}
+    text = to_text({Position(2**63 - 1, 2**63 - 1 - each): 2**41 for each in range(WAITS_MAX)})
+    assert len(text) + len(WAITS) <= PROPERTY_BYTES_MAX
+    assert from_text(to_text(it.sub.waits)) == it.sub.waits
+    assert from_text("1:2 x:1@5 1:2@ 3:4@\u0665 7:8@9") == {Position(7, 8): 9}
 
 
 # ---- why a key is withheld
@@ -354,6 +438,18 @@ MUTANTS: list[tuple[type, str, str, Callable[[], None]]] = [
         "self._release(lane)\n            lane.timer_ms",
         "pass\n            lane.timer_ms",
         test_a_key_that_is_withheld_and_has_no_work_left_is_forgotten,
+    ),
+    (
+        Verdicts,
+        "since_ms = self._waits.since_ms(position, now_ms) if before is None else before",
+        "since_ms = now_ms if before is None else before",
+        test_what_filters_failed_at_waits_no_longer_because_others_have_the_subscription,
+    ),
+    (
+        Parking,
+        "since_ms = self._waits.since_ms(position, now_ms)",
+        "since_ms = now_ms",
+        test_what_is_kept_back_waits_no_longer_because_others_have_the_subscription,
     ),
     (
         Subscription,

@@ -12,7 +12,8 @@ from seqgate.types import Position, TopicName
 from services.dispatcher.adapters.filters import GrpcFilters
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.config import DispatcherConfig
-from services.dispatcher.core.effects import Options, Persist
+from services.dispatcher.core.effects import PARK, Entry, Options, Persist
+from services.dispatcher.core.waits import WAITS
 from services.dispatcher.live import Live
 from services.dispatcher.placement import Placement
 from services.dispatcher.ports import (
@@ -316,3 +317,73 @@ async def test_whoever_goes_while_others_take_it_in_has_gone() -> None:
         assert tasks[2].cancelled()
         stay = {tasks[0].result().consumer, tasks[1].result().consumer}
         await eventually(lambda: set(live.machine.consumers) == set(live.sessions) == stay)
+
+
+# ---- since when something waits
+
+
+async def test_since_when_entries_wait_is_durable_and_known_to_who_has_them_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.dispatcher.waiting.KEEP_S", 0.001)
+    cursors = MemoryCursors()
+    await cursors.create(TOPIC, "s", None, {})
+
+    async def written() -> str:
+        return (await cursors.get(TOPIC, "s")).properties.get(WAITS, "")
+
+    async with dispatching(cursors) as dispatcher:
+        live = await dispatcher.live(TOPIC, "s")
+        entry = Entry(Position(1, 0), b"key", verdict=PARK)
+        live._performing.apply(live.machine.read([entry], 5))
+
+        async def is_written() -> bool:
+            return await written() == "1:0@5"
+
+        await eventually(is_written)
+        assert (await cursors.get(TOPIC, "s")).own == {}, "nobody else sees it"
+    async with dispatching(cursors) as dispatcher:
+        live = await dispatcher.live(TOPIC, "s")
+        live._performing.apply(live.machine.read([entry], 7))
+        assert live.machine.waits == {Position(1, 0): 5}
+        live._performing.apply(live.machine.refilter(7, is_filtered=False))
+
+        async def is_over() -> bool:
+            return not await written()
+
+        await eventually(is_over)
+
+
+async def test_who_gives_a_subscription_back_says_since_when_entries_wait() -> None:
+    """Also where it was had for less than it takes until that is written by itself."""
+    cursors = MemoryCursors()
+    await cursors.create(TOPIC, "s", None, {})
+    async with dispatching(cursors) as dispatcher:
+        live = await dispatcher.live(TOPIC, "s")
+        entry = Entry(Position(1, 0), b"key", verdict=PARK)
+        live._performing.apply(live.machine.read([entry], 5))
+    assert (await cursors.get(TOPIC, "s")).properties == {WAITS: "1:0@5"}
+
+
+async def test_what_cannot_be_written_now_is_written_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.dispatcher.waiting.KEEP_S", 0.001)
+    cursors = MemoryCursors()
+    await cursors.create(TOPIC, "s", None, {})
+    write, tries = cursors.set_properties, 0
+
+    async def fails(*args: Any, **named: Any) -> Cursor:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise CursorsUnavailable("away", retry_after_s=0.1)
+        return await write(*args, **named)
+
+    cursors.set_properties = fails  # type: ignore[method-assign]
+    async with dispatching(cursors) as dispatcher:
+        live = await dispatcher.live(TOPIC, "s")
+        entry = Entry(Position(1, 0), b"key", verdict=PARK)
+        live._performing.apply(live.machine.read([entry], 5))
+        await eventually(lambda: tries == 3)
+        assert live.stopped is None

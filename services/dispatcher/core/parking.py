@@ -34,6 +34,7 @@ from services.dispatcher.core.postponed import NEVER_MS
 from services.dispatcher.core.selectors import Selector
 from services.dispatcher.core.timers import Timers
 from services.dispatcher.core.verdicts import Verdicts
+from services.dispatcher.core.waits import Waits
 
 
 class Parking:
@@ -57,6 +58,7 @@ class Parking:
         timers: Timers,
         totals: dict[str, int],
         delayed: DelayedBytes,
+        waits: Waits,
     ) -> None:
         self.lanes: dict[bytes, Lane] = {}
         self.slots: dict[int, Slot] = {}
@@ -64,7 +66,8 @@ class Parking:
         self.delays = Delays(options, delayed)
         self.kept_back = 0
         self.lags = Lags(options)
-        self.verdicts = Verdicts(options, timers, totals)
+        self.verdicts = Verdicts(options, timers, totals, waits)
+        self._waits = waits
         self._options = options
         self._selector = selector
         self._timers = timers
@@ -502,7 +505,9 @@ class Parking:
         rare = lane.rare
         assert rare is not None
         rare.kept_back.setdefault(attempt, []).append(position)
-        since_ms = rare.kept_since_ms.setdefault(attempt, now_ms)
+        since_ms = self._waits.since_ms(position, now_ms)
+        since_ms = min(since_ms, rare.kept_since_ms.get(attempt, since_ms))
+        rare.kept_since_ms[attempt] = since_ms
         self.kept_back += 1
         self._timers.look_at(lane, since_ms + self._options.unfinished_max_ms)
 
@@ -519,6 +524,8 @@ class Parking:
         assert lane.rare is not None
         positions = lane.rare.kept_back.pop(attempt, [])
         lane.rare.kept_since_ms.pop(attempt, None)
+        for position in positions:
+            self._waits.over(position)
         self.kept_back -= len(positions)
         return positions
 

@@ -68,6 +68,7 @@ from services.dispatcher.core.returning import Returning
 from services.dispatcher.core.selectors import Selector, SlotRange
 from services.dispatcher.core.settling import Settling
 from services.dispatcher.core.timers import Timers
+from services.dispatcher.core.waits import Waits, oldest
 
 TOTALS: Final = (
     "delivered_entries",
@@ -112,6 +113,7 @@ class Durable(NamedTuple):
         attempts: how often deliveries of entries failed.
         keys: those of which a message was dead-lettered, by what is remembered of each.
         doomed: which entries are on their way to the dead letter topic.
+        waits: since when entries wait that must not wait for ever, as far as is known.
     """
 
     acknowledged: Acknowledged
@@ -119,6 +121,7 @@ class Durable(NamedTuple):
     attempts: Mapping[Position, int] = {}
     keys: Mapping[bytes, KeyState] = {}
     doomed: frozenset[Position] = frozenset()
+    waits: Mapping[Position, int] = {}
 
 
 class Subscription:
@@ -145,7 +148,8 @@ class Subscription:
         self.out = out = Outgoing()
         self.timers = timers = Timers(self._timed_max)
         delayed = delayed or DelayedBytes(options.delayed_bytes_max)
-        self.parking = parking = Parking(options, selector, timers, self.totals, delayed)
+        waits = Waits(durable.waits)
+        self.parking = parking = Parking(options, selector, timers, self.totals, delayed, waits)
         self.flights = flights = Flights(options, parking, timers, first_delivery)
         self.settling = settling = Settling(
             durable.acknowledged, durable.partial, durable.attempts, durable.doomed
@@ -180,6 +184,14 @@ class Subscription:
         """When to call `tick`; None: there is no need."""
         times = (self.timers.next_ms, self.parking.delays.next_ms(self._now_ms))
         return min((each for each in times if each is not None), default=None)
+
+    @property
+    def waits(self) -> dict[Position, int]:
+        """Since when entries wait that must not wait for ever, the oldest of them: to be made
+        durable."""
+        if not (self.verdicts.failed or self.parking.kept_back):
+            return {}
+        return oldest(self.lanes.values())
 
     @property
     def unacked(self) -> int:

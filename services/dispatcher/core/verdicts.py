@@ -17,6 +17,7 @@ from seqgate.types import Position
 from services.dispatcher.core.effects import PARK, UNJUDGED, Judge, Kind, Options
 from services.dispatcher.core.lane import Lane, Reason, Undecided
 from services.dispatcher.core.timers import Timers
+from services.dispatcher.core.waits import Waits
 
 JUDGE_ENTRIES: Final = 1_000
 """About how many entries one Judge asks."""
@@ -44,11 +45,14 @@ class Verdicts:
         back: what came back since the last event was over.
     """
 
-    def __init__(self, options: Options, timers: Timers, totals: dict[str, int]) -> None:
+    def __init__(
+        self, options: Options, timers: Timers, totals: dict[str, int], waits: Waits
+    ) -> None:
         self.is_filtered = False
         self.back: list[tuple[Lane, Position]] = []
         self._timers = timers
         self._totals = totals
+        self._waits = waits
         self._failed_max_ms = options.filter_failed_max_ms
         self._waiting_max = options.consumer_parked_max if options.kind is Kind.SHARED else None
         self._to_ask: dict[Lane, None] = {}
@@ -98,7 +102,8 @@ class Verdicts:
         before = None if lane.undecided is None else lane.undecided.failed_ms.get(position)
         self.note(lane, position, PARK)
         assert lane.undecided is not None
-        since_ms = lane.undecided.failed_ms[position] = now_ms if before is None else before
+        since_ms = self._waits.since_ms(position, now_ms) if before is None else before
+        lane.undecided.failed_ms[position] = since_ms
         self._timers.look_at(lane, since_ms + self._failed_max_ms)
 
     def note_put_off(self, lane: Lane, position: Position, until_ms: int, times: int = 1) -> None:
@@ -114,6 +119,7 @@ class Verdicts:
         self.note(lane, position, UNJUDGED)
         assert lane.undecided is not None
         lane.undecided.times.pop(position, None)
+        self._waits.over(position)
 
     def note_due(self, lane: Lane, now_ms: int) -> list[Position]:
         """It is so late: what was put off until now is to be judged again. Returns at what filters
@@ -144,6 +150,7 @@ class Verdicts:
         self._count(state, -1)
         undecided.times.pop(position, None)
         undecided.failed_ms.pop(position, None)
+        self._waits.over(position)
         if not undecided.states:
             lane.undecided = None
             self._to_ask.pop(lane, None)
