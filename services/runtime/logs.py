@@ -11,6 +11,7 @@ import sys
 from typing import Any, Final, Literal
 
 import structlog
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from opentelemetry import trace
 from structlog.typing import EventDict
 
@@ -68,13 +69,20 @@ def _renderer(format_: LogFormat) -> list[Any]:
     return [structlog.dev.ConsoleRenderer(colors=is_terminal, exception_formatter=plain)]
 
 
+def _is_of_caller_gone(record: logging.LogRecord) -> bool:
+    """Whether gRPC tells that it could not send an answer. Its caller has gone, which is no
+    failure: an answer that is too large is noticed before (interceptors.py)."""
+    return record.exc_info is not None and isinstance(record.exc_info[1], cygrpc.ExecuteBatchError)
+
+
 class _Libraries(logging.Handler):
     """What libraries say, as lines like ours."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
+            level = logging.DEBUG if _is_of_caller_gone(record) else record.levelno
             structlog.get_logger().log(
-                record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info
+                level, record.getMessage(), logger=record.name, exc_info=record.exc_info
             )
         except Exception:  # as every handler of the standard library does it
             self.handleError(record)

@@ -69,6 +69,23 @@ asyncio.run(main())
     assert "ValueError: unseen" in unseen["exception"]
 
 
+@pytest.mark.parametrize(
+    ("level", "expected"), [("info", ["error"]), ("debug", ["debug", "error"])]
+)
+def test_that_an_answer_finds_nobody_is_no_error_and_what_else_grpc_says_is(
+    level: str, expected: list[str]
+) -> None:
+    program = """
+from grpc._cython import cygrpc
+for error in (cygrpc.ExecuteBatchError("failed"), cygrpc.InternalError("failed")):
+    try:
+        raise error
+    except Exception:
+        logging.getLogger("grpc").exception("raised in core")
+"""
+    assert [line["level"] for line in objects(written(program, level=level))] == expected
+
+
 def test_less_severe_lines_than_asked_for_are_not_written() -> None:
     program = "log.warning('a')\nlogging.getLogger('lib').warning('b')\nlog.error('c')"
     assert [each["event"] for each in objects(written(program, level="error"))] == ["c"]
