@@ -273,17 +273,27 @@ class Checker:
         if log.kept_from is None or before > log.kept_from:
             log.kept_from = before
 
-    def trimmed_are(self, topic: str, listed: Mapping[str, int]) -> None:
-        """(P7) What the store remembers of producers whose entries it has no more."""
+    def trimmed_are(self, topic: str, first: Position | None, listed: Mapping[str, int]) -> None:
+        """(P7) A trim leaves this as the first entry; what the store remembers of producers whose
+        entries it has no more. Those of large messages are left out: what they come to depends on
+        where they were cut."""
         log = self.seen.log(topic)
-        marks: dict[str, int] = {}
-        for each in log.entries:
-            if log.is_trimmed(each.position):
-                is_whole = each.chunk is None or not log.may_go_on(each)
-                marks[each.producer] = each.highest if is_whole else each.highest - 1
-        told = {name: mark for name, mark in marks.items() if name in listed or mark >= 0}
-        if told != dict(listed):
-            self.seen.violate("FOLD", f"{topic}: trimmed are {dict(listed)}, and not {told}")
+        marks, entries = log.trimmed_marks, log.entries
+        while log.trimmed < len(entries) and (
+            first is None or entries[log.trimmed].position < first
+        ):
+            each = entries[log.trimmed]
+            marks[each.producer] = each.highest
+            if each.chunk is not None:
+                log.trimmed_chunks.add(each.producer)
+            log.trimmed += 1
+        for producer in marks.keys() - log.trimmed_chunks:
+            has = listed.get(producer)
+            if has != marks[producer]:
+                self.seen.violate(
+                    "FOLD", f"{topic} {producer}: {has}, and what was trimmed says "
+                    f"{marks[producer]}"
+                )  # fmt: skip
 
     def _deleted(self, topic: str) -> None:
         self.seen.note(f"delete {topic}")

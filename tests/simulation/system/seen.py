@@ -104,6 +104,11 @@ class Log:
     """By producer and uuid, where the chunks are."""
     last: dict[str, Appended] = field(default_factory=dict)
     """By producer, its newest entry."""
+    trimmed: int = 0
+    """How many entries were trimmed, and `trimmed_marks` the fold of these."""
+    trimmed_marks: dict[str, int] = field(default_factory=dict)
+    trimmed_chunks: set[str] = field(default_factory=set)
+    """Producers of large messages of which something was trimmed."""
     messages_max: int = 1
     """How many messages the largest batch has."""
     entry_bytes_max: int = 0
@@ -131,12 +136,6 @@ class Log:
             return False
         last = self.attempts[entry.producer, entry.chunk.uuid][-1]
         return not self._is_whole(entry) and self.last[entry.producer].position != last
-
-    def may_go_on(self, entry: "Appended") -> bool:
-        """Whether the large message that a chunk is of is neither whole nor left behind."""
-        assert entry.chunk is not None
-        last = self.attempts[entry.producer, entry.chunk.uuid][-1]
-        return not self._is_whole(entry) and self.last[entry.producer].position == last
 
     def _is_whole(self, entry: "Appended") -> bool:
         assert entry.chunk is not None

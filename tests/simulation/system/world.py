@@ -237,10 +237,10 @@ class World:
             and self.databases is None
             and not self.seen.log(args[0]).deleted_ledger
         ):
-            store = self.stores.ledger
-            if store.logs[args[0]].entries and store.logs[args[0]].entries[0].position >= args[1]:
-                listed = inline(store.trimmed_producers(args[0], limit=PRODUCERS_MAX))
-                self.checker.trimmed_are(str(args[0]), dict(listed))
+            entries = self.stores.ledger.logs[args[0]].entries
+            first = entries[0].position if entries else None
+            listed = inline(self.stores.ledger.trimmed_producers(args[0], limit=PRODUCERS_MAX))
+            self.checker.trimmed_are(str(args[0]), first, dict(listed))
 
     def _at_state(
         self, method: str, args: tuple[Any, ...], named: dict[str, Any], answer: Any
