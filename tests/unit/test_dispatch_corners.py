@@ -2,7 +2,7 @@
 each, and that it fails without the rule."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -10,14 +10,14 @@ from seqgate.types import Position
 from services.dispatcher.core import attempts as attempts_module
 from services.dispatcher.core.attempts import Attempts
 from services.dispatcher.core.delivering import Delivering
-from services.dispatcher.core.effects import PARK, REJECT, UNJUDGED, Judge, Kind, Persist
+from services.dispatcher.core.effects import PARK, REJECT, UNJUDGED, Judge, Kind, Outcome, Persist
 from services.dispatcher.core.judging import Judging
 from services.dispatcher.core.lane import Chunk, Lane, Reason
 from services.dispatcher.core.parking import Parking
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.returning import Returning
 from services.dispatcher.core.settling import Settling
-from services.dispatcher.core.subscription import Subscription
+from services.dispatcher.core.subscription import Item, Subscription
 from services.dispatcher.core.verdicts import Verdicts
 from services.dispatcher.core.waits import WAITS, WAITS_MAX, from_text, to_text
 from services.dispatcher.service import PROPERTY_BYTES_MAX
@@ -188,11 +188,11 @@ BEGAN_MS = DAY_MS - 1_000
 
 
 def taken_over(waits: dict[Position, int], **options: Any) -> Stage:
-    made = Stage(**options)
-    made.sub = scenarios.Subscription(
+    made, machine = Stage(**options), cast("Any", scenarios)
+    made.sub = machine.Subscription(
         made.options,
-        scenarios.Ring(),
-        scenarios.Durable(scenarios.Acknowledged(None), waits=waits),
+        machine.Ring(),
+        machine.Durable(machine.Acknowledged(None), waits=waits),
         is_filtered=True,
     )
     made.connect(1, 100)
@@ -333,6 +333,21 @@ def test_a_batch_that_is_acknowledged_message_by_message_is_done_with_the_last_o
         Position(1, 0) in it.sub.acknowledged
     )
     assert not it.sub.lanes
+
+
+@pytest.mark.parametrize("remembered", [1, 20_000])
+def test_what_is_due_by_now_is_acknowledged_with_what_comes_after_it(remembered: int) -> None:
+    """Whether it was remembered until then, or was postponed and is read again."""
+    it = stage(kind=Kind.EXCLUSIVE, permits=1, delay_holds_key=False, delayed_max=remembered)
+    it.publish(A, A, deliver_at_ms=100)
+    it.publish(A)
+    assert it.got(1) == [2]
+    it.wait(100)
+    assert it.got(1) == []
+    effects, outcome, _ = it.sub.acknowledge_through(1, Item(it.tokens[2].delivery), it.now_ms)
+    it.do(effects)
+    assert outcome is Outcome.DONE
+    assert sorted(it.acknowledged()) == [0, 1, 2]
 
 
 def test_who_left_before_leaves_nothing_behind() -> None:

@@ -14,7 +14,7 @@ queue's; one that is withheld is neither, and says why.
 
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from heapq import heapify, heappop, heappush
-from itertools import chain
+from itertools import chain, takewhile
 
 from seqgate.types import Position
 from services.dispatcher.core.delays import DelayedBytes, Delays, Kept
@@ -451,15 +451,17 @@ class Parking:
                 lane.waiting = None
 
     def take_before(self, lane: Lane, end: Position, *, whole: Set[str]) -> Sequence[Position]:
-        """What waits in a key before this entry does not any more. It was delivered before, or is
-        to be delivered later: whatever else waits comes after what is in flight. Of large messages
-        only those end before it that are `whole` there."""
+        """What waits in a key before this entry does not any more: it was delivered before, or was
+        to be delivered later, or is. Of large messages only those end before it that are `whole`
+        there."""
         taken = []
         chunks = {} if lane.rare is None else lane.rare.chunks
-        for head in sorted(each for each in lane.returned or () if each.position < end):
-            chunk = chunks.get(head.position)
+        due = (each.position for each in lane.waiting or ())
+        back = (each.position for each in lane.returned or () if each.position < end)
+        for position in sorted(chain(takewhile(lambda each: each < end, due), back)):
+            chunk = chunks.get(position)
             if chunk is None or chunk.attempt in whole:
-                taken.append(head.position)
+                taken.append(position)
         self.discard(lane, {*taken})
         if lane.rare is not None:
             for position in sorted(each for each in lane.rare.later if each < end):
