@@ -104,7 +104,7 @@ class World:
         self.checker = Checker(self.seen)
         self.checker.next_delivery = self._next_delivery
         self.checker.is_exact = not (swarm.faults or swarm.has("limits shrink"))
-        self.checker.import_s = 30.0 if swarm.faults else 0.3
+        self.checker.import_s = 0.3 if self.checker.is_exact else 30.0
         self.budgets = Budgets(self.seen)
         self.limits = {part: dict(of) for part, of in swarm.limits.items()}
         self.topics = TOPICS if swarm.has("two topics") else TOPICS[:1]
