@@ -78,8 +78,8 @@ class Budgets:
             self._check(where, "bytes on their way to one", sizes[-1], most)
 
     def _load(self, where: str, load: Load) -> None:
-        self._check(where, "calls", load.calls, load._calls_max)
-        self._check(where, "streams", load.streams, load._streams_max)
+        self._check(where, "calls", load.calls, load._calls._most)
+        self._check(where, "streams", load.streams, load._streams._most)
 
     def _ledger(self, where: str, ledger: Ledger) -> None:
         self._owned.add(ledger.unanswered)

@@ -65,6 +65,9 @@ from tests.simulation.system.seen import (
 OVERHEAD_BYTES: Final = 200
 """What is around an entry wherever it is held, at most."""
 
+CLOCK_STEP_S: Final = 0.002
+"""Times are rounded to milliseconds, by who sends and by who delivers."""
+
 ORIGIN: Final = "seqgate.origin."
 """How the names of properties begin by which a dead letter tells where it comes from."""
 
@@ -114,6 +117,8 @@ class Checker:
         self.import_s = 30.0
         """For how long after an instance took a cursor that was imported what is stored may count
         as acknowledged: it asks where the log ends."""
+        self.clocks_agree = False
+        """Whether all processes have the same time."""
         self.is_exact = False
         """Whether nothing fails in this history but what consumers refuse."""
 
@@ -670,6 +675,7 @@ class Checker:
         if number not in seen.sent:
             seen.violate("INVENTED", what)
             return
+        self._check_time(seen.sent[number], what)
         if token < subscription.floor:
             return
         before = subscription.done.get(place)
@@ -677,12 +683,20 @@ class Checker:
             seen.violate("RESURRECTED", f"{what}: done by {before}")
         self._check_order(subscription, place, token, seen.sent[number], what)
 
+    def _check_time(self, sent: Sent, what: str) -> None:
+        """Nothing comes before it is to be delivered."""
+        if sent.delay_s and self.clocks_agree:
+            assert sent.asked_s is not None
+            early_s = sent.asked_s + sent.delay_s - self.seen.now_s()
+            if early_s > CLOCK_STEP_S:
+                self.seen.violate("EARLY", f"{what}: by {early_s:.3f} s")
+
     def _check_order(
         self, subscription: Subscription, place: Place, token: Token, sent: Sent, what: str
     ) -> None:
         """First deliveries of a key are in the order of the log, and none comes while it is held.
-        (Delayed messages let others go first.)"""
-        if sent.delay_s or not subscription.is_ordered:
+        (Delayed messages let others go first, unless they hold their keys.)"""
+        if not subscription.is_ordered or (sent.delay_s and not subscription.delays_hold):
             return
         key = self._key(subscription, sent.number, place)
         held = subscription.held.get(key)

@@ -113,14 +113,21 @@ async def _happen(world: World) -> None:
             await world.failed.wait()
     except TimeoutError:
         pass
-    going_wrong.cancel()
+    _end(going_wrong)
     if not world.seen.violations:
         faults.end()
         world.calm_down()
         await _settle(world)
-    looking.cancel()
+    _end(looking)
     if not world.seen.violations:
         _check_end(world)
+
+
+def _end(task: asyncio.Task[None]) -> None:
+    """Something that went on meanwhile is to end; had it failed, nothing would have been looked at
+    or disturbed since."""
+    if not task.cancel():
+        task.result()
 
 
 async def _settle(world: World) -> None:

@@ -341,6 +341,26 @@ MIXES: Final[Sequence[Mix]] = (
         more={"acts": 2, "own_ids": True},
     ),
     Mix(
+        "for later: more is to be delivered later than there is room for",
+        features=("delays",),
+        perhaps=("kills", "trims", "filters", "cumulative acks", "store slow", "dead letters"),
+        limits={
+            "dispatcher": {
+                "delayed_max": (1, 3, 10),
+                "read_entries_max": (1, 3, 7),
+                "key_parked_max": (1, 3, 12),
+                "consumer_parked_max": (1, 3, 12),
+            },
+            "constants": {
+                "services.dispatcher.core.postponed.STRETCH_ENTRIES": (4, 16),
+                "services.dispatcher.core.delays.KEPT_LEAST": (1,),
+                "services.dispatcher.core.lags.SCAN_ENTRIES": (1, 3, 10),
+            },
+        },
+        kinds=("KEY_SHARED", "KEY_SHARED", "SHARED"),
+        more={"delay_share": 0.8, "rest_s": (0.0, 0.02)},
+    ),
+    Mix(
         "rejections: filters reject almost everything while nothing can be made durable",
         features=("filters",),
         faults=("store slow",),

@@ -41,6 +41,8 @@ class Sent:
     size_bytes: int
     is_keyed: bool = True
     """Whether its entry has its key: one of a batch that was not made by key has none."""
+    asked_s: float | None = None
+    """When its producer was asked to send it for the first time."""
     outcome: str = ""
     """Empty: nothing yet; "stored", "duplicate", or the reason of a failure."""
 
@@ -204,6 +206,7 @@ class Subscription:
         first_of_key: by key, the last message that was delivered for the first time, its token.
         floor: only deliveries from this one on were made since it was moved the last time.
         holds: whether a key is held after a dead letter.
+        delays_hold: whether a message that is to be delivered later holds its key.
         held: by key, which letter holds it, and from which delivery on.
         kind, is_ordered, redeliveries_max: how it behaves; whether keys come in order.
         epoch: of its lease; `is_taken_now`: whether the last change made it.
@@ -217,6 +220,7 @@ class Subscription:
     redeliveries_max: int | None = None
     letters_tail: bool = False
     holds: bool = False
+    delays_hold: bool = False
     acknowledged: set[Position] = field(default_factory=set)
     parts: dict[Position, int] = field(default_factory=dict)
     waiting: dict[Position, None] = field(default_factory=dict)
@@ -248,6 +252,7 @@ class Subscription:
             self.redeliveries_max,
             self.letters_tail,
             self.holds,
+            self.delays_hold,
             floor=(max(self.epoch, self.spent_epoch) + 1, 0),
             spent_epoch=max(self.epoch, self.spent_epoch),
         )

@@ -167,8 +167,8 @@ class Swarm:
             subscriptions), "nack_share", "max_redeliveries", "after" (a dead letter),
             "drain_deadline_s" (sequences to choose from), "retry_s" (first and longest); "acts" of
             administrators and "faults" (how many); "own_ids", "batch_share", "chunk_share",
-            "chunk_bytes", "batch" (how producers send); "work_s" (how long consumers take),
-            "late_s" (when the first one comes at the latest);
+            "chunk_bytes", "batch" (how producers send), "delay_share" (of messages); "work_s" (how
+            long consumers take), "late_s" (when the first one comes at the latest);
             "cursor_latency_s", "state_latency_s" (of stores); "expressions" and "policies" (of
             filters).
     """

@@ -264,6 +264,8 @@ class Sending:
     async def send(self, sent: Sent) -> None:
         """Send a message as soon as there is room."""
         self._world.seen.note(f"send {sent.number} {sent.producer}#{sent.sequence_id}")
+        if sent.asked_s is None:
+            sent.asked_s = self._world.loop.now
         while not self.has_failed:
             try:
                 future = self._producer.send_nowait(
@@ -350,7 +352,7 @@ def _next(world: "World", application: Publishing, rng: Random) -> Sent:
     if application.has_ids:
         sequence_id = application.next_id
         application.next_id += rng.choice([1, 1, 1, 2, 7])
-    delays = swarm.has("delays") and rng.random() < 0.3
+    delays = swarm.has("delays") and rng.random() < swarm.more.get("delay_share", 0.3)
     sent = Sent(
         len(world.seen.sent) + 1,
         application.topic,
@@ -410,6 +412,7 @@ def subscribed(world: "World", number: int) -> Subscribed:
         dead_letter_topic=circle,
         after_dead_letter=AfterDeadLetter[swarm.one_of("after", rng, AFTER)],
         drain_deadline_s=swarm.one_of("drain_deadline_s", rng, (0.0, 0.5)),
+        delay_holds_key=swarm.has("delays") and rng.random() < 0.5,
     )
     consumers = swarm.one_of("consumers", rng, (1, 2, 3))
     return Subscribed(

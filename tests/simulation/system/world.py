@@ -103,6 +103,7 @@ class World:
         self.seen = Seen(lambda: loop.now)
         self.checker = Checker(self.seen)
         self.checker.next_delivery = self._next_delivery
+        self.checker.clocks_agree = not swarm.fails("clocks")
         self.checker.is_exact = not (swarm.faults or swarm.has("limits shrink"))
         self.checker.import_s = 0.3 if self.checker.is_exact else 30.0
         self.budgets = Budgets(self.seen)
@@ -314,6 +315,7 @@ class World:
         known.kind = of.type.name
         known.is_ordered = of.type is not SubscriptionType.SHARED
         known.holds = of.options.after_dead_letter is AfterDeadLetter.HOLD
+        known.delays_hold = of.options.delay_holds_key
         known.letters_tail = of.options.after_dead_letter is AfterDeadLetter.TAIL
         if of.ack_timeout_s is None:
             most = of.options.max_redeliveries
