@@ -43,11 +43,12 @@ from services.dispatcher.ports import (
     FiltersUnavailable,
     InvalidChain,
     InvalidProperty,
+    Line,
 )
 from services.dispatcher.shadow import Shadow, Spawn
 from services.dispatcher.tallies import ACCEPTED, REJECTED, RESCHEDULED, Tallies
 from services.dispatcher.trial import Trial
-from services.errors import DomainError
+from services.errors import DomainError, ServiceBusy
 from services.runtime.metrics import Recorder, nowhere
 
 log = structlog.get_logger()
@@ -217,13 +218,24 @@ class Filtering:
         await self._check(chains, properties)
 
     async def _check(self, chains: Iterable[Chain], properties: Mapping[str, str]) -> None:
+        """On a line of its own. Where there is no room for that, on the one that judges: there a
+        chain takes the place of another for a while."""
+        given = [chain for chain in chains if chain.filters]
         line = self._filters.line()
         try:
-            for chain in chains:
-                if chain.filters:
-                    await prepared(line, chain, self._topic, properties)
+            await self._prepare(line, given, properties)
+        except FiltersUnavailable as error:
+            if error.details.get("because") != ServiceBusy.reason:
+                raise
+            await self._prepare(self._line, given, properties)
         finally:
             await line.close()
+
+    async def _prepare(
+        self, line: Line, chains: Iterable[Chain], properties: Mapping[str, str]
+    ) -> None:
+        for chain in chains:
+            await prepared(line, chain, self._topic, properties)
 
     async def change(
         self, stretch: Stretch, repeated: Repeated, *, is_shadow: bool, epoch: int, caller: str

@@ -9,13 +9,18 @@ import pytest
 import pytest_asyncio
 from grpc import aio
 
-from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
+from seqgate.api.entry.v1.entry_pb2 import EntryMetadata, Position
 from seqgate.api.filter.v1 import filter_pb2, filter_pb2_grpc
+from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
+from seqgate.types import TopicName
 from services.dispatcher.adapters import filters as limits
 from services.dispatcher.adapters.filters import GrpcFilters
+from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.adapters.predicates import MemoryFilters, Predicate
-from services.dispatcher.chains import Filter
+from services.dispatcher.chains import Chain, Chains, Filter, Policy, Stretch
 from services.dispatcher.core.effects import ACCEPT, PARK, REJECT
+from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.filtering import Filtering
 from services.dispatcher.ports import (
     Failure,
     Filters,
@@ -115,14 +120,16 @@ async def over(port: int, timeout_s: float = 10) -> AsyncIterator[GrpcFilters]:
 
 
 @asynccontextmanager
-async def serving(listen: str = "127.0.0.1:0", drain: Drain | None = None) -> AsyncIterator[int]:
+async def serving(
+    listen: str = "127.0.0.1:0", drain: Drain | None = None, *, chain_bytes_max: int | None = None
+) -> AsyncIterator[int]:
     config = FilterConfig(listen=listen)
     service = FilterService(
         CelEngine(),
         Memo(config.decisions_max, config.decision_bytes_max),
         programs_max=config.programs_max,
         program_bytes_max=config.program_bytes_max,
-        chain_bytes_max=config.chain_bytes_max,
+        chain_bytes_max=chain_bytes_max or config.chain_bytes_max,
     )
     mine = drain or Drain()
 
@@ -446,3 +453,25 @@ async def test_an_answer_that_is_late_is_taken_for_no_other() -> None:
         assert await other.judge(rules(IN_EU), [of("us")]) == [Said(REJECT, 0)]
         await line.close()
         await other.close()
+
+
+async def test_a_chain_takes_the_place_of_the_one_before_where_both_have_no_room() -> None:
+    async with serving(chain_bytes_max=1) as port, over(port) as filters:
+        line = filters.line()
+        for expression, verdict in (("true", ACCEPT), ("false", REJECT), ("true", ACCEPT)):
+            (said,) = await line.judge(rules(expression), [of()])
+            assert said.verdict == verdict
+        await line.close()
+
+
+async def test_filters_are_checked_where_there_is_room_for_one_chain_alone() -> None:
+    one, other = (Chain((Filter("f", 1, each),), Policy.PARK) for each in ("true", "false"))
+    entry = StoredEntry(position=Position(ledger_id=1), metadata=of())
+    async with serving(chain_bytes_max=1) as port, over(port) as filters:
+        filtering = Filtering(
+            TopicName.parse(TOPIC), "s", filters, MemoryCursors(), lambda: 0, lambda _: None
+        )
+        filtering.use(Chains((Stretch(None, one),)), {})
+        assert list(await filtering.page([entry], Acknowledged(None))) == [ACCEPT]
+        await filtering.check(other)
+        await filtering.close()

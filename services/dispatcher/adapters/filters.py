@@ -29,6 +29,7 @@ from services.dispatcher.ports import (
     Rules,
     Said,
 )
+from services.errors import ServiceBusy
 from services.runtime.refused import refused
 
 log = structlog.get_logger()
@@ -145,7 +146,8 @@ class GrpcLine:
             raise
 
     async def _told(self, rules: Rules) -> tuple[int, Reads]:
-        """The number of a chain that the service knows on this stream, and what it reads."""
+        """The number of a chain that the service knows on this stream, and what it reads. Where
+        there is no room for it, it takes the place of others of this stream."""
         known = self._chains.get(rules)
         if known is not None:
             return known
@@ -153,6 +155,22 @@ class GrpcLine:
             self._chains.popitem(last=False)
         taken = {number for number, _ in self._chains.values()}
         number = next(each for each in range(CHAINS_MAX) if each not in taken)
+        while True:
+            try:
+                reads = await self._tell(number, rules)
+            except FiltersUnavailable as error:
+                if error.details.get("because") != ServiceBusy.reason:
+                    raise
+                if not self._chains:
+                    self._drop()  # and with it what the service still has of this stream
+                    raise
+                _, (number, _) = self._chains.popitem(last=False)
+            else:
+                self._chains[rules] = number, reads
+                return number, reads
+
+    async def _tell(self, number: int, rules: Rules) -> Reads:
+        """Give a chain a number: it takes the place of the one that had it."""
         chain = pb.Chain(
             filters=[
                 pb.Filter(name=each.name, version=each.version, expression=each.expression)
@@ -162,9 +180,7 @@ class GrpcLine:
             subscription=dict(rules.properties),
         )
         request = pb.EvaluateRequest(set_chain=pb.SetChain(chain_id=number, chain=chain))
-        reads = _reads((await self._ask(request, "chain_set")).chain_set.reads)
-        self._chains[rules] = number, reads
-        return number, reads
+        return _reads((await self._ask(request, "chain_set")).chain_set.reads)
 
     async def _ask(self, request: pb.EvaluateRequest, wanted: str) -> pb.EvaluateResponse:
         """An answer of the kind that is wanted."""
