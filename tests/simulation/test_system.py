@@ -54,10 +54,12 @@ def test_what_was_played_before_changes_nothing(seed: int) -> None:
     assert after["digest"] == alone["digest"]
 
 
-def played(seeds: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """What came of histories, played in a process whose texts have the hashes of every replay."""
+def played(seeds: Iterable[int], defect: str | None = None) -> Iterator[dict[str, Any]]:
+    """What came of histories, played in a process whose texts have the hashes of every replay, with
+    a deliberate defect or without."""
+    with_defect = [] if defect is None else ["--defect", defect]
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.simulation.system", "--worker"],
+        [sys.executable, "-m", "tests.simulation.system", "--worker", *with_defect],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -39,6 +39,12 @@ def find(id_: str) -> Defect:
     Raises:
         KeyError: there is none.
     """
+    return all_defects()[id_]
+
+
+def all_defects() -> dict[str, Defect]:
+    """All of them, by id."""
     for module in iter_modules(__path__):
-        import_module(f"{__name__}.{module.name}")
-    return DEFECTS[id_]
+        if module.name != "__main__":
+            import_module(f"{__name__}.{module.name}")
+    return DEFECTS

@@ -125,6 +125,7 @@ class Administrator:
             ("producers start over", self._start_over),
             ("imported cursors", self._import),
             ("silent streams", self._say_nothing),
+            ("properties", self._set_properties),
         ):
             if swarm.has(feature):
                 acts.append(act)
@@ -367,6 +368,19 @@ class Administrator:
         await self._set_filters(
             services, of.topic, of.name, expression, from_start=self.rng.random() < 0.5
         )
+
+    async def _set_properties(self, services: "Services") -> None:
+        if not self.world.subscribeds:
+            return
+        of = self.rng.choice(self.world.subscribeds)
+        self._count("properties set")
+        self.world.seen.note(f"set properties of {of.name}")
+        request = dispatcher_pb.UpdateSubscriptionPropertiesRequest(
+            topic=of.topic,
+            subscription=of.name,
+            put={"owner": str(self.rng.randrange(100))},
+        )
+        await services.dispatcher.UpdateSubscriptionProperties(request, timeout=CALL_TIMEOUT_S)
 
     async def _set_filters(
         self, services: "Services", topic: str, name: str, expression: str, *, from_start: bool

@@ -22,6 +22,7 @@ HELD          delivered though its key is held after a dead letter
 LETTER_TWICE  in the dead letter topic more than once
 LETTER_EARLY  in the dead letter topic, and did not fail as often as it may
 COPIED        went through more dead letter topics than a message may
+HEADLESS      chunks are delivered of a message that began before the subscription did
 CUT           a chunk is stored behind a beginning that was trimmed
 FORGOTTEN     a producer that is connected was forgotten as inactive
 EPOCH         the epoch of a lease went back
@@ -360,6 +361,7 @@ class Checker:
         self.seen.note(f"cursor {topic} {name} made at {mark_delete}")
         subscription = self.seen.subscription(topic, name)
         log = self.seen.log(topic)
+        subscription.start = mark_delete
         subscription.acknowledged.clear()
         subscription.waiting = dict.fromkeys(each.position for each in log.entries)
         for position in list(subscription.waiting):
@@ -445,6 +447,7 @@ class Checker:
         first = min((each for each in undone if not log.is_trimmed(each)), default=None)
         subscription.acknowledged.difference_update(lost)
         self._forget(subscription, undone)
+        subscription.start = None
         subscription.waiting = dict.fromkeys(
             each.position for each in log.entries if each.position not in subscription.acknowledged
         )
@@ -601,6 +604,8 @@ class Checker:
         subscription = self.seen.subscription(topic, name)
         self.seen.counts[f"dropped {dropped.reason.name}"] += 1
         self.seen.note(f"dropped {name} {dropped.positions}: {dropped.reason.name}")
+        if dropped.reason is DropReason.HEADLESS:
+            self._check_headless(subscription, dropped)
         if dropped.reason is DropReason.CORRUPT:
             self.seen.violate("INVENTED", f"{topic} {name} {dropped}")
         if dropped.reason in FINAL or incomplete is Incomplete.ACKNOWLEDGE:
@@ -608,6 +613,17 @@ class Checker:
         elif dropped.reason not in COME_AGAIN:
             for position in dropped.positions:
                 subscription.refused[position] += 1
+
+    def _check_headless(self, subscription: Subscription, dropped: Dropped) -> None:
+        """What begins before the subscription does is nobody's: it is passed, and not delivered."""
+        log, start = self.seen.log(subscription.topic), subscription.start
+        chunks = log.attempts.get((dropped.producer, dropped.uuid))
+        if chunks and start is not None and chunks[0] <= start:
+            self.seen.violate(
+                "HEADLESS",
+                f"{subscription.topic} {subscription.name} begins behind {start}, and is delivered "
+                f"{dropped.positions} of a message at {chunks[0]}",
+            )
 
     # ---- what consumers see
 

@@ -276,7 +276,7 @@ MIXES: Final[Sequence[Mix]] = (
     ),
     Mix(
         "timers: something changes for a while when a message's time has come, and little happens",
-        features=("filters", "nacks"),
+        features=("properties", "nacks"),
         perhaps=("delays", "store slow"),
         producers=(1,),
         messages=(2, 4),
@@ -284,7 +284,6 @@ MIXES: Final[Sequence[Mix]] = (
         more={
             "rest_s": (0.5,),
             "acts": 20,
-            "expressions": ("true",),
             "nack_share": (0.9,),
             "retry_s": (0.2, 0.8),
             "cursor_latency_s": (0.3, 0.8),

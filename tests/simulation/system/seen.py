@@ -204,6 +204,8 @@ class Subscription:
         passed: entries that the dispatcher says it acknowledged though nobody received them.
         lettered: what is in the dead letter topic; of a large message, by chunk.
         first_of_key: by key, the last message that was delivered for the first time, its token.
+        start: what its cursor counted as acknowledged when it was made; None: nothing, or it was
+            moved back since.
         floor: only deliveries from this one on were made since it was moved the last time.
         holds: whether a key is held after a dead letter.
         delays_hold: whether a message that is to be delivered later holds its key.
@@ -237,6 +239,7 @@ class Subscription:
     first_of_key: dict[object, tuple[Place, Token]] = field(default_factory=dict)
     delivered: set[Place] = field(default_factory=set)
     floor: Token = (0, 0)
+    start: Position | None = None
     held: dict[object, tuple[Position, Token]] = field(default_factory=dict)
     epoch: int = 0
     is_taken_now: bool = False

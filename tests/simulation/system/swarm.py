@@ -20,7 +20,7 @@ FEATURES: Final = (
     "long keys", "shared names", "sqlite", "late starts", "compression", "process by key",
     "circuit breaker", "incomplete acknowledged", "producers start over", "idle producers",
     "filters are mended", "imported cursors", "letters in circles", "silent streams",
-    "limits shrink",
+    "limits shrink", "properties",
 )  # fmt: skip
 """What may be used in a history."""
 

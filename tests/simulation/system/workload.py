@@ -106,6 +106,7 @@ class Publishing:
     """The first of these ids; None: it has none yet."""
     over_when_stored: asyncio.Event | None = None
     open_since_s: float | None = None
+    rests: bool = False
 
     @property
     def is_done(self) -> bool:
@@ -154,6 +155,10 @@ async def publish(world: "World", application: Publishing, rng: Random) -> None:
         client = world.connect()
         try:
             await _publish_on(world, application, client, rng)
+            if application.rests:
+                application.rests = False
+                await client.close()
+                await _idle(world, rng)
         except InUseError:
             await asyncio.sleep(REST_S)
         except FencedError as error:
@@ -206,7 +211,7 @@ async def _publish_all(
     world.seen.counts["resends"] += len(again)
     sending = Sending(world, application, producer)
     if world.swarm.has("idle producers") and rng.random() < 0.8:
-        await _idle(world, application, sending, rng)
+        await _idle(world, rng)
     while (again or application.left) and not sending.has_failed:
         if application.starts_over is not None and not again:
             await sending.answered(asyncio.ALL_COMPLETED)
@@ -216,9 +221,8 @@ async def _publish_all(
         sent = again.pop(0) if again else _next(world, application, rng)
         await sending.send(sent)
         if world.swarm.has("idle producers") and not world.is_quiet and rng.random() < 0.5:
-            await _idle(world, application, sending, rng)
-            if rng.random() < 0.8:
-                break
+            application.rests = True
+            break
         if application.rest_s and not world.is_quiet:
             await asyncio.sleep(rng.random() * 2 * application.rest_s)
         elif rng.random() < 0.3:
@@ -241,9 +245,8 @@ def _start_over(world: "World", application: Publishing, rng: Random) -> None:
     world.seen.note(f"{application.name} starts over at {application.lower}")
 
 
-async def _idle(world: "World", application: Publishing, sending: "Sending", rng: Random) -> None:
+async def _idle(world: "World", rng: Random) -> None:
     """Rest for about as long as a producer may without being forgotten."""
-    await sending.answered(asyncio.ALL_COMPLETED)
     world.seen.counts["idle producers"] += 1
     with suppress(TimeoutError):
         async with asyncio.timeout(rng.choice(IDLE_S)):
