@@ -65,7 +65,7 @@ FOUND: Final[Mapping[str, Found]] = {
 OWN: Final[Mapping[str, str]] = {
     "A10": "tests/unit/test_snapshots.py",
     "A12": "tests/unit/test_live_subscription.py",
-    "A17": "tests/integration/test_ledger_api.py",
+    "A17": "tests/unit/test_holds.py",
     "B3": "tests/unit/test_look_ups.py",
     "B4": "tests/unit/test_sqlite_log.py",
     "B5": "tests/unit/test_trimming.py",

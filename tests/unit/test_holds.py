@@ -1,0 +1,32 @@
+"""What ends a hold of a producer's stream."""
+
+import pytest
+
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from services.errors import DomainError
+from services.ledger import servicer
+from services.errors import Fenced
+from services.ledger.servicer import InvalidPublication
+from tests.simulation.defects import find
+
+
+@pytest.mark.parametrize(
+    ("resume", "error", "ends"),
+    [
+        (True, InvalidPublication("it has no entries"), True),
+        (False, InvalidPublication("it has no entries"), False),
+        (True, Fenced("it is for another epoch"), False),
+    ],
+)
+def test_a_publication_that_is_refused_ends_a_hold_if_it_resumes_and_is_for_this_stream(
+    resume: bool, error: DomainError, ends: bool
+) -> None:
+    assert servicer._ends_hold(pb.Publication(resume=resume), error) is ends
+
+
+def test_the_mistake_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    find("A17").apply(monkeypatch)
+    with pytest.raises(AssertionError):
+        test_a_publication_that_is_refused_ends_a_hold_if_it_resumes_and_is_for_this_stream(
+            True, InvalidPublication("it has no entries"), True
+        )
