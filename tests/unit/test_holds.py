@@ -3,9 +3,8 @@
 import pytest
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
-from services.errors import DomainError
+from services.errors import DomainError, Fenced
 from services.ledger import servicer
-from services.errors import Fenced
 from services.ledger.servicer import InvalidPublication
 from tests.simulation.defects import find
 

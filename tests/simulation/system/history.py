@@ -152,7 +152,7 @@ def unsettled(world: World) -> list[str]:
         for each in world.publishings
         if not each.is_done
     ]
-    if world.silent_streams:
+    if any(each.is_alive for each in world.silent_streams):
         missing.append("a stream that says nothing does not end")
     for of in world.subscribeds:
         subscription = world.seen.subscription(of.topic, of.name)

@@ -145,7 +145,6 @@ LIMITS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = {
         "seqgate.client._settling.ITEMS_MAX": (1, 3),
         "services.dispatcher.chains.PIECE_BYTES": (64,),
         "services.dispatcher.shadow.WAITING_MAX": (1, 3),
-        "services.dispatcher.core.delivering.KEPT_BACK_MAX": (1, 5),
     },
 }
 """Tiny values of each limit. What is not drawn is as an operator gets it."""

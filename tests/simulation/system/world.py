@@ -115,8 +115,8 @@ class World:
         self.subscribeds: list[Subscribed] = []
         self.held: list[tuple[Process, Any]] = []
         """What holds something that has a limit, and whose it is."""
-        self.silent_streams = 0
-        """How many streams are open that say nothing, and are to end for that."""
+        self.silent_streams: list[Process] = []
+        """Whose streams are open that say nothing, and are to end for that."""
         self.is_quiet = False
         self.is_over = False
         self._quiet = asyncio.Event()
