@@ -13,7 +13,7 @@ from seqgate.types import TopicName
 from services.dispatcher.ports import EntryCorrupt, LetterRefused
 from services.dispatcher.refusals import SubscriptionFailed
 from services.errors import DomainError, Kind
-from services.runtime.tasks import end
+from services.runtime.tasks import CANCEL_AGAIN_S, end
 
 log = structlog.get_logger()
 
@@ -68,8 +68,15 @@ class Work:
             return
         self.stopped = error
         self._at_stop(error)
+        self._cancel_all()
+
+    def _cancel_all(self) -> None:
+        """Cancel what is under way until it has ended: once is not always enough (see `end`), and
+        nobody may ask whether it has."""
         for task in self._running:
             task.cancel()
+        if self._running:
+            asyncio.get_running_loop().call_later(CANCEL_AGAIN_S, self._cancel_all)
 
     @contextmanager
     def contained(self) -> Iterator[None]:

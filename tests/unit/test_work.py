@@ -1,6 +1,7 @@
 """What may fail is repeated until it succeeds."""
 
 import asyncio
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from seqgate.types import TopicName
 from services.dispatcher.ports import LedgerUnavailable, LetterRefused
 from services.dispatcher.work import BACKOFF_FIRST_S, BACKOFF_MAX_S, Work
-from services.errors import DomainError
+from services.errors import DomainError, Fenced
 from tests.simulation.ground import run, virtual_loop
 
 LONGEST_S = 30.0
@@ -41,3 +42,19 @@ def test_what_fails_is_tried_again_soon_and_then_later_each_time(
     waits_s = [after - before for before, after in pairwise(tried_s)]
     expected = [min(BACKOFF_FIRST_S * 2**each, longest_s) for each in range(14)]
     assert waits_s == pytest.approx(expected, rel=0.01)
+
+
+def test_what_is_stopped_ends_although_a_cancellation_is_lost() -> None:
+    async def stubborn() -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    async def stop() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            work = Work(TopicName.parse("t/n/topic"), "s", tasks, lambda _: None)
+            work.start(stubborn)
+            await asyncio.sleep(1)
+            work.stop(Fenced("lost"))
+
+    run(stop, seed=0, limit_s=60)
