@@ -51,7 +51,7 @@ FOUND: Final[Mapping[str, Found]] = {
     "B6": Found(("BUDGET",), "floods", 20),
     "F1": Found(("FOLD", "TWICE"), "two on one store", 60),
     "F2": Found(("RESURRECTED",), "batches in part", 40),
-    "F3": Found(("HELD",), "dead letters", 60),
+    "F3": Found(("HELD",), "held keys", 120),
     "F4": Found(("STUCK",), "dead letters", 20),
     "F5": Found(("HEADLESS",), "chunks interleaved", 30),
     "F6": Found(("LETTER_EARLY",), "joins", 30),

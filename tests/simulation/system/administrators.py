@@ -323,6 +323,8 @@ class Administrator:
         """Let go of all keys that are held, or whose messages go to the dead letter topic."""
         for of in self.world.subscribeds:
             known = self.world.seen.subscription(of.topic, of.name)
+            if not known.lettered:  # nothing is held
+                continue
             known.held.clear()
             known.holds = False
             await self._release_explained(services, of)
