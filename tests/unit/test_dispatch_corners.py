@@ -144,10 +144,10 @@ def test_what_continues_a_message_that_was_acknowledged_and_forgotten_is_headles
     assert large.is_headless(chunks("one", 2)[1], Position(1, 1))
 
 
-def test_a_message_of_which_nothing_is_known_is_not_noted_as_dead() -> None:
+def test_a_message_of_which_nothing_is_known_any_more_is_noted_as_dead() -> None:
     large, _ = _attempts()
-    large.note_dead("unknown")
-    assert not large.is_dead(Chunk("unknown", is_last=True, number=1))
+    large.note_dead("forgotten", Position(1, 0), A)
+    assert large.is_dead(Chunk("forgotten", is_last=True, number=1))
 
 
 @pytest.mark.parametrize("kind", list(Kind))

@@ -218,8 +218,7 @@ def test_chunks_that_wait_for_their_last_for_a_day_are_dead_lettered_and_so_is_t
     assert it.acknowledged() == [1, 2]
     it.publish(A, chunk=chunks("two", 3)[2])
     it.publish(A)
-    letters = [each for each in it.effects if isinstance(each, DeadLetter)]
-    assert [each.position.entry_id for each in letters] == [1, 2, 3]
+    assert letters(it) == [1, 2, 3]
     assert it.got(1) == [4]
 
 
@@ -233,9 +232,55 @@ def test_a_message_whose_letter_holds_its_key_is_all_in_the_letter(refused: tupl
     it.refuse(1, *refused)
     for each in {0, 1, 2}.difference(refused):
         it.give_back(1, each)
-    letters = [each for each in it.effects if isinstance(each, DeadLetter)]
-    assert [each.position.entry_id for each in letters] == [0, 1, 2]
+    assert letters(it) == [0, 1, 2]
     assert it.reason(A) is Reason.HELD
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_of_a_message_is_taken_back_for_its_letter_when_a_chunk_failed_too_often(
+    kind: Kind,
+) -> None:
+    it = stage(kind=kind, redeliveries_max=0)
+    for each in chunks("attempt", 3)[:2]:
+        it.publish(A, chunk=each)
+    assert it.got(1) == [0, 1]
+    it.refuse(1, 1)
+    it.publish(A, chunk=chunks("attempt", 3)[2])
+    it.publish(A)
+    assert letters(it) == [0, 1, 2]
+    assert it.got(1) == [3]
+    assert it.sub.totals["returned"] == 1
+
+
+def test_a_message_that_ends_behind_a_letter_with_its_tail_is_all_in_the_letters() -> None:
+    """Its first chunk was before the letter, at a consumer who would never have got the rest."""
+    it = stage(redeliveries_max=0, after_dead_letter=AfterDeadLetter.TAIL)
+    first, last = chunks("attempt", 2)
+    it.publish(A, chunk=first)
+    it.publish(A)
+    it.refuse(1, 1)
+    it.publish(A, chunk=last)
+    assert letters(it) == [1, 0, 2]
+    assert it.sub.unacked == 0
+
+
+def test_a_message_that_was_forgotten_is_all_in_the_letter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.dispatcher.core.attempts.FINISHED_MAX", 1)
+    it = stage(redeliveries_max=0)
+    for name in ("one", "two"):
+        for each in chunks(name, 2):
+            it.publish(A, chunk=each)
+    it.publish(A)
+    it.refuse(1, 1)
+    assert letters(it) == [0, 1]
+    assert it.got(1) == [0, 1, 2, 3, 4, 2, 3, 4]
+
+
+def letters(it: Stage) -> list[int]:
+    """What went to the dead letter topic, in order."""
+    return [each.position.entry_id for each in it.effects if isinstance(each, DeadLetter)]
 
 
 def test_more_chunks_than_are_kept_back_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:

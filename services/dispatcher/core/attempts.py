@@ -70,8 +70,7 @@ class Attempts:
         if chunk.is_last and chunk.attempt in self._unfinished:
             attempt = self._finished[chunk.attempt] = self._unfinished.pop(chunk.attempt)
             attempt.last = position
-            if len(self._finished) > FINISHED_MAX:
-                self._forget(self._finished.popitem(last=False)[1])
+            self._keep_few()
 
     def note_done(self, name: str) -> None:
         """The last chunk of an attempt is acknowledged, durably: nobody waits for the others."""
@@ -86,11 +85,14 @@ class Attempts:
             self._over.popitem(last=False)
         return self._unfinished.pop(name, None)
 
-    def note_dead(self, name: str) -> None:
-        """A chunk goes to the dead letter topic, and so do the others of its message."""
+    def note_dead(self, name: str, position: Position, key: bytes) -> None:
+        """A chunk, there, goes to the dead letter topic, and so do the others of its message, also
+        when that was forgotten."""
         attempt = self._get(name)
-        if attempt is not None:
-            attempt.is_dead = True
+        if attempt is None:
+            attempt = self._finished[name] = Attempt(position, key, last=position)
+            self._keep_few()
+        attempt.is_dead = True
 
     def is_over(self, name: str) -> bool:
         """Whether the log says that an attempt will not be finished, as far as is known."""
@@ -120,6 +122,10 @@ class Attempts:
         """Whether a chunk may be of a message that was read, and is not remembered."""
         beyond = self._forgotten_to is None or position > self._forgotten_to
         return self._has_forgotten or not beyond
+
+    def _keep_few(self) -> None:
+        if len(self._finished) > FINISHED_MAX:
+            self._forget(self._finished.popitem(last=False)[1])
 
     def _forget(self, attempt: Attempt) -> None:
         """There are too many. Of what is acknowledged already nothing need be known: what continues

@@ -20,6 +20,7 @@ from services.dispatcher.core.outgoing import Outgoing
 from services.dispatcher.core.parking import Parking
 from services.dispatcher.core.passing import Passing
 from services.dispatcher.core.positions import Parked
+from services.dispatcher.core.returning import Returning
 from services.dispatcher.core.settling import Settling
 from services.dispatcher.core.timers import Timers
 from services.dispatcher.core.verdicts import reason_for
@@ -46,6 +47,7 @@ class Delivering:
         out: Outgoing,
         large: Attempts,
         passing: Passing,
+        returning: Returning,
     ) -> None:
         self._options = options
         self._orders_keys = options.orders_keys
@@ -57,6 +59,7 @@ class Delivering:
         self._out = out
         self._large = large
         self._passing = passing
+        self._returning = returning
 
     def serve(self, now_ms: int) -> None:
         """Deliver what can be."""
@@ -124,6 +127,8 @@ class Delivering:
                 parking.withhold(lane, reason, now_ms)
                 return
             if self._may_be_dead(lane) and self._is_dead(lane, head.position):
+                if self._take_back(lane, head.position):
+                    continue
                 parking.take(lane, head)
                 consumer.gathering = None
                 self._dead_letter(lane, head.position, now_ms)
@@ -256,10 +261,22 @@ class Delivering:
             return True
         return self._settling.failed_beyond(self._options.redeliveries_max, position)
 
+    def _take_back(self, lane: Lane, position: Position) -> bool:
+        """If it is a chunk that is dead-lettered, all of its message is: what is in flight of it
+        counts no more, since nobody gets the rest, and what is kept back waits no more. Returns
+        whether there was any."""
+        chunk = None if lane.rare is None else lane.rare.chunks.get(position)
+        if chunk is None:
+            return False
+        assert lane.rare is not None
+        self._large.note_dead(chunk.attempt, position, lane.key)
+        is_kept = chunk.attempt in lane.rare.kept_back
+        if is_kept:
+            self._parking.bring_back(lane, chunk.attempt)
+        return self._returning.take_back(lane, chunk.attempt) or is_kept
+
     def _dead_letter(self, lane: Lane, position: Position, now_ms: int) -> None:
         if lane.rare is not None:
-            if (chunk := lane.rare.chunks.get(position)) is not None:
-                self._large.note_dead(chunk.attempt)
             lane.rare.forget(position)
         lane.dead = position
         attempts, after = self._settling.attempts.get(position, 0), self._gaps.after(lane.key)

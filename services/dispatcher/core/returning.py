@@ -79,6 +79,22 @@ class Returning:
                 self.give_back(flight)
         return last
 
+    def take_back(self, lane: Lane, attempt: str) -> bool:
+        """What is in flight of a large message counts no more. Returns whether anything was."""
+        chunks = {} if lane.rare is None else lane.rare.chunks
+        taken = [
+            flight
+            for flight in lane.flights.values()
+            if not flight.is_settling
+            and flight.position in chunks
+            and chunks[flight.position].attempt == attempt
+        ]
+        for flight in taken:
+            self._out.revoke(flight)
+            self.give_back(flight)
+        self._totals["returned"] += len(taken)
+        return bool(taken)
+
     def fail(self, lane: Lane, flights: Sequence[tuple[Flight, int | None]], now_ms: int) -> None:
         """Deliveries of a key failed, and wait for so long, or, None, as long as the options
         say."""

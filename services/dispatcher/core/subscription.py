@@ -161,7 +161,16 @@ class Subscription:
         self.handover = HandOver(options, selector, parking, flights, timers, out)
         self.returning = Returning(options, parking, flights, settling, timers, out, self.totals)
         self.delivering = Delivering(
-            options, parking, flights, settling, gaps, timers, out, self.large, passing
+            options,
+            parking,
+            flights,
+            settling,
+            gaps,
+            timers,
+            out,
+            self.large,
+            passing,
+            self.returning,
         )
 
         self.consumers = flights.consumers
@@ -787,7 +796,8 @@ class Subscription:
             if since + self.options.unfinished_max_ms > now_ms:
                 self.timers.look_at(lane, since + self.options.unfinished_max_ms)
             elif not self.large.is_finished(name):
-                self.large.note_dead(name)
+                assert lane.rare is not None
+                self.large.note_dead(name, lane.rare.kept_back[name][0], lane.key)
                 self.parking.bring_back(lane, name)
 
     def _timed_max(self) -> int:
