@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from services.dispatcher import sending
 from services.dispatcher import session as sessions
-from services.dispatcher.core import delivering, lags, settling
+from services.dispatcher.core import delivering, lags, settling, verdicts
 from services.dispatcher.service import Dispatcher
 from services.ledger import live as ledger_live
 from services.ledger.service import Ledger
@@ -116,7 +116,10 @@ class Budgets:
             unsettled = sum(1 for _ in machine.settling.unsettled)
             in_flight = sum(len(each.flights) for each in machine.consumers.values())
             page = config.read_entries_max + lags.SCAN_ENTRIES
-            most = settling.UNSETTLED_MAX + in_flight + page
+            # What waits already may be rejected all at once, by new filters.
+            parked = live.options.consumer_parked_max * (len(machine.consumers) + 1)
+            waiting = verdicts.UNJUDGED_MAX + page + parked
+            most = settling.UNSETTLED_MAX + in_flight + page + waiting
             self._check(where, "entries that are not settled", unsettled, most)
             most = delivering.KEPT_BACK_MAX + 1
             self._check(where, "chunks kept back", machine.parking.kept_back, most)

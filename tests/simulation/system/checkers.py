@@ -262,15 +262,20 @@ class Checker:
             subscription.held.setdefault(key, (origin.position, self._from_now_on(subscription)))
 
     def _check_failures(self, subscription: Subscription, origin: Origin) -> None:
-        """Where nothing else fails, a message failed as often as consumers refused it."""
+        """Where nothing else fails, a message failed as often as consumers refused it, or a chunk
+        of it."""
         most = subscription.redeliveries_max
         if not self.is_exact or most is None or subscription.letters_tail:
             return
-        if subscription.refused[origin.position] <= most:
-            self.seen.violate(
-                "LETTER_EARLY", f"{origin} was refused {subscription.refused[origin.position]} "
-                f"times"
-            )  # fmt: skip
+        log = self.seen.log(origin.topic)
+        entry = log.at.get(origin.position)
+        chunk = None if entry is None else entry.chunk
+        places = [origin.position]
+        if entry is not None and chunk is not None:
+            places = log.attempts[entry.producer, chunk.uuid]
+        times = max(subscription.refused[each] for each in places)
+        if times <= most:
+            self.seen.violate("LETTER_EARLY", f"{origin} was refused {times} times")
 
     def _trimmed(self, topic: str, before: Position) -> None:
         self.seen.note(f"trim {topic} before {before}")

@@ -232,10 +232,13 @@ class Faults:
             process.cont()
 
     async def _instance_leaves(self) -> None:
-        """One of several dispatchers dies some time, and does not come back."""
+        """One of several instances dies some time, and does not come back."""
         await asyncio.sleep(self._rng.random() * self._world.swarm.seconds)
-        several = [each for each in self._world.services if each.name.startswith("dispatcher")]
-        if len(several) > 1 and all(each.is_wanted for each in several):
+        instances = self._world.swarm.instances
+        several = [
+            each for each in self._world.services if instances[each.name.rpartition("-")[0]] > 1
+        ]
+        if several and all(each.is_wanted for each in several):
             unit = self._rng.choice(several)
             self._happens(f"leave {unit.name}")
             unit.is_wanted = False

@@ -366,9 +366,10 @@ MIXES: Final[Sequence[Mix]] = (
         limits={
             "constants": {
                 "services.dispatcher.core.settling.UNSETTLED_MAX": (3, 6),
+                "services.dispatcher.core.verdicts.UNJUDGED_MAX": (3, 6),
                 "services.dispatcher.core.lags.SCAN_ENTRIES": (3,),
             },
-            "dispatcher": {"read_entries_max": (1, 3)},
+            "dispatcher": {"read_entries_max": (1, 3), "consumer_parked_max": (1, 3)},
         },
         messages=(60,),
         more={"cursor_latency_s": (0.3, 1.0), "filter_first": True, "rest_s": (0.0,)},

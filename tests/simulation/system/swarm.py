@@ -132,6 +132,7 @@ LIMITS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = {
         "services.dispatcher.core.lags.SCAN_ENTRIES": (1, 3),
         "services.dispatcher.core.attempts.FINISHED_MAX": (1, 2),
         "services.dispatcher.core.delays.KEPT_LEAST": (1, 2),
+        "services.dispatcher.core.delivering.KEPT_BACK_MAX": (1, 5),
         "services.dispatcher.core.postponed.STRETCH_ENTRIES": (1, 4),
         "services.dispatcher.core.held.HELD_KEYS_MAX": (1,),
         "services.dispatcher.core.settling.UNSETTLED_MAX": (2, 10),
