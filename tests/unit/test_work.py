@@ -45,7 +45,8 @@ def test_what_fails_is_tried_again_soon_and_then_later_each_time(
 
 
 def test_what_is_stopped_ends_although_a_cancellation_is_lost() -> None:
-    async def stubborn() -> None:
+    async def stubborn(runs: asyncio.Event) -> None:
+        runs.set()
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
         await asyncio.Event().wait()
@@ -53,8 +54,9 @@ def test_what_is_stopped_ends_although_a_cancellation_is_lost() -> None:
     async def stop() -> None:
         async with asyncio.TaskGroup() as tasks:
             work = Work(TopicName.parse("t/n/topic"), "s", tasks, lambda _: None)
-            work.start(stubborn)
-            await asyncio.sleep(1)
+            runs = asyncio.Event()
+            work.start(stubborn, runs)
+            await runs.wait()
             work.stop(Fenced("lost"))
 
     run(stop, seed=0, limit_s=60)
