@@ -54,6 +54,7 @@ from services.ledger.ports import (
     LedgerStore,
     LogState,
     ReplayPage,
+    TopicNotFound,
     WriterName,
     following,
 )
@@ -847,6 +848,10 @@ class LiveTopic:
                 await self._dedup.forget_topic(self.topic, self._writer.incarnation, deleted=False)
         except Recovering as error:
             return [] if self.stopped else self._writer.log_failed(error)
+        except TopicNotFound:
+            if not self.stopped:
+                self._lose(Fenced("another writer deleted the topic"))
+            return []
         except DomainError as error:
             about = {**error.details, "topic": str(self.topic), "reason": error.reason}
             log.critical("the log cannot be replayed", **about)

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from seqgate.types import Position, TopicName
 from services.dedup.core.sequence import Marks, advance
+from services.errors import StoreUnavailable
 from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
 from services.ledger.adapters.sqlite import open_sqlite_store
 from services.ledger.config import LedgerConfig
@@ -349,3 +350,18 @@ async def test_a_replay_across_a_trim_is_seen(
         await test_nothing_is_stored_twice_when_another_process_trims_during_a_replay(
             world, monkeypatch, 1, 0
         )
+
+
+# ---- topics that are deleted elsewhere
+
+
+async def test_a_topic_that_another_ledger_deleted_is_let_go_and_made_anew(world: World) -> None:
+    """Deduplication lacks what is there no more: the log could be replayed for ever."""
+    one, other = world.ledger(), world.ledger()
+    await published(one, ids(1))
+    await other.delete(TOPIC, force=True)
+    world.dedup.states.clear()
+    with pytest.raises(StoreUnavailable, match="changed hands"):
+        await opened(one, "p")
+    assert await published(one, ids(1)) == [STORED]
+    await world.check_state(one)
