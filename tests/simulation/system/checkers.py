@@ -349,8 +349,10 @@ class Checker:
         self.seen.counts[f"refused {reason}"] += 1
         sent.outcome = reason
         self.seen.note(f"refused {sent.number} {sent.producer}#{sent.sequence_id}: {reason}")
+        log = self.seen.log(sent.topic)
+        if reason == "TRIMMED" and log.kept_from is None and not log.deleted_ledger:
+            self.seen.violate("NOT_TRIMMED", f"message {sent.number}: nothing was trimmed")
         if reason == "STALE" and sent.sequence_id is not None:
-            log = self.seen.log(sent.topic)
             for each in log.entries:
                 is_there = sent.number in each.numbers and sent.sequence_id in each.ids
                 is_whole = each.chunk is None or each.chunk.is_last

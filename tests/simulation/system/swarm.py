@@ -240,14 +240,16 @@ def draw(seed: int) -> Swarm:
         for name in ("ledger", "dedup", "cursor", "dispatcher", "filter")
     }
     size = rng.choices(list(SIZES), [SIZES[each].share for each in SIZES])[0]
+    producers = rng.choice([1, 2, 2, 3])
+    subscriptions = rng.choice([0, 1, 1, 1, 2, 2])
     return Swarm(
         seed,
         features,
         faults,
-        limits,
+        _with_chains(limits, subscriptions),
         instances,
-        producers=rng.choice([1, 2, 2, 3]),
-        subscriptions=rng.choice([0, 1, 1, 1, 2, 2]),
+        producers=producers,
+        subscriptions=subscriptions,
         messages=rng.choice(SIZES[size].messages),
         seconds=rng.choice(SIZES[size].seconds),
         size=size,
@@ -270,20 +272,31 @@ def mixed(seed: int, mix: Mix) -> Swarm:
         name: rng.choice(mix.instances.get(name, (1,)))
         for name in ("ledger", "dedup", "cursor", "dispatcher", "filter")
     }
+    producers, subscriptions = rng.choice(mix.producers), rng.choice(mix.subscriptions)
     return Swarm(
         seed,
         frozenset(has.intersection(FEATURES)),
         frozenset(has.intersection(FAULTS)),
-        limits,
+        _with_chains(limits, subscriptions),
         instances,
-        producers=rng.choice(mix.producers),
-        subscriptions=rng.choice(mix.subscriptions),
+        producers=producers,
+        subscriptions=subscriptions,
         messages=rng.choice(mix.messages),
         seconds=rng.choice(mix.seconds),
         size="mixed",
         mix=mix.name,
         more={"kinds": mix.kinds, **mix.more},
     )
+
+
+def _with_chains(
+    limits: Mapping[str, dict[str, Any]], subscriptions: int
+) -> Mapping[str, Mapping[str, Any]]:
+    """The limits, with room for a chain of each subscription: else some of them wait for ever."""
+    of = limits["filter"]
+    if "chain_bytes_max" in of:
+        of["chain_bytes_max"] *= max(1, subscriptions)
+    return limits
 
 
 def _some(rng: Random, of: Sequence[str]) -> frozenset[str]:

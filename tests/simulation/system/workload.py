@@ -43,6 +43,7 @@ from seqgate.errors import (
     ProducerClosedError,
     ProducerQueueFullError,
     SeqgateError,
+    SequenceIdTrimmedError,
     StaleSequenceIdError,
     StaleTokenError,
     UnavailableError,
@@ -338,6 +339,8 @@ class Sending:
             self._note_stored(sent)
         elif isinstance(error, StaleSequenceIdError | MessageTooLargeError | InvalidRequestError):
             self._check_refusal(sent, error)
+            self._give_up(sent, error.reason)
+        elif isinstance(error, SequenceIdTrimmedError):  # sending it again does not help
             self._give_up(sent, error.reason)
         else:
             reason = getattr(error, "reason", "") or type(error).__name__
