@@ -91,7 +91,7 @@ RULES: list[tuple[Any, str, str]] = [
     # the id of a large message counts with its last chunk
     (sequence.advance, "if chunk is not None and not chunk.is_last:", "if False:"),
     # what ends an attempt says so
-    (sequence.admit, "aborts[index] = open_attempt.uuid", "pass"),
+    (TopicWriter, "aborts.get(place) or self._ended_by(unit)", '""'),
     # an attempt has a name of its own, and one that cannot go on is over
     (LargeMessage, "uuid.uuid4().hex", "str(self.message.sequence_id)"),
     (Outbox, "parcel.large.broken = True", "pass"),
