@@ -260,10 +260,13 @@ class Interceptor(aio.ServerInterceptor):
                     context.add_done_callback(let_go)
                 return reply
 
+        serialize = handler.response_serializer
+        if handler.response_streaming:
+            serialize = _bounded(serialize, self._message_bytes_max)
         return make(
             writing if inspect.isasyncgenfunction(behaviour) else returning,
             request_deserializer=_lenient(handler.request_deserializer),
-            response_serializer=_bounded(handler.response_serializer, self._message_bytes_max),
+            response_serializer=serialize,
         )
 
     def _judged(
@@ -330,8 +333,9 @@ class ResponseTooLarge(Exception):
 
 
 def _bounded(serialize: Callable[[Any], bytes], bytes_max: int) -> Callable[[Any], bytes]:
-    """A response that is too large is a mistake of ours. gRPC would tell its caller; and us, that
-    the call is over, as if the caller had gone."""
+    """A response of a stream that is too large is a mistake of ours. gRPC would tell its caller;
+    and us, that the call is over, as if the caller had gone. (The answer of a unary call it refuses
+    with RESOURCE_EXHAUSTED, which callers who read by pages know.)"""
 
     def bounded(response: Any) -> bytes:
         serialized = serialize(response)

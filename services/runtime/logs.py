@@ -72,7 +72,8 @@ def _renderer(format_: LogFormat) -> list[Any]:
 def _is_of_caller_gone(record: logging.LogRecord) -> bool:
     """Whether gRPC tells that it could not send an answer. Its caller has gone, which is no
     failure: an answer that is too large is noticed before (interceptors.py)."""
-    return record.exc_info is not None and isinstance(record.exc_info[1], cygrpc.ExecuteBatchError)
+    error = record.exc_info[1] if record.exc_info else None  # some libraries say False for none
+    return isinstance(error, cygrpc.ExecuteBatchError)
 
 
 class _Libraries(logging.Handler):

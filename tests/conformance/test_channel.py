@@ -686,7 +686,7 @@ async def test_a_caller_whom_nobody_reads_stops(world: World) -> None:
         while seen != written:
             seen = written
             await asyncio.sleep(0.09)
-        assert 35 <= written <= 50
+        assert 35 <= written < 200  # gRPC measures how large its windows are to be
         go_on.set()
         await writing
         assert await call.read() is aio.EOF
@@ -712,7 +712,7 @@ async def test_a_handler_whom_nobody_reads_stops(world: World) -> None:
         while seen != written:
             seen = written
             await asyncio.sleep(0.09)
-        assert 35 <= written <= 50
+        assert 35 <= written < 200  # gRPC measures how large its windows are to be
         assert kept.ends == []
         count = 0
         while await call.read() is not aio.EOF:
