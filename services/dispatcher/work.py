@@ -13,6 +13,7 @@ from seqgate.types import TopicName
 from services.dispatcher.ports import EntryCorrupt, LetterRefused
 from services.dispatcher.refusals import SubscriptionFailed
 from services.errors import DomainError, Kind
+from services.runtime import deadline
 from services.runtime.tasks import CANCEL_AGAIN_S, end
 
 log = structlog.get_logger()
@@ -138,7 +139,8 @@ class Work:
         await end(*self._of_machine)
 
     async def finished(self, do: Callable[[], Awaitable[T]]) -> T:
-        """Do something to its end, whether somebody still waits for it or not.
+        """Do something to its end, whether somebody still waits for it or not. So it inherits the
+        caller's span, and not its deadline: beyond that every call of it would fail.
 
         Raises:
             DomainError: why it is not done, or why everything has stopped.
@@ -152,7 +154,9 @@ class Work:
                 outcome.append(error)
 
         self.check()
-        await asyncio.wait({self._start(contextvars.copy_context(), doing)})
+        context = contextvars.copy_context()
+        context.run(deadline.set_remaining_s, None)
+        await asyncio.wait({self._start(context, doing)})
         self.check()
         (found,) = outcome
         if isinstance(found, DomainError):

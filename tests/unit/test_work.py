@@ -10,6 +10,7 @@ from seqgate.types import TopicName
 from services.dispatcher.ports import LedgerUnavailable, LetterRefused
 from services.dispatcher.work import BACKOFF_FIRST_S, BACKOFF_MAX_S, Work
 from services.errors import DomainError, Fenced
+from services.runtime import deadline
 from tests.simulation.ground import run, virtual_loop
 
 LONGEST_S = 30.0
@@ -60,3 +61,22 @@ def test_what_is_stopped_ends_although_a_cancellation_is_lost() -> None:
             work.stop(Fenced("lost"))
 
     run(stop, seed=0, limit_s=60)
+
+
+def test_what_is_begun_is_finished_beyond_the_deadline_of_whoever_asked() -> None:
+    left_s: list[float | None] = []
+
+    async def call_late() -> None:
+        await asyncio.sleep(LONGEST_S)
+        left_s.append(deadline.remaining_s(BACKOFF_MAX_S))
+
+    async def ask() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            work = Work(TopicName.parse("t/n/topic"), "s", tasks, lambda _: None)
+            deadline.set_remaining_s(1.0)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await work.finished(call_late)
+
+    run(ask, seed=0)
+    assert left_s == [BACKOFF_MAX_S]
