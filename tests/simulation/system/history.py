@@ -157,7 +157,11 @@ def unsettled(world: World) -> list[str]:
     for of in world.subscribeds:
         subscription = world.seen.subscription(of.topic, of.name)
         log = world.seen.log(of.topic)
-        waiting = [each for each in subscription.waiting if not log.is_trimmed(each)]
+        waiting = [
+            each
+            for each in subscription.waiting
+            if not log.is_trimmed(each) and not world.seen.is_forsaken(of.topic, each)
+        ]
         if waiting:
             missing.append(f"{of.topic} {of.name} ({of.type.name}) does not get {waiting[:5]}")
     return missing

@@ -137,9 +137,10 @@ class Log:
         if entry.chunk is None:
             return False
         last = self.attempts[entry.producer, entry.chunk.uuid][-1]
-        return not self._is_whole(entry) and self.last[entry.producer].position != last
+        return not self.is_whole(entry) and self.last[entry.producer].position != last
 
-    def _is_whole(self, entry: "Appended") -> bool:
+    def is_whole(self, entry: "Appended") -> bool:
+        """Whether all chunks of a chunk's message are there."""
         assert entry.chunk is not None
         found = self.attempts[entry.producer, entry.chunk.uuid]
         return len(found) == entry.chunk.num_chunks
@@ -307,3 +308,23 @@ class Seen:
             found = self.subscriptions[key] = Subscription(*key)
             found.waiting = dict.fromkeys(self.log(topic).at)
         return found
+
+    def is_forsaken(self, topic: str, position: Position) -> bool:
+        """Whether an entry is a chunk of a dead letter that stays unfinished: no chunk of the
+        original is left that its subscription would send after it, since somebody deleted or moved
+        that, or the topic. Consumers have such chunks until their time is up."""
+        log = self.log(topic)
+        entry = log.at[position]
+        if entry.origin is None or entry.chunk is None or log.is_whole(entry):
+            return False
+        origin = entry.origin
+        before = self.log(origin.topic)
+        original = before.at.get(origin.position)
+        if original is None or original.chunk is None:
+            return before.is_trimmed(origin.position)
+        sent = len(log.attempts[entry.producer, entry.chunk.uuid])
+        rest = before.attempts[original.producer, original.chunk.uuid][sent:]
+        if not rest:
+            return self.is_forsaken(origin.topic, origin.position)
+        waiting = self.subscription(origin.topic, origin.subscription).waiting
+        return rest[0] not in waiting or before.is_trimmed(rest[0])

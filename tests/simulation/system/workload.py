@@ -71,6 +71,10 @@ restart."""
 IDLE_S: Final = (57.0, 58.5, 59.5)
 """How long an idle producer rests: about as long as the shortest inactivity timeout."""
 
+EXPIRY_MS: Final = 60_000
+"""How long consumers keep chunks of a message of which no more come: what waits until they let go
+is to come before a history ends."""
+
 Failure = (SeqgateError, TimeoutError)
 
 
@@ -481,6 +485,7 @@ async def _consume_on(
             messages_max=limits.get("assembly_messages_max", 100),
             bytes_max=bytes_max,
             message_bytes_max=bytes_max,
+            expiry_ms=EXPIRY_MS,
         ),
         incomplete=of.incomplete,
         on_dropped=lambda dropped: checker.dropped(of.topic, of.name, dropped, of.incomplete),
