@@ -295,7 +295,9 @@ class CursorServicer(pb_grpc.CursorServiceServicer):
         owner, duration_ms = _owner(request.owner), _duration(request.duration_ms)
 
         def step(state: CursorState, now_ms: int) -> pb.RenewLeaseResponse:
-            lease = state.renew_lease(owner, request.epoch, now_ms, duration_ms)
+            lease = state.renew_lease(
+                owner, request.epoch, now_ms, duration_ms, next_epoch=request.next_epoch
+            )
             return pb.RenewLeaseResponse(lease=_to_lease(lease))
 
         return await self._store.change(topic, name, step)

@@ -41,7 +41,6 @@ from services.dispatcher.ports import (
     GENERATION,
     INTERNAL,
     Cursor,
-    Cursors,
     CursorsUnavailable,
     DeadLetters,
     InvalidProperty,
@@ -51,11 +50,13 @@ from services.dispatcher.ports import (
     Log,
 )
 from services.dispatcher.spans import MessageSpans
+from services.dispatcher.tenure import Tenure
 from services.errors import DomainError
 
 log = structlog.get_logger()
 
 _NEXT: Final = f"{INTERNAL}dead.next"
+_ROUND: Final = f"{INTERNAL}dead.round"
 _LETTER: Final = f"{INTERNAL}dead.letter."
 _KEY: Final = f"{INTERNAL}dead.key."
 
@@ -87,6 +88,7 @@ class _Open(NamedTuple):
     topic: TopicName
     since_ms: int
     line: str
+    round: int
 
 
 class Graveyard:
@@ -96,7 +98,7 @@ class Graveyard:
         self,
         topic: TopicName,
         subscription: str,
-        cursors: Cursors,
+        tenure: Tenure,
         log: Log,
         letters: DeadLetters,
         now_ms: Callable[[], int] = lambda: 0,
@@ -109,11 +111,11 @@ class Graveyard:
         """Where the last ones went."""
         self._topic = topic
         self._subscription = subscription
-        self._cursors = cursors
+        self._tenure = tenure
         self._log = log
         self._letters = letters
-        self._epoch = 0
         self._next = 1
+        self._round = 0  # the number of the first letter since the cursor was made or moved
         self._open: dict[Position, _Open] = {}
         self._published: set[Position] = set()
         self._failed: dict[Position, DomainError] = {}
@@ -139,35 +141,36 @@ class Graveyard:
         """Which entries have a number, and are not acknowledged: they are delivered to nobody."""
         return frozenset(self._open.keys() - self._done)
 
-    async def load(
-        self, cursor: Cursor, epoch: int, acknowledged: Acknowledged
-    ) -> dict[bytes, KeyState]:
+    async def load(self, cursor: Cursor, acknowledged: Acknowledged) -> dict[bytes, KeyState]:
         """Begin with what is durable, and return what is known of keys."""
         async with self._one_by_one:
-            self._epoch = epoch
             self._open, self._published, self._done = {}, set(), set()
             self._failed = {}
             keys = {}
             for name, value in cursor.properties.items():
                 if name.startswith(_LETTER):
-                    number, attempts, to, *since = json.loads(value)
+                    number, attempts, to, *more = json.loads(value)
                     position = _parsed(name.removeprefix(_LETTER))
-                    since_ms, line = since or (self._now_ms(), "")
+                    since_ms, line, *turn = more or (self._now_ms(), "")
                     topic = TopicName.parse(to)
-                    self._open[position] = _Open(number, attempts, topic, since_ms, line)
+                    letter = _Open(number, attempts, topic, since_ms, line, *(turn or (0,)))
+                    self._open[position] = letter
                 elif name.startswith(_KEY):
                     key, state = _key_state(json.loads(value))
                     keys[key] = state
+            self._round = int(cursor.properties.get(_ROUND, "0"))
             known = [letter.number + 1 for letter in self._open.values()]
             self._next = max(
                 self._next,
                 int(cursor.properties.get(_NEXT, "1")),
-                epoch * NUMBERS_AN_EPOCH,
+                self._tenure.epoch * NUMBERS_AN_EPOCH,
                 *known,
             )
             done = {position for position in self._open if position in acknowledged}
             self._published |= done
             self._done |= done
+            for position in [each for each in self.buried if each not in acknowledged]:
+                del self.buried[position]
         if self._done:
             await self.tidy()
         return keys
@@ -204,13 +207,12 @@ class Graveyard:
     async def _number(self, what: DeadLetter) -> None:
         number, self._next = self._next, self._next + 1
         since_ms = self._overtaken.pop(what.position, self._now_ms())
-        letter = _Open(number, what.attempts, self.dead_letter_topic, since_ms, self._line)
-        put = {
-            f"{_LETTER}{_text(what.position)}": json.dumps(
-                [letter.number, letter.attempts, str(letter.topic), letter.since_ms, letter.line]
-            ),
-            _NEXT: str(number + 1),
-        }
+        topic, turn = self.dead_letter_topic, self._round or number
+        letter = _Open(number, what.attempts, topic, since_ms, self._line, turn)
+        kept = json.dumps([*letter[:2], str(topic), *letter[3:]])
+        put = {f"{_LETTER}{_text(what.position)}": kept, _NEXT: str(number + 1)}
+        if not self._round:
+            put[_ROUND] = str(turn)
         key = remembered(what.key)
         state = {
             "key": base64.b64encode(key).decode(),
@@ -226,6 +228,7 @@ class Graveyard:
                 "so many keys are held that no more can be remembered", retry_after_s=RETRY_AFTER_S
             ) from error
         self._open[what.position] = letter
+        self._round = turn
 
     def acknowledged(self, positions: Iterable[Position]) -> None:
         """These entries are acknowledged durably."""
@@ -240,6 +243,12 @@ class Graveyard:
             self._done.discard(position)
             self._published.discard(position)
             self._open.pop(position, None)
+
+    async def start_over(self) -> None:
+        """The cursor was moved: what dies once more has a letter once more."""
+        if self._round:
+            await self._put({}, _ROUND)
+            self._round = 0
 
     async def forget(self, key: bytes) -> None:
         """Nothing need be known of a key any more."""
@@ -306,15 +315,14 @@ class Graveyard:
 
     async def _publish(self, position: Position) -> bool:
         """Returns whether the letter is there, or the log has the entry no more."""
-        number, attempts, topic, _, line = self._open[position]
+        number, attempts, topic, _, line, turn = self._open[position]
         for entry in await self._log.fetch(self._topic, [position]):
             generation = 1 + _generation(entry)
             if generation > GENERATIONS_MAX:
                 self._given_up[position] = Because.CYCLE
                 return True
-            letter = Letter(
-                topic, self._topic, self._subscription, number, attempts, entry, line, generation
-            )
+            source = (self._topic, self._subscription)
+            letter = Letter(topic, *source, number, attempts, entry, line, generation, turn)
             return await self._put_letter(letter)
         return True
 
@@ -339,9 +347,7 @@ class Graveyard:
         return is_there
 
     async def _put(self, put: dict[str, str], *remove: str) -> None:
-        await self._cursors.set_properties(
-            self._topic, self._subscription, put, remove, epoch=self._epoch
-        )
+        await self._tenure.set_properties(put, remove)
 
 
 def _generation(entry: StoredEntry) -> int:

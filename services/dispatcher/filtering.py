@@ -37,7 +37,6 @@ from services.dispatcher.entries import position_of
 from services.dispatcher.judges import UNFILTERED, Judge, Known, prepared
 from services.dispatcher.ports import (
     Cursor,
-    Cursors,
     Failure,
     Filters,
     FiltersUnavailable,
@@ -47,6 +46,7 @@ from services.dispatcher.ports import (
 )
 from services.dispatcher.shadow import Shadow, Spawn
 from services.dispatcher.tallies import ACCEPTED, REJECTED, RESCHEDULED, Tallies
+from services.dispatcher.tenure import Tenure
 from services.dispatcher.trial import Trial
 from services.errors import DomainError, ServiceBusy
 from services.runtime.metrics import Recorder, nowhere
@@ -108,7 +108,7 @@ class Filtering:
         topic: TopicName,
         name: str,
         filters: Filters,
-        cursors: Cursors,
+        tenure: Tenure,
         now_ms: Callable[[], int],
         spawn: Spawn,
         answered: Recorder = nowhere,
@@ -128,7 +128,7 @@ class Filtering:
         self._topic = topic
         self._name = name
         self._filters = filters
-        self._cursors = cursors
+        self._tenure = tenure
         self._now_ms = now_ms
         self._spawn = spawn
         self._answered = answered
@@ -238,7 +238,7 @@ class Filtering:
             await prepared(line, chain, self._topic, properties)
 
     async def change(
-        self, stretch: Stretch, repeated: Repeated, *, is_shadow: bool, epoch: int, caller: str
+        self, stretch: Stretch, repeated: Repeated, *, is_shadow: bool, caller: str
     ) -> tuple[Cursor, bool]:
         """Make a change durable, and let it count. `changing` is held. Returns the cursor, and
         whether any verdict may be another one than before.
@@ -247,7 +247,7 @@ class Filtering:
             TooManyFilters, InvalidChain: nothing changed.
         """
         assert self.changing.locked()
-        cursor = await repeated(lambda: self._cursors.get(self._topic, self._name))
+        cursor = await repeated(self._tenure.get)
         kept = self.chains if is_shadow else self.chains.needed_after(cursor.mark_delete)
         other = kept.other_than(stretch.chain, is_shadow=is_shadow)
         if other is not None:
@@ -258,16 +258,18 @@ class Filtering:
                 version=other.version,
             )
         chains = kept.changed(
-            stretch, is_shadow=is_shadow, now_ms=self._now_ms(), epoch=epoch, caller=caller
+            stretch,
+            is_shadow=is_shadow,
+            now_ms=self._now_ms(),
+            epoch=self._tenure.epoch,
+            caller=caller,
         )
         if chains is kept:
             return cursor, self.use(kept, cursor.own)
         put, remove = to_properties(chains, cursor.properties)
         try:
             cursor = await repeated(
-                lambda: self._cursors.set_properties(
-                    self._topic, self._name, put, remove, epoch=epoch
-                ),
+                lambda: self._tenure.set_properties(put, remove),
                 unless=InvalidProperty,
             )
         except InvalidProperty as error:

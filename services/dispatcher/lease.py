@@ -6,8 +6,8 @@ from typing import Final
 
 import structlog
 
-from seqgate.types import TopicName
-from services.dispatcher.ports import Cursors, SubscriptionNotFound
+from services.dispatcher.ports import SubscriptionNotFound
+from services.dispatcher.tenure import Tenure
 from services.errors import DomainError, Fenced
 
 log = structlog.get_logger()
@@ -17,14 +17,7 @@ RENEWALS: Final = 6
 
 
 async def keep(
-    cursors: Cursors,
-    topic: TopicName,
-    name: str,
-    owner: str,
-    epoch: int,
-    lease_s: float,
-    lost_s: float,
-    stop: Callable[[DomainError], None],
+    tenure: Tenure, name: str, lease_s: float, lost_s: float, stop: Callable[[DomainError], None]
 ) -> None:
     """Renew a lease that was just acquired; when it is lost, or may be, stop everything. `lost_s`
     is until when it is ours, by the loop's clock: it began not later than it was asked for, however
@@ -35,7 +28,7 @@ async def keep(
         asked_s = loop.time()
         try:
             async with asyncio.timeout_at(lost_s):
-                await cursors.renew(topic, name, owner, epoch, int(lease_s * 1000))
+                await tenure.renew()
             lost_s = asked_s + lease_s
         except (Fenced, SubscriptionNotFound) as error:
             stop(error)

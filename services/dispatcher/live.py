@@ -37,6 +37,7 @@ from services.dispatcher.ports import Cursor, InvalidProperty, Part, Ports, Topi
 from services.dispatcher.refusals import SubscriptionBusy, TooManyConsumers
 from services.dispatcher.sending import Sending
 from services.dispatcher.session import Joining, Session
+from services.dispatcher.tenure import Tenure
 from services.dispatcher.waiting import Waiting
 from services.dispatcher.work import Work
 from services.errors import DomainError, Draining, Fenced
@@ -93,10 +94,11 @@ class Live:
         delayed: DelayedBytes | None = None,
         leased_s: float | None = None,
     ) -> None:
-        """`leased_s` is when the lease was asked for, by the loop's clock; None: now. `room`,
-        `caches` and `delayed` are what all subscriptions share; None: nobody else has any.
-        `answered` and `handed_over` are told how long the filter service took, and how long keys
-        drained."""
+        """`epoch` is the one that the lease was acquired with; what consumers have is named by it
+        as long as this has the subscription. `leased_s` is when the lease was asked for, by the
+        loop's clock; None: now. `room`, `caches` and `delayed` are what all subscriptions share;
+        None: nobody else has any. `answered` and `handed_over` are told how long the filter service
+        took, and how long keys drained."""
         self.topic = topic
         self.name = name
         self.epoch = epoch
@@ -106,6 +108,9 @@ class Live:
         self.analyzing = asyncio.Lock()
         self._config = config
         self._ports = ports
+        lease_ms = int(config.lease_s * 1000)
+        tenure = Tenure(ports.cursors, topic, name, ports.owner, epoch, lease_ms)
+        self._tenure = tenure
         self._numbers = 1
         self._leaving: list[int] = []
         self._joiners: list[_Joiner] = []
@@ -116,19 +121,19 @@ class Live:
         self._graveyard = Graveyard(
             topic,
             name,
-            ports.cursors,
+            tenure,
             ports.log,
             ports.dead_letters,
             ports.now_ms,
             config.dead_letter_refused_max_s,
         )
         self.filtering = Filtering(
-            topic, name, ports.filters, ports.cursors, ports.now_ms, self._work.start, answered
+            topic, name, ports.filters, tenure, ports.now_ms, self._work.start, answered
         )
         self._performing = Performing(
             topic,
             name,
-            epoch,
+            tenure,
             ports,
             self._work,
             self.sessions,
@@ -148,12 +153,9 @@ class Live:
             room,
             bytes_max=min(config.stream_bytes_max, room.bytes_max),
         )
-        self._waiting = Waiting(topic, name, epoch, ports.cursors, lambda: self.machine.waits)
+        self._waiting = Waiting(topic, name, tenure, lambda: self.machine.waits)
         lost_s = (now_s if leased_s is None else leased_s) + config.lease_s
-        self._work.start(
-            *(lease.keep, ports.cursors, topic, name, ports.owner, epoch, config.lease_s, lost_s),
-            self.stop,
-        )
+        self._work.start(lease.keep, tenure, name, config.lease_s, lost_s, self.stop)
 
     @property
     def machine(self) -> Subscription:
@@ -219,25 +221,25 @@ class Live:
 
     async def _durable(self) -> Durable:
         """What is durable, as far as the log goes. Nobody else changes it meanwhile."""
-        cursors = self._ports.cursors
-        cursor = await cursors.get(self.topic, self.name)
+        tenure = self._tenure
+        cursor = await tenure.get()
         chains = from_properties(cursor.properties).needed_after(cursor.mark_delete)
         self.filtering.use(chains, cursor.own)
         acknowledged = Acknowledged(cursor.mark_delete)
         left = {}
-        async for each in cursors.acknowledged(self.topic, self.name):
+        async for each in tenure.acknowledged():
             if isinstance(each, Part):
                 left[each.position] = (1 << each.messages) - 1 & ~each.acknowledged
             else:
                 acknowledged.add_range(each.first, each.last_entry_id)
-        attempts = {each: count async for each, count in cursors.attempts(self.topic, self.name)}
+        attempts = {each: count async for each, count in tenure.attempts()}
         if acknowledged.highest or left or attempts:
             with suppress(TopicNotFound):  # then nothing is stored there
                 last = (await self._ports.log.ends(self.topic)).last
                 if resuming.is_beyond(acknowledged, left, attempts, last):
-                    await resuming.move_back(self._ports, self.topic, cursor, last, self.epoch)
+                    await resuming.move_back(tenure, self.topic, cursor, last)
                     return await self._durable()
-        keys = await self._graveyard.load(cursor, self.epoch, acknowledged)
+        keys = await self._graveyard.load(cursor, acknowledged)
         waits = self._waiting.load(cursor)
         return Durable(acknowledged, left, attempts, keys, self._graveyard.begun, waits)
 
@@ -265,7 +267,7 @@ class Live:
                 if not was_lost:
                     await self._performing.settled()
                     await self._waiting.try_write()
-                await self._ports.cursors.release(self.topic, self.name, self.epoch)
+                await self._tenure.release()
         except (TimeoutError, DomainError) as error:
             if not was_lost:
                 log.warning(
@@ -439,14 +441,15 @@ class Live:
         await self._work.finished(lambda: self._reset(mark_delete))
 
     async def _reset(self, mark_delete: Position | None) -> None:
-        cursors, performing = self._ports.cursors, self._performing
+        performing = self._performing
         async with performing.changing:
             await performing.settled()
             await self._work.end_of_machine()
             await self._work.repeated(self._keep_needed_chains)
-            await self._work.repeated(
-                lambda: cursors.reset(self.topic, self.name, mark_delete, self.epoch)
-            )
+            if self._graveyard.has_done:  # delivered again, it is to have a letter of its own
+                await self._work.repeated(self._graveyard.tidy)
+            await self._work.repeated(lambda: self._tenure.reset(mark_delete))
+            await self._work.repeated(self._graveyard.start_over)
             performing.answers.give_all()
             performing.begin(await self._work.repeated(self._durable))
             for session in self.sessions.values():
@@ -459,13 +462,12 @@ class Live:
         """Of the chains those are kept that what is not acknowledged needs, the first from the
         beginning on: where the subscription is moved back, it filters all that comes before. So
         that does not depend on what was written since."""
-        cursors = self._ports.cursors
-        cursor = await cursors.get(self.topic, self.name)
+        cursor = await self._tenure.get()
         chains = from_properties(cursor.properties)
         kept = chains.needed_after(cursor.mark_delete)
         if kept != chains:
             put, remove = to_properties(kept, cursor.properties)
-            await cursors.set_properties(self.topic, self.name, put, remove, epoch=self.epoch)
+            await self._tenure.set_properties(put, remove)
 
     # ---- other filters, and what they see
 
@@ -489,7 +491,6 @@ class Live:
                     Stretch(at, chain),
                     self._work.repeated,
                     is_shadow=is_shadow,
-                    epoch=self.epoch,
                     caller=caller,
                 )
                 if not is_shadow:
@@ -526,9 +527,7 @@ class Live:
                 await self.filtering.check_properties(given)
             async with self._performing.changing, self.filtering.changing:
                 cursor = await self._work.repeated(
-                    lambda: self._ports.cursors.set_properties(
-                        self.topic, self.name, put, remove, epoch=self.epoch
-                    ),
+                    lambda: self._tenure.set_properties(put, remove),
                     unless=InvalidProperty,
                 )
                 log.info(
@@ -585,7 +584,7 @@ class Live:
 
     async def cursor(self) -> Cursor:
         """The subscription, as its cursor keeps it."""
-        return await self._ports.cursors.get(self.topic, self.name)
+        return await self._tenure.get()
 
     def buried(self, position: Position) -> TopicName | None:
         """Where an entry was dead-lettered; None: it was not, or that is not known any more."""

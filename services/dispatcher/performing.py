@@ -54,6 +54,7 @@ from services.dispatcher.filtering import Filtering
 from services.dispatcher.persisting import persist
 from services.dispatcher.placement import Placement, selector_of
 from services.dispatcher.ports import Fetched, Ports
+from services.dispatcher.tenure import Tenure
 from services.dispatcher.work import BACKOFF_FIRST_S, Work
 from services.runtime.metrics import Recorder, nowhere
 
@@ -98,7 +99,7 @@ class Performing:
         self,
         topic: TopicName,
         name: str,
-        epoch: int,
+        tenure: Tenure,
         ports: Ports,
         work: Work,
         streams: Mapping[int, Stream],
@@ -124,7 +125,7 @@ class Performing:
         self.passed: dict[Position, Because] = {}
         self._topic = topic
         self._name = name
-        self._epoch = epoch
+        self._tenure = tenure
         self._ports = ports
         self._work = work
         self._streams = streams
@@ -154,6 +155,8 @@ class Performing:
         self._past.update(self.machine.totals)
         self._reader = None
         self.cache.clear()
+        for position in [each for each in self.passed if each not in durable.acknowledged]:
+            del self.passed[position]
         self.machine.end()
         self.machine = self._machine(durable, first_delivery=self.machine.next_delivery)
 
@@ -374,7 +377,7 @@ class Performing:
         with spans.shared(f"{names.PERSIST} {self._topic}", followed, self._persisting) as span:
             span.set_attribute(names.ENTRIES, len(what.entries) + len(what.parts))
             mark_delete = await self._work.repeated(
-                lambda: persist(self._ports, self._topic, self._name, what, self._epoch)
+                lambda: persist(self._tenure, self._ports.log, self._topic, what)
             )
         if generation != self.generation:
             return
@@ -386,9 +389,7 @@ class Performing:
             self._work.start_for_machine(self._work.repeated, self._graveyard.tidy)
 
     async def _record(self, what: Record, generation: int) -> None:
-        await self._work.repeated(
-            lambda: self._ports.cursors.record(self._topic, self._name, what.attempts, self._epoch)
-        )
+        await self._work.repeated(lambda: self._tenure.record(what.attempts))
         if generation == self.generation:
             self.apply(self.machine.recorded(self.now_ms()))
 

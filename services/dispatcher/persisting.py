@@ -6,15 +6,14 @@ from typing import Final
 
 from seqgate.types import Position, TopicName
 from services.dispatcher.core.effects import Persist
-from services.dispatcher.ports import CursorsRefused, Ports
+from services.dispatcher.ports import CursorsRefused, Log
+from services.dispatcher.tenure import Tenure
 
 BEFORE_FIRST: Final = Position(0, 0)
 """Stands for the end of nothing: what follows it is the log's first entry."""
 
 
-async def persist(
-    ports: Ports, topic: TopicName, name: str, what: Persist, epoch: int
-) -> Position | None:
+async def persist(tenure: Tenure, log: Log, topic: TopicName, what: Persist) -> Position | None:
     """Make acknowledgements durable. Returns the mark-delete position. May be repeated.
 
     What follows an entry may have been told before, when the log began earlier: a subscription that
@@ -26,10 +25,10 @@ async def persist(
         CursorsUnavailable, Fenced, SubscriptionNotFound, CursorCorrupt, LedgerUnavailable.
     """
     try:
-        return await ports.cursors.persist(topic, name, what, epoch)
+        return await tenure.persist(what)
     except CursorsRefused:
-        first = (await ports.log.ends(topic)).first if what.successions else None
+        first = (await log.ends(topic)).first if what.successions else None
         if first is None:
             raise
     told = replace(what, successions=((BEFORE_FIRST, first), *what.successions))
-    return await ports.cursors.persist(topic, name, told, epoch)
+    return await tenure.persist(told)

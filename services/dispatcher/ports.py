@@ -250,9 +250,17 @@ class Cursors(Protocol):
         ...
 
     async def renew(
-        self, topic: TopicName, name: str, owner: str, epoch: int, duration_ms: int
-    ) -> None:
-        """Keep the lease for longer."""
+        self,
+        topic: TopicName,
+        name: str,
+        owner: str,
+        epoch: int,
+        duration_ms: int,
+        *,
+        next_epoch: bool = False,
+    ) -> Lease:
+        """Keep the lease for longer; with the next epoch, so that calls with this one which are
+        still under way are fenced. May be repeated."""
         ...
 
     async def release(self, topic: TopicName, name: str, epoch: int) -> None:
@@ -354,6 +362,8 @@ class Letter(NamedTuple):
         line: which of the subscription's producers publishes it, each with numbers of its own;
             empty: the first.
         generation: through how many dead letter topics it goes with this one.
+        round: the number of the first letter since the subscription was made or moved: what dies
+            again after that is not what died before.
     """
 
     topic: TopicName
@@ -364,6 +374,7 @@ class Letter(NamedTuple):
     entry: ledger_pb2.StoredEntry
     line: str = ""
     generation: int = 1
+    round: int = 0
 
 
 class DeadLetters(Protocol):

@@ -14,7 +14,8 @@ import structlog
 from seqgate.types import Position, TopicName
 from services.dispatcher.core.effects import Persist
 from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.ports import Cursor, Part, Ports
+from services.dispatcher.ports import Cursor, Part
+from services.dispatcher.tenure import Tenure
 
 log = structlog.get_logger()
 
@@ -34,7 +35,7 @@ def is_beyond(
 
 
 async def move_back(
-    ports: Ports, topic: TopicName, cursor: Cursor, last: Position | None, epoch: int
+    tenure: Tenure, topic: TopicName, cursor: Cursor, last: Position | None
 ) -> None:
     """Take out of a cursor what is behind the log's last entry; None: there never was one.
 
@@ -42,38 +43,37 @@ async def move_back(
         CursorsUnavailable, Fenced, SubscriptionNotFound: some of it may be done; do it again. What
             was acknowledged beyond the mark-delete position may be forgotten then.
     """
-    cursors, name = ports.cursors, cursor.name
     mark_delete = cursor.mark_delete
     if mark_delete is not None:
         mark_delete = None if last is None else min(mark_delete, last)
     log.error(
         "cursor beyond the log",
         topic=str(topic),
-        subscription=name,
+        subscription=cursor.name,
         mark_delete=_text(cursor.mark_delete),
         last=_text(last),
         moved_to=_text(mark_delete),
     )
     entries: list[Position] = []
     parts: list[tuple[Position, int, int]] = []
-    async for each in cursors.acknowledged(topic, name):
+    async for each in tenure.acknowledged():
         if isinstance(each, Part):
             parts.append((each.position, each.messages, each.acknowledged))
             continue
         ledger_id, first = each.first
         entries += [Position(ledger_id, at) for at in range(first, each.last_entry_id + 1)]
-    attempts = [each async for each in cursors.attempts(topic, name)]
+    attempts = [each async for each in tenure.attempts()]
     entries = [each for each in entries if last is not None and each <= last]
-    await cursors.reset(topic, name, mark_delete, epoch)
+    await tenure.reset(mark_delete)
     for start in range(0, len(entries), BATCH_ENTRIES):
         some = tuple(entries[start : start + BATCH_ENTRIES])
-        await cursors.persist(topic, name, Persist(0, some, (), ()), epoch)
+        await tenure.persist(Persist(0, some, (), ()))
     kept = tuple(each for each in parts if last is not None and each[0] <= last)
     if kept:
-        await cursors.persist(topic, name, Persist(0, (), kept, ()), epoch)
+        await tenure.persist(Persist(0, (), kept, ()))
     counted = [each for each in attempts if last is not None and each[0] <= last]
     if counted:
-        await cursors.record(topic, name, counted, epoch)
+        await tenure.record(counted)
 
 
 def _text(position: Position | None) -> str:

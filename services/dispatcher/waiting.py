@@ -10,7 +10,8 @@ import structlog
 
 from seqgate.types import Position, TopicName
 from services.dispatcher.core.waits import WAITS, from_text, to_text
-from services.dispatcher.ports import Cursor, Cursors
+from services.dispatcher.ports import Cursor
+from services.dispatcher.tenure import Tenure
 from services.errors import DomainError
 
 log = structlog.get_logger()
@@ -26,17 +27,15 @@ class Waiting:
         self,
         topic: TopicName,
         subscription: str,
-        epoch: int,
-        cursors: Cursors,
+        tenure: Tenure,
         oldest: Callable[[], Mapping[Position, int]],
     ) -> None:
         """`oldest` says who waits now, and since when."""
         self._topic = topic
         self._subscription = subscription
-        self._epoch = epoch
-        self._cursors = cursors
+        self._tenure = tenure
         self._oldest = oldest
-        self._written = ""
+        self._written: str | None = ""
 
     def load(self, cursor: Cursor) -> dict[Position, int]:
         """What is durable."""
@@ -66,7 +65,6 @@ class Waiting:
         if text == self._written:
             return
         put, remove = ({WAITS: text}, ()) if text else ({}, (WAITS,))
-        await self._cursors.set_properties(
-            self._topic, self._subscription, put, remove, epoch=self._epoch
-        )
+        self._written = None  # until it is known
+        await self._tenure.set_properties(put, remove)
         self._written = text

@@ -33,10 +33,10 @@ from services.dispatcher.ports import (
     Lease,
     NotOwner,
     Part,
-    Ports,
     Run,
     SubscriptionNotFound,
 )
+from services.dispatcher.tenure import Tenure
 from services.errors import DomainError, Fenced, InvalidPage, Kind
 from services.runtime.channels import peer_channel
 from services.runtime.drain import Drain
@@ -282,6 +282,22 @@ async def test_who_gives_the_lease_back_is_fenced_by_whoever_comes_next(cursors:
     assert (await cursors.get(TOPIC, NAME)).mark_delete == at(0)
 
 
+async def test_who_goes_on_with_the_next_epoch_fences_what_it_sent_before(
+    cursors: Cursors,
+) -> None:
+    epoch = await leased(cursors)
+    for _ in range(2):  # the answer may be lost
+        lease = await cursors.renew(TOPIC, NAME, "me", epoch, LONG_MS, next_epoch=True)
+        assert lease == Lease("me", epoch + 1)
+    await all_fenced(cursors, epoch)
+    await cursors.persist(TOPIC, NAME, entries(at(0)), epoch + 1)
+    assert await cursors.renew(TOPIC, NAME, "me", epoch + 1, LONG_MS) == lease
+    for owner, of in (("you", epoch), ("you", epoch + 1), ("me", epoch - 1)):
+        with pytest.raises(Fenced):
+            await cursors.renew(TOPIC, NAME, owner, of, LONG_MS, next_epoch=True)
+    assert (await cursors.get(TOPIC, NAME)).owner == "me"
+
+
 async def test_the_epochs_of_a_deleted_cursor_do_not_come_again(cursors: Cursors) -> None:
     epoch = await leased(cursors)
     await cursors.delete(TOPIC, NAME)
@@ -341,12 +357,12 @@ async def test_what_follows_is_told_otherwise_after_a_trim_and_a_reset(cursors: 
     assert caught.value.details == {"because": "INVALID_POSITION"}
     for first, expected in ((None, CursorsRefused), (at(0, 2), CursorsRefused), (at(0, 3), None)):
         log: Any = Beginning(first)
-        ports = Ports(log, cursors, UNUSED, UNUSED, "me", lambda: 0)
+        tenure = Tenure(cursors, TOPIC, NAME, "me", epoch, LONG_MS)
         if expected is None:
-            assert await persist(ports, TOPIC, NAME, what, epoch) == at(0, 3)
+            assert await persist(tenure, log, TOPIC, what) == at(0, 3)
         else:
             with pytest.raises(expected):
-                await persist(ports, TOPIC, NAME, what, epoch)
+                await persist(tenure, log, TOPIC, what)
             assert (await cursors.get(TOPIC, NAME)).mark_delete == at(9)
 
 

@@ -33,6 +33,7 @@ from services.dispatcher.ports import (
     Said,
 )
 from services.dispatcher.projection import Projection
+from services.dispatcher.tenure import Tenure
 from services.filter.adapters.cel import CelEngine
 from services.filter.config import FilterConfig
 from services.filter.core.memo import Memo
@@ -468,9 +469,9 @@ async def test_filters_are_checked_where_there_is_room_for_one_chain_alone() -> 
     one, other = (Chain((Filter("f", 1, each),), Policy.PARK) for each in ("true", "false"))
     entry = StoredEntry(position=Position(ledger_id=1), metadata=of())
     async with serving(chain_bytes_max=1) as port, over(port) as filters:
-        filtering = Filtering(
-            TopicName.parse(TOPIC), "s", filters, MemoryCursors(), lambda: 0, lambda _: None
-        )
+        topic = TopicName.parse(TOPIC)
+        tenure = Tenure(MemoryCursors(), topic, "s", "me", 1, 60_000)
+        filtering = Filtering(topic, "s", filters, tenure, lambda: 0, lambda _: None)
         filtering.use(Chains((Stretch(None, one),)), {})
         assert list(await filtering.page([entry], Acknowledged(None))) == [ACCEPT]
         await filtering.check(other)

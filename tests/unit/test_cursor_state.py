@@ -678,6 +678,31 @@ def test_who_keeps_the_lease(
         )
 
 
+@pytest.mark.parametrize(
+    ("lease", "owner", "epoch", "after"),
+    [
+        (Lease("a", 3, 2_000, 1_000), "a", 3, Lease("a", 4, 2_500, 1_000)),
+        (Lease("a", 3, 2_000, 1_000), "a", 2, Lease("a", 3, 2_500, 1_000)),  # asked for again
+        (Lease("a", 3, 2_000, 1_000), "a", 1, None),
+        (Lease("a", 3, 2_000, 1_000), "b", 2, None),
+        (Lease("a", 3, 2_000, 1_000), "b", 3, None),
+        (None, "a", 0, None),
+    ],
+)
+def test_who_goes_on_with_the_next_epoch(
+    lease: Lease | None, owner: str, epoch: int, after: Lease | None
+) -> None:
+    state = cursor(lease=lease)
+
+    def renew() -> Lease:
+        return state.renew_lease(owner, epoch, 1_500, 1_000, next_epoch=True)
+
+    if after is None:
+        refused(state, Fenced, renew)
+    else:
+        assert renew() == after == state.head.lease
+
+
 def test_a_lease_that_was_given_back_is_free_and_its_epoch_is_spent() -> None:
     state = cursor()
     state.acquire_lease("a", 0, 1_000)

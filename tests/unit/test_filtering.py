@@ -31,6 +31,7 @@ from services.dispatcher.ports import (
     Reads,
     Rules,
 )
+from services.dispatcher.tenure import Tenure
 from services.errors import DomainError
 from tests.support.recorded import Recorded, links
 from tests.support.waiting import eventually
@@ -101,9 +102,11 @@ class World:
         self.cursors = MemoryCursors()
         self.now_ms = 1_000
         self.tasks: list[asyncio.Task[None]] = []
-        self.filtering = Filtering(
-            TOPIC, NAME, self.filters, self.cursors, lambda: self.now_ms, self.spawn
-        )
+        self.filtering = self.opened(self.cursors, 1)
+
+    def opened(self, cursors: MemoryCursors, epoch: int) -> Filtering:
+        tenure = Tenure(cursors, TOPIC, NAME, "me", epoch, 60_000)
+        return Filtering(TOPIC, NAME, self.filters, tenure, lambda: self.now_ms, self.spawn)
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.tasks.append(asyncio.create_task(work()))
@@ -368,12 +371,10 @@ class Changing(World):
     """A subscription whose filters are changed."""
 
     async def begin(self, cursors: MemoryCursors) -> None:
-        self.filtering = Filtering(
-            TOPIC, NAME, self.filters, cursors, lambda: self.now_ms, self.spawn
-        )
         self.cursors = cursors
         await cursors.create(TOPIC, NAME, None, {"mine": "1"})
-        self.epoch = (await cursors.acquire(TOPIC, NAME, "me", 60_000)).epoch
+        lease = await cursors.acquire(TOPIC, NAME, "me", 60_000)
+        self.filtering = self.opened(cursors, lease.epoch)
 
     async def change(self, of: Chain, start: Position | None, *, is_shadow: bool = False) -> bool:
         async with self.filtering.changing:
@@ -381,7 +382,6 @@ class Changing(World):
                 Stretch(start, of),
                 repeated,
                 is_shadow=is_shadow,
-                epoch=self.epoch,
                 caller="here",
             )
             return is_other

@@ -16,6 +16,7 @@ from services.dispatcher.core.gaps import Gaps, remembered
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.dead import BURIED_MAX, Graveyard
 from services.dispatcher.ports import GENERATION, LedgerUnavailable, Letter, LetterRefused
+from services.dispatcher.tenure import Tenure
 from services.errors import DomainError
 
 TOPIC = TopicName.parse("test/dead/topic")
@@ -61,10 +62,11 @@ class Everything:
 async def opened(cursors: MemoryCursors, everything: Any) -> Graveyard:
     """That of who has the subscription now."""
     lease = await cursors.acquire(TOPIC, "s", "me", 60_000)
+    tenure = Tenure(cursors, TOPIC, "s", "me", lease.epoch, 60_000)
     graveyard = Graveyard(
-        TOPIC, "s", cursors, everything, everything, lambda: everything.now_ms, refused_max_s=60
+        TOPIC, "s", tenure, everything, everything, lambda: everything.now_ms, refused_max_s=60
     )
-    await graveyard.load(await cursors.get(TOPIC, "s"), lease.epoch, Acknowledged(None))
+    await graveyard.load(await cursors.get(TOPIC, "s"), Acknowledged(None))
     return graveyard
 
 
@@ -100,7 +102,7 @@ async def test_who_takes_the_subscription_over_does_not_know_where_letters_went(
     assert not (await opened(cursors, everything)).buried
 
 
-FIRST, SECOND = Position(1, 0), Position(1, 1)
+FIRST, SECOND, THIRD = Position(1, 0), Position(1, 1), Position(1, 2)
 REFUSED = LetterRefused("no", retry_after_s=30)
 AWAY = LedgerUnavailable("away", retry_after_s=1)
 
@@ -189,15 +191,16 @@ async def test_a_long_key_that_is_held_is_held_by_who_takes_over() -> None:
     graveyard, key = await opened(cursors, everything), b"k" * 5_000
     await graveyard.bury(letter(FIRST, key))
     lease = await cursors.acquire(TOPIC, "s", "me", 60_000)
-    again = Graveyard(TOPIC, "s", cursors, everything, everything)
+    tenure = Tenure(cursors, TOPIC, "s", "me", lease.epoch, 60_000)
+    again = Graveyard(TOPIC, "s", tenure, everything, everything)
     cursor = await cursors.get(TOPIC, "s")
-    keys = await again.load(cursor, lease.epoch, Acknowledged(None))
+    keys = await again.load(cursor, Acknowledged(None))
     gaps = Gaps(Options(), keys)
     assert gaps.is_beyond(key, SECOND, AfterDeadLetter.HOLD)
     assert len(remembered(key)) < 100
     assert gaps.forget(key) is not None
     await again.forget(key)
-    assert not await again.load(await cursors.get(TOPIC, "s"), lease.epoch, Acknowledged(None))
+    assert not await again.load(await cursors.get(TOPIC, "s"), Acknowledged(None))
 
 
 @pytest.mark.parametrize(
@@ -226,3 +229,32 @@ async def test_a_cycle_of_dead_letter_topics_ends() -> None:
     assert everything.letters == []
     everything.properties = {}
     assert await graveyard.bury(letter(SECOND)) is None
+
+
+async def test_what_dies_again_after_the_subscription_was_moved_has_a_letter_of_its_own() -> None:
+    """A large message's chunks, too, whose letters have the message's own id; and chunks of one
+    message that die before and after a take-over are one message."""
+    cursors, everything = MemoryCursors(), Everything()
+    await cursors.create(TOPIC, "s", None, {})
+    graveyard = await opened(cursors, everything)
+    await graveyard.bury(letter(FIRST))
+    graveyard = await opened(cursors, everything)
+    await graveyard.bury(letter(SECOND))
+    await graveyard.start_over()
+    await graveyard.load(await cursors.get(TOPIC, "s"), Acknowledged(None))
+    await graveyard.bury(letter(THIRD))
+    names = {}
+    for each in everything.letters:
+        each.entry.metadata.num_chunks_from_msg = 3
+        at = each.entry.position
+        names[Position(at.ledger_id, at.entry_id)] = published(each).metadata.producer_name
+    assert names[FIRST] == names[SECOND] != names[THIRD]
+
+
+async def test_where_letters_went_is_forgotten_of_what_is_to_be_delivered_again() -> None:
+    cursors, everything = MemoryCursors(), Everything()
+    await cursors.create(TOPIC, "s", None, {})
+    graveyard = await opened(cursors, everything)
+    await bury(graveyard, 2)
+    await graveyard.load(await cursors.get(TOPIC, "s"), Acknowledged(FIRST))
+    assert graveyard.buried == {FIRST: DLQ}

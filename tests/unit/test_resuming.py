@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from seqgate.types import Position
-from services.dispatcher.core.effects import Persist
+from services.dispatcher.core.effects import AfterDeadLetter, Because, DeadLetter, Persist
 from tests.simulation.defects import find
 from tests.support.shells import NAME, TOPIC, Shell, positions, shell, until, virtually
 
@@ -109,3 +109,33 @@ def test_believing_the_cursor_is_found(
     find("A9").apply(monkeypatch)
     with pytest.raises(AssertionError):
         virtually(shown)
+
+
+async def _moved_back_after_a_letter() -> None:
+    """An entry's letter is there, and it is acknowledged, but its number is not forgotten yet."""
+    async with shell(Random(7)) as it:
+        position = it.log.append(b"k")
+        await it.live._graveyard.bury(DeadLetter(position, b"k", 1, AfterDeadLetter.CONTINUE))
+        it.live._graveyard.acknowledged([position])
+        await it.live.reset(None)
+        peer = await it.join()
+        peer.session.permit(1)
+        await until(peer, lambda: len(peer.got) == 1)
+        assert positions(peer.got) == [0]
+
+
+def test_what_was_dead_lettered_is_delivered_again_to_who_moves_back() -> None:
+    virtually(_moved_back_after_a_letter)
+
+
+async def _moved_back_after_passing() -> None:
+    async with shell(Random(7)) as it:
+        for _ in range(6):
+            it.log.append(b"k")
+        it.live._performing.passed = {at(0): Because.CYCLE, at(5): Because.CYCLE}
+        await it.live.reset(at(3))
+        assert it.live._performing.passed == {at(0): Because.CYCLE}
+
+
+def test_what_was_passed_is_told_no_more_of_what_is_delivered_again() -> None:
+    virtually(_moved_back_after_passing)

@@ -19,6 +19,7 @@ from services.dispatcher.core.effects import AfterDeadLetter, DeadLetter
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.dead import Graveyard
 from services.dispatcher.ports import Letter, LetterRefused
+from services.dispatcher.tenure import Tenure
 from services.errors import Fenced
 from tests.support.recorded import Recorded, links
 
@@ -115,8 +116,9 @@ async def test_a_dead_letter_has_a_span_for_each_time_that_it_is_tried(
     cursors = MemoryCursors()
     await cursors.create(TOPIC, "s", None, {})
     lease = await cursors.acquire(TOPIC, "s", "me", 60_000)
-    graveyard = Graveyard(TOPIC, "s", cursors, log, Letters())
-    await graveyard.load(await cursors.get(TOPIC, "s"), lease.epoch, Acknowledged(None))
+    tenure = Tenure(cursors, TOPIC, "s", "me", lease.epoch, 60_000)
+    graveyard = Graveyard(TOPIC, "s", tenure, log, Letters())
+    await graveyard.load(await cursors.get(TOPIC, "s"), Acknowledged(None))
     what = DeadLetter(Position(1, 0), b"k", 3, AfterDeadLetter.CONTINUE)
     with pytest.raises(LetterRefused):
         await graveyard.bury(what)

@@ -320,15 +320,23 @@ class CursorState:
         self.head.lease = granted
         return granted
 
-    def renew_lease(self, owner: str, epoch: int, now_ms: int, duration_ms: int) -> Lease:
-        """Keep it for longer; also when it has expired, as long as nobody took it.
+    def renew_lease(
+        self, owner: str, epoch: int, now_ms: int, duration_ms: int, *, next_epoch: bool = False
+    ) -> Lease:
+        """Keep it for longer; also when it has expired, as long as nobody took it. With
+        `next_epoch` the holder goes on with the next one, and calls of before that are still under
+        way are fenced. Who asks for it again, since the answer was lost, gets the same one.
 
         Raises:
             Fenced: somebody took it.
         """
-        lease = self._lease(epoch)
-        if lease.owner != owner:
-            raise Fenced("the lease is somebody else's", owner=lease.owner, epoch=lease.epoch)
+        lease = self.head.lease
+        if not (next_epoch and lease is not None and lease[:2] == (owner, epoch + 1)):
+            lease = self._lease(epoch)
+            if lease.owner != owner:
+                raise Fenced("the lease is somebody else's", owner=lease.owner, epoch=lease.epoch)
+            if next_epoch:
+                lease = lease._replace(epoch=epoch + 1)
         self.head.lease = _prolonged(lease, now_ms, duration_ms)
         return self.head.lease
 

@@ -217,14 +217,25 @@ class GrpcCursors:
         return Lease(lease.owner, lease.epoch)
 
     async def renew(
-        self, topic: TopicName, name: str, owner: str, epoch: int, duration_ms: int
-    ) -> None:
-        await self._call(
-            self._stub.RenewLease,
-            pb.RenewLeaseRequest(
-                topic=str(topic), name=name, owner=owner, epoch=epoch, duration_ms=duration_ms
-            ),
+        self,
+        topic: TopicName,
+        name: str,
+        owner: str,
+        epoch: int,
+        duration_ms: int,
+        *,
+        next_epoch: bool = False,
+    ) -> Lease:
+        request = pb.RenewLeaseRequest(
+            topic=str(topic),
+            name=name,
+            owner=owner,
+            epoch=epoch,
+            duration_ms=duration_ms,
+            next_epoch=next_epoch,
         )
+        lease = (await self._call(self._stub.RenewLease, request)).lease
+        return Lease(lease.owner, lease.epoch)
 
     async def release(self, topic: TopicName, name: str, epoch: int) -> None:
         request = pb.ReleaseLeaseRequest(topic=str(topic), name=name, epoch=epoch)

@@ -74,8 +74,9 @@ class GrpcDeadLetters:
 
     A letter is published by a producer that stands for its subscription, under a sequence id that
     follows from its number. A chunk keeps its message's id and attempt, and has a producer that
-    stands for these and the message's own producer as well: so the message comes together again,
-    and in whatever order messages die, none has an id that is too low.
+    stands for these, the message's own producer and the letter's round as well: so the message
+    comes together again, also when it dies once more after the subscription was moved, and in
+    whatever order messages die, none has an id that is too low.
     """
 
     def __init__(self, channel: FollowingChannel, *, timeout_s: float) -> None:
@@ -197,7 +198,7 @@ def published(letter: Letter, *, is_alone: bool = False) -> pb.Entry:
             del metadata.properties[name]  # rather the letter without it than none
     if metadata.num_chunks_from_msg > 1:
         metadata.producer_name = _producer(
-            letter, source.metadata.producer_name, source.metadata.uuid
+            letter, source.metadata.producer_name, source.metadata.uuid, str(letter.round)
         )
     else:
         metadata.producer_name = _producer(letter)

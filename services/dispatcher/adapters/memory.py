@@ -212,12 +212,24 @@ class MemoryCursors:
         return lease
 
     async def renew(
-        self, topic: TopicName, name: str, owner: str, epoch: int, duration_ms: int
-    ) -> None:
-        kept = self._fenced(topic, name, epoch)
-        if kept.lease != Lease(owner, epoch):
-            raise Fenced("another instance has the subscription")
+        self,
+        topic: TopicName,
+        name: str,
+        owner: str,
+        epoch: int,
+        duration_ms: int,
+        *,
+        next_epoch: bool = False,
+    ) -> Lease:
+        kept = self._get(topic, name)
+        following = Lease(owner, epoch + 1)
+        if not (next_epoch and kept.lease == following):
+            if self._fenced(topic, name, epoch).lease != Lease(owner, epoch):
+                raise Fenced("another instance has the subscription")
+            kept.lease = following if next_epoch else kept.lease
         kept.expires_ms = self._now_ms() + duration_ms
+        assert kept.lease is not None
+        return kept.lease
 
     async def release(self, topic: TopicName, name: str, epoch: int) -> None:
         self._fenced(topic, name, epoch).expires_ms = 0

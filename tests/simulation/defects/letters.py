@@ -21,10 +21,8 @@ def forget_long_keys(patch: Any) -> None:
 def wait_for_letters(patch: Any) -> None:
     load = Graveyard.load
 
-    async def load_and_publish(
-        self: Graveyard, cursor: Cursor, epoch: int, acknowledged: Acknowledged
-    ) -> Any:
-        keys = await load(self, cursor, epoch, acknowledged)
+    async def load_and_publish(self: Graveyard, cursor: Cursor, acknowledged: Acknowledged) -> Any:
+        keys = await load(self, cursor, acknowledged)
         for position in self.begun:
             await self.bury(DeadLetter(position, b"", 0, AfterDeadLetter.CONTINUE))
         return keys

@@ -112,9 +112,9 @@ class Checker:
         self.seen = seen
         self.dedup = Dedup()
         self.folds = Folds(seen, self.dedup)
-        self.next_delivery: Callable[[str, str, int], int | None] = lambda *_: None
-        """Of a subscription that an instance has by this epoch, the number of its next delivery;
-        None: no instance has it."""
+        self.next_delivery: Callable[[str, str, int], Token | None] = lambda *_: None
+        """Of a subscription that an instance has by this epoch, what names its next delivery; None:
+        no instance has it."""
         self.import_s = 30.0
         """For how long after an instance took a cursor that was imported what is stored may count
         as acknowledged: it asks where the log ends."""
@@ -523,9 +523,9 @@ class Checker:
     def _from_now_on(self, subscription: Subscription) -> Token:
         """The least token of what is delivered from now on."""
         epoch = subscription.epoch
-        number = self.next_delivery(subscription.topic, subscription.name, epoch)
-        if number is not None:
-            return (epoch, number)
+        token = self.next_delivery(subscription.topic, subscription.name, epoch)
+        if token is not None:
+            return token
         # An instance that takes it has delivered nothing yet, one that is no more will not.
         return (epoch if subscription.is_taken_now else epoch + 1, 0)
 
@@ -769,10 +769,9 @@ class Checker:
             if position not in subscription.acknowledged:
                 self.seen.violate("EXPLAINED", f"{what}, and the cursor does not have it")
                 return
-            number = self.next_delivery(topic, name, subscription.epoch)
-            if number is not None:
+            token = self.next_delivery(topic, name, subscription.epoch)
+            if token is not None:
                 for index in range(len(log.at[position].ids)):
-                    token = (subscription.epoch, number)
                     subscription.done.setdefault((position, index), token)
 
     def reported(self, topic: str, name: str, report: Any) -> None:

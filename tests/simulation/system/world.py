@@ -330,11 +330,11 @@ class World:
             if isinstance(holder, Dispatcher) and process.is_alive:
                 yield holder
 
-    def _next_delivery(self, topic: str, name: str, epoch: int) -> int | None:
+    def _next_delivery(self, topic: str, name: str, epoch: int) -> tuple[int, int] | None:
         for dispatcher in self.dispatchers():
             for live in dispatcher._live.values():
-                if (str(live.topic), live.name, live.epoch) == (topic, name, epoch):
-                    return live.machine.next_delivery
+                if (str(live.topic), live.name, live._tenure.epoch) == (topic, name, epoch):
+                    return live.epoch, live.machine.next_delivery
         return None
 
     async def look_inside(self) -> None:

@@ -149,7 +149,7 @@ class Lease(_message.Message):
     owner: _builtins.str
     """As the holder calls itself: 1 to 255 bytes of UTF-8, no control characters."""
     epoch: _builtins.int
-    """Grows with each new holder. Calls with an older epoch are fenced, also when
+    """Grows with each new holder, and when the holder asks. Calls with an older epoch are fenced, also when
     the lease has expired or was released, and also when the cursor was deleted
     and made again: epochs go on where those of the topic's deleted cursors ended.
     """
@@ -1249,6 +1249,7 @@ class RenewLeaseRequest(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     DURATION_MS_FIELD_NUMBER: _builtins.int
+    NEXT_EPOCH_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """tenant/namespace/name."""
     name: _builtins.str
@@ -1259,6 +1260,11 @@ class RenewLeaseRequest(_message.Message):
     """The lease's."""
     duration_ms: _builtins.int
     """From now on, in milliseconds: 100 to 3,600,000."""
+    next_epoch: _builtins.bool
+    """Go on with the next epoch: calls with this one that are still under way
+    are fenced, and cannot come after what the holder does next. Asking again
+    with the same epoch, because the answer was lost, gets the same next one.
+    """
     def __init__(
         self,
         *,
@@ -1267,10 +1273,11 @@ class RenewLeaseRequest(_message.Message):
         owner: _builtins.str = ...,
         epoch: _builtins.int = ...,
         duration_ms: _builtins.int = ...,
+        next_epoch: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "epoch", b"epoch", "name", b"name", "owner", b"owner", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "epoch", b"epoch", "name", b"name", "next_epoch", b"next_epoch", "owner", b"owner", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

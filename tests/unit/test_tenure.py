@@ -1,0 +1,175 @@
+"""What was sent before a reset or other properties, and not answered, never comes after them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import pytest
+
+from seqgate.types import Position, TopicName
+from services.dispatcher.adapters.memory import MemoryCursors
+from services.dispatcher.core.effects import Persist
+from services.dispatcher.ports import Cursor, CursorsUnavailable
+from services.dispatcher.tenure import Tenure
+from services.errors import DomainError, Fenced
+
+TOPIC: Final = TopicName.parse("t/n/a")
+FIRST, SECOND = Position(1, 0), Position(1, 1)
+ACK: Final = Persist(1, (FIRST,), (), ())
+
+
+class Delaying(MemoryCursors):
+    """Of calls that are to be lost, the answer is; they are done at once, later, or both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost: list[str] = []
+        self.is_done_at_once = False
+        self.late: list[Callable[[], Awaitable[Any]]] = []
+        self.error: Callable[[], BaseException] = lambda: CursorsUnavailable(
+            "no answer", retry_after_s=0.1
+        )
+
+    async def _maybe(self, method: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        if method not in self.lost:
+            return await call()
+        self.lost.remove(method)
+        self.late.append(call)
+        if self.is_done_at_once:
+            await call()
+        raise self.error()
+
+    async def persist(self, *args: Any) -> Any:
+        return await self._maybe("persist", lambda: MemoryCursors.persist(self, *args))
+
+    async def reset(self, *args: Any) -> Any:
+        return await self._maybe("reset", lambda: MemoryCursors.reset(self, *args))
+
+    async def set_properties(self, *args: Any, **named: Any) -> Any:
+        return await self._maybe("set", lambda: MemoryCursors.set_properties(self, *args, **named))
+
+    async def renew(self, *args: Any, **named: Any) -> Any:
+        return await self._maybe("renew", lambda: MemoryCursors.renew(self, *args, **named))
+
+    async def arrive(self) -> list[bool]:
+        """All that is late comes now; whether it was done."""
+        late, self.late = self.late, []
+        return [await done(call) for call in late]
+
+    async def cursor(self) -> Cursor:
+        return await self.get(TOPIC, "s")
+
+
+async def done(call: Callable[[], Awaitable[Any]]) -> bool:
+    try:
+        await call()
+    except Fenced:
+        return False
+    return True
+
+
+async def held(cursors: MemoryCursors) -> Tenure:
+    await cursors.create(TOPIC, "s", None, {})
+    lease = await cursors.acquire(TOPIC, "s", "me", 60_000)
+    return Tenure(cursors, TOPIC, "s", "me", lease.epoch, 60_000)
+
+
+@pytest.mark.parametrize(
+    "error", [lambda: CursorsUnavailable("no answer", retry_after_s=1), asyncio.CancelledError]
+)
+async def test_a_late_acknowledgement_does_not_skip_what_a_reset_gives_again(
+    error: Callable[[], BaseException],
+) -> None:
+    cursors = Delaying()
+    tenure = await held(cursors)
+    cursors.lost, cursors.error = ["persist"], error
+    with pytest.raises((CursorsUnavailable, asyncio.CancelledError)):
+        await tenure.persist(ACK)
+    assert await tenure.persist(ACK) == FIRST
+    await tenure.reset(None)
+    assert await cursors.arrive() == [False]
+    assert (await cursors.cursor()).mark_delete is None
+
+
+async def test_a_late_reset_does_not_take_back_what_was_acknowledged_since() -> None:
+    cursors = Delaying()
+    tenure = await held(cursors)
+    cursors.lost = ["reset"]
+    with pytest.raises(CursorsUnavailable):
+        await tenure.reset(None)
+    await tenure.reset(None)
+    await tenure.persist(ACK)
+    assert await cursors.arrive() == [False]
+    assert (await cursors.cursor()).mark_delete == FIRST
+
+
+async def test_late_properties_do_not_undo_newer_ones() -> None:
+    cursors = Delaying()
+    tenure = await held(cursors)
+    cursors.lost = ["set"]
+    with pytest.raises(CursorsUnavailable):
+        await tenure.set_properties({"filters": "old"}, ())
+    await tenure.set_properties({"filters": "new"}, ())
+    assert await cursors.arrive() == [False]
+    assert (await cursors.cursor()).own == {"filters": "new"}
+
+
+async def test_who_is_answered_stays_in_its_epoch() -> None:
+    cursors = Delaying()
+    tenure = await held(cursors)
+    epoch = tenure.epoch
+    await tenure.persist(ACK)
+    await tenure.set_properties({"a": "1"}, ())
+    await tenure.reset(SECOND)
+    await tenure.renew()
+    assert tenure.epoch == epoch
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+async def test_the_next_epoch_is_asked_for_again_when_its_answer_is_lost(is_done: bool) -> None:
+    cursors = Delaying()
+    tenure = await held(cursors)
+    epoch = tenure.epoch
+    cursors.lost = ["persist", "renew"]
+    cursors.is_done_at_once = is_done
+    for call in (lambda: tenure.persist(ACK), lambda: tenure.reset(None)):
+        with pytest.raises(CursorsUnavailable):
+            await call()
+    assert await tenure.persist(ACK) == FIRST  # whichever epoch it is now
+    await tenure.reset(None)
+    assert tenure.epoch == epoch + 1
+    assert await cursors.arrive() == [False, True]
+    assert await tenure.persist(ACK) == FIRST
+
+
+async def test_calls_that_meet_the_next_epoch_on_their_way_are_done_by_it() -> None:
+    cursors = Delaying()
+    tenure = await held(cursors)
+    cursors.lost = ["persist"]
+    with pytest.raises(CursorsUnavailable):
+        await tenure.persist(ACK)
+    both = asyncio.gather(tenure.reset(None), tenure.renew(), tenure.persist(ACK))
+    await both
+    assert await tenure.persist(ACK) == FIRST
+
+
+async def test_who_lost_the_lease_is_fenced_whatever_it_does() -> None:
+    cursors = Delaying()
+    tenure = await held(cursors)
+    cursors.lost = ["persist"]
+    with pytest.raises(CursorsUnavailable):
+        await tenure.persist(ACK)
+    await cursors.release(TOPIC, "s", tenure.epoch)
+    await cursors.acquire(TOPIC, "s", "you", 60_000)
+    calls: list[Callable[[], Awaitable[Any]]] = [
+        lambda: tenure.persist(ACK),
+        lambda: tenure.record([(FIRST, 1)]),
+        lambda: tenure.reset(None),
+        lambda: tenure.set_properties({}, ()),
+        tenure.renew,
+        tenure.release,
+    ]
+    for call in calls:
+        with pytest.raises(DomainError) as caught:
+            await call()
+        assert isinstance(caught.value, Fenced)
