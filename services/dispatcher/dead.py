@@ -245,10 +245,18 @@ class Graveyard:
             self._open.pop(position, None)
 
     async def start_over(self) -> None:
-        """The cursor was moved: what dies once more has a letter once more."""
-        if self._round:
-            await self._put({}, _ROUND)
-            self._round = 0
+        """The cursor was moved: what dies once more has a letter once more, and until then nothing
+        is missing in its key."""
+        cursor = await self._tenure.get()
+        gone = [_ROUND] if _ROUND in cursor.properties else []
+        for name, value in cursor.properties.items():
+            if name.startswith(_KEY):
+                position = _key_state(json.loads(value))[1].gap.position
+                is_again = cursor.mark_delete is None or cursor.mark_delete < position
+                if is_again and position not in self._open:
+                    gone.append(name)
+        if gone:
+            await self._put({}, *gone)
 
     async def forget(self, key: bytes) -> None:
         """Nothing need be known of a key any more."""

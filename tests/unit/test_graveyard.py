@@ -258,3 +258,18 @@ async def test_where_letters_went_is_forgotten_of_what_is_to_be_delivered_again(
     await bury(graveyard, 2)
     await graveyard.load(await cursors.get(TOPIC, "s"), Acknowledged(FIRST))
     assert graveyard.buried == {FIRST: DLQ}
+
+
+async def test_no_key_is_held_because_of_what_is_to_be_delivered_again() -> None:
+    cursors, everything = MemoryCursors(), Everything()
+    await cursors.create(TOPIC, "s", None, {})
+    graveyard = await opened(cursors, everything)
+    for position, key in ((FIRST, b"before"), (SECOND, b"again"), (THIRD, b"on its way")):
+        await graveyard.bury(letter(position, key))
+    graveyard.acknowledged([FIRST, SECOND])
+    await graveyard.tidy()
+    lease = await cursors.acquire(TOPIC, "s", "me", 60_000)
+    await cursors.reset(TOPIC, "s", FIRST, lease.epoch)
+    await graveyard.start_over()
+    keys = await graveyard.load(await cursors.get(TOPIC, "s"), Acknowledged(FIRST))
+    assert set(keys) == {b"before", b"on its way"}

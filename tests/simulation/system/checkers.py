@@ -120,6 +120,8 @@ class Checker:
         as acknowledged: it asks where the log ends."""
         self.clocks_agree = False
         """Whether all processes have the same time."""
+        self.limits_shrink = False
+        """Whether the dead letter topic may take no more what the log has."""
         self.is_exact = False
         """Whether nothing fails in this history but what consumers refuse."""
 
@@ -338,8 +340,11 @@ class Checker:
             )
             self.seen.violate(kind, f"{what}: there is {at}")
         elif at.chunk is not None:
-            chunks = log.attempts[at.producer, at.chunk.uuid]
-            if len(chunks) != at.chunk.num_chunks:
+            chunks = log.attempts[at.producer, at.chunk.uuid]  # twice, where nobody deduplicates
+            end = chunks.index(position) + 1
+            found = [log.at[each].chunk for each in chunks[max(0, end - at.chunk.num_chunks) : end]]
+            ids = [chunk.chunk_id for chunk in found if chunk is not None]
+            if ids != list(range(at.chunk.num_chunks)):
                 self.seen.violate("LOST", f"{what}: only chunks at {chunks}")
             elif log.is_trimmed(chunks[0]) and not log.is_trimmed(position):
                 self.seen.note(f"a part of message {sent.number} is trimmed")
@@ -488,6 +493,8 @@ class Checker:
         for place in [each for each in subscription.through if each[0] >= first]:
             del subscription.through[place]
         subscription.lettered = {each for each in subscription.lettered if each[0] not in positions}
+        for key in [key for key, (at, _) in subscription.held.items() if at in positions]:
+            del subscription.held[key]
 
     def _skipped(self, subscription: Subscription, log: Log, skipped: list[Position]) -> None:
         """The cursor counts entries as acknowledged for no reason but that it was moved."""
@@ -603,6 +610,8 @@ class Checker:
                 )
             case Because.CYCLE:
                 return entry.generation >= dead.GENERATIONS_MAX
+            case Because.LETTER_REFUSED:
+                return self.limits_shrink
             case _:
                 return False
 
