@@ -25,8 +25,9 @@ class FilterConfig(ServiceConfig):
     the stream does."""
 
     chain_bytes_max: Annotated[int, Field(ge=1024, le=64 * 1024 * 1024 * 1024)] = 512 * 1024 * 1024
-    """How much memory the chains of all streams take, in bytes, roughly; one beyond that is refused
-    with SERVICE_BUSY. The largest one finds room alone."""
+    """How much memory the chains of all streams take, in bytes, roughly. One beyond that takes the
+    room of streams that judged nothing for the longest: they end. It is refused with SERVICE_BUSY
+    while all of them have just begun. The largest one finds room alone."""
 
     decisions_max: Annotated[int, Field(ge=0, le=100_000_000)] = 200_000
     """How many decisions are remembered, of all chains together; 0: none."""

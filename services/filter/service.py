@@ -15,9 +15,9 @@ from services.filter.core.faults import InvalidExpression
 from services.filter.core.memo import Memo
 from services.filter.core.program import Program, check_text, program_of
 from services.filter.core.reads import SUBSCRIPTION
+from services.filter.core.room import ChainRoom
 from services.filter.metrics import FilterMetrics
 from services.filter.ports import Engine
-from services.runtime.budget import Budget
 
 CHAIN_COST_MAX: Final = 1_000_000
 """The most that the filters of a chain may cost together, in steps, at the largest entry."""
@@ -57,8 +57,8 @@ class Filters:
         metrics: FilterMetrics | None = None,
     ) -> None:
         self.memo = memo
-        self.chain_bytes = Budget(chain_bytes_max)
-        """What the chains of all streams take."""
+        self.chain_room = ChainRoom(chain_bytes_max)
+        """Of the chains of all streams."""
         self.metrics = metrics or FilterMetrics()
         self._engine = engine
         self._programs_max = programs_max

@@ -20,6 +20,7 @@ from services.filter.core.faults import Fault, InvalidExpression
 from services.filter.core.judging import Judging
 from services.filter.core.program import Failure, FailureReason, Program, Type
 from services.filter.core.reads import Reads
+from services.filter.core.room import ChainShare
 from services.filter.metadata import reader_of
 from services.filter.service import Filter, Filters, InvalidChain, chain_of, check_subscription
 from services.runtime.drain import Drain
@@ -55,6 +56,36 @@ class InvalidBatch(DomainError):
     reason = "INVALID_BATCH"
 
 
+class _Over(Exception):
+    """The stream has given up its chains, to make room for others'."""
+
+
+class _Chains:
+    """What a stream was told, by number.
+
+    Attributes:
+        over: set when there are none any more, since others need the room.
+    """
+
+    def __init__(self) -> None:
+        self.ready: dict[int, Ready] = {}
+        self.share = ChainShare(self._end)
+        self.over = asyncio.Event()
+
+    def check(self) -> None:
+        """Return unless the stream is over.
+
+        Raises:
+            _Over: it is.
+        """
+        if self.share.is_over:
+            raise _Over
+
+    def _end(self) -> None:
+        self.ready.clear()
+        self.over.set()
+
+
 class FilterServicer(pb_grpc.FilterServiceServicer):
     """See filter.proto."""
 
@@ -66,14 +97,16 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
     async def Evaluate(  # type: ignore[override]
         self, request_iterator: AsyncIterator[pb.EvaluateRequest], context: Context
     ) -> None:
-        chains: dict[int, Ready] = {}
+        chains = _Chains()
         try:
-            async for request in self._drain.requests(context):
+            async for request in self._drain.requests(context, chains.over):
                 with spans.asked(METHOD, request.trace, _ASKED) as span:
                     response = await self._answer(chains, request, span)
+                if response is None:
+                    break
                 await context.write(response)
         finally:
-            self._filters.chain_bytes.give(_size_of(chains))
+            self._filters.chain_room.give(chains.share)
         if self._drain.begun:
             await context.write(pb.EvaluateResponse(draining=pb.Draining()))
 
@@ -100,10 +133,12 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
         return response
 
     async def _answer(
-        self, chains: dict[int, Ready], request: pb.EvaluateRequest, span: Span
-    ) -> pb.EvaluateResponse:
+        self, chains: _Chains, request: pb.EvaluateRequest, span: Span
+    ) -> pb.EvaluateResponse | None:
+        """None: the stream is over, and who asks is to ask again on another one."""
         request_id = request.request_id
         try:
+            chains.check()
             with weighed(request):
                 match request.WhichOneof("request"):
                     case "batch":
@@ -114,11 +149,13 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
                         return pb.EvaluateResponse(request_id=request_id, chain_set=_to_set(chain))
                     case _:
                         raise InvalidBatch("a request asks for something", field="request")
+        except _Over:
+            return None
         except DomainError as refusal:
             span.set_attribute(names.REASON, refusal.reason)
             return pb.EvaluateResponse(request_id=request_id, refused=in_stream(refusal))
 
-    async def _set_chain(self, chains: dict[int, Ready], request: pb.SetChain) -> Chain:
+    async def _set_chain(self, chains: _Chains, request: pb.SetChain) -> Chain:
         number = request.chain_id
         if number >= CHAINS_MAX:
             raise InvalidChain(f"chains have the numbers 0 to {CHAINS_MAX - 1}", field="chain_id")
@@ -126,31 +163,34 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
         chain = await self._filters.chain(
             _filters(given.filters), _topic(given.topic), dict(given.subscription)
         )
-        before = chains[number][0].size_bytes if number in chains else 0
-        if _size_of(chains) - before + chain.size_bytes > CHAIN_BYTES_MAX:
+        chains.check()
+        before = chains.ready[number][0].size_bytes if number in chains.ready else 0
+        if chains.share.size_bytes - before + chain.size_bytes > CHAIN_BYTES_MAX:
             raise InvalidChain(
                 f"the chains of a stream take at most {CHAIN_BYTES_MAX:,} bytes", field="chain"
             )
-        budget, added = self._filters.chain_bytes, chain.size_bytes - before
-        if added > 0 and budget.used > before and not budget.fits(added):
+        room = self._filters.chain_room
+        if not room.take(chains.share, chain.size_bytes, before, time.monotonic()):
             raise busy("the chains of all streams take what they may", limit="chain_bytes_max")
-        budget.take(added)
-        chains[number] = chain, reader_of(chain)
+        chains.ready[number] = chain, reader_of(chain)
         return chain
 
-    async def _judge(self, chains: dict[int, Ready], batch: pb.Batch, span: Span) -> pb.Verdicts:
-        if batch.chain_id not in chains:
+    async def _judge(self, chains: _Chains, batch: pb.Batch, span: Span) -> pb.Verdicts:
+        if batch.chain_id not in chains.ready:
             raise InvalidChain("no chain has this number", field="chain_id", given=batch.chain_id)
         _check_batch(batch)
-        chain, read = chains[batch.chain_id]
+        chain, read = chains.ready[batch.chain_id]
         began_s = time.monotonic()
         judging = Judging(chain, read, self._filters.memo, batch.metadata)
         is_left = judging.go_on(TURN_STEPS)
         while is_left:
             await asyncio.sleep(0)
+            chains.check()
             is_left = judging.go_on(TURN_STEPS)
         decisions, which = judging.outcomes()
-        took_s = time.monotonic() - began_s
+        now_s = time.monotonic()
+        took_s = now_s - began_s
+        chains.share.judged(now_s)
         self._filters.metrics.judged(decisions, which, evaluated=judging.evaluated, took_s=took_s)
         if batch.which:
             try:
@@ -160,10 +200,6 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
         if span.is_recording():
             span.set_attributes(_said(decisions, which, len(batch.metadata), judging.evaluated))
         return pb.Verdicts(outcomes=map(_to_outcome, decisions), which=which)
-
-
-def _size_of(chains: dict[int, Ready]) -> int:
-    return sum(chain.size_bytes for chain, _ in chains.values())
 
 
 # ---- checking

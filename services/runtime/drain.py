@@ -82,13 +82,14 @@ class Drain:
             return False
         return True
 
-    async def requests(self, context: Any) -> AsyncIterator[Any]:
-        """What a stream brings, until the caller closes its side or the drain begins."""
-        begun = asyncio.ensure_future(self._begun.wait())
+    async def requests(self, context: Any, *over: asyncio.Event) -> AsyncIterator[Any]:
+        """What a stream brings, until the caller closes its side, the drain begins, or one of these
+        is set."""
+        ends = [asyncio.ensure_future(each.wait()) for each in (self._begun, *over)]
         try:
-            while not begun.done():
+            while not any(each.done() for each in ends):
                 read = asyncio.ensure_future(context.read())
-                await asyncio.wait({read, begun}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({read, *ends}, return_when=asyncio.FIRST_COMPLETED)
                 if not read.done():
                     read.cancel()
                     return
@@ -96,4 +97,5 @@ class Drain:
                     return
                 yield request
         finally:
-            begun.cancel()
+            for each in ends:
+                each.cancel()

@@ -36,6 +36,7 @@ from services.dispatcher.projection import Projection
 from services.dispatcher.tenure import Tenure
 from services.filter.adapters.cel import CelEngine
 from services.filter.config import FilterConfig
+from services.filter.core import room
 from services.filter.core.memo import Memo
 from services.filter.service import Filters as FilterService
 from services.filter.servicer import FilterServicer
@@ -476,3 +477,27 @@ async def test_filters_are_checked_where_there_is_room_for_one_chain_alone() -> 
         assert list(await filtering.page([entry], Acknowledged(None))) == [ACCEPT]
         await filtering.check(other)
         await filtering.close()
+
+
+async def test_lines_take_turns_where_their_chains_have_no_room_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(room, "KEPT_S", 0.0)
+    async with serving(chain_bytes_max=1) as port, over(port) as filters:
+        wanted, unwanted = filters.line(), filters.line()
+        for _ in range(3):
+            assert await wanted.judge(rules("true"), [of()]) == [Said(ACCEPT)]
+            assert await unwanted.judge(rules("false"), [of()]) == [Said(REJECT, 0)]
+        await wanted.close()
+        await unwanted.close()
+
+
+async def test_a_line_finds_no_room_while_the_others_have_just_begun() -> None:
+    async with serving(chain_bytes_max=1) as port, over(port) as filters:
+        first, second = filters.line(), filters.line()
+        await first.reads(rules("true"))
+        with pytest.raises(FiltersUnavailable) as caught:
+            await second.reads(rules("false"))
+        assert caught.value.details["because"] == "SERVICE_BUSY"
+        await first.close()
+        await second.close()

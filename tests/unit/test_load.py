@@ -13,11 +13,14 @@ import pytest
 from grpc import StatusCode, aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.client._status import error_of_call
 from seqgate.errors import LimitExceededError
 from services.errors import ServiceBusy
+from services.filter import servicer as filter_servicer
 from services.filter.adapters.cel import CelEngine
+from services.filter.core import room as filter_room
 from services.filter.core.memo import Memo
 from services.filter.service import Filters
 from services.filter.servicer import FilterServicer
@@ -326,19 +329,47 @@ async def test_the_chains_of_all_streams_have_one_budget() -> None:
     first, second = Asking(), Asking()
     streams = [asyncio.create_task(servicer.Evaluate(None, each)) for each in (first, second)]
     assert (await first.ask(chain("true"))).HasField("chain_set")  # alone there is room for any
-    taken = filters.chain_bytes.used
+    taken = filters.chain_room.used
     assert taken > 0
     refused = await second.ask(chain("false"))
     assert "SERVICE_BUSY" in str(refused.refused)
     assert (await first.ask(chain("true"))).HasField("chain_set")  # in the place of the one before
-    assert filters.chain_bytes.used == taken
+    assert filters.chain_room.used == taken
     first.end()
     await streams[0]
-    assert filters.chain_bytes.used == 0
+    assert filters.chain_room.used == 0
     assert (await second.ask(chain("false"))).HasField("chain_set")
     second.end()
     await streams[1]
-    assert filters.chain_bytes.used == 0
+    assert filters.chain_room.used == 0
+
+
+async def test_a_batch_that_takes_long_makes_room_for_other_chains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(filter_servicer, "TURN_STEPS", 1)
+    monkeypatch.setattr(filter_room, "KEPT_S", 0.0)
+    filters = Filters(
+        CelEngine(), Memo(0, 0), programs_max=10, program_bytes_max=2**20, chain_bytes_max=1
+    )
+    servicer: Any = FilterServicer(filters, Drain())
+    first, second = Asking(), Asking()
+    streams = [asyncio.create_task(servicer.Evaluate(None, each)) for each in (first, second)]
+    assert (await first.ask(chain("sequence_id > 0"))).HasField("chain_set")
+    assert (await first.ask(batch(1))).HasField("verdicts")
+    answer = asyncio.create_task(first.ask(batch(10_000)))
+    assert (await second.ask(chain("sequence_id > 1"))).HasField("chain_set")
+    await streams[0]  # it has ended, and its caller asks again on another one
+    assert not answer.done()
+    answer.cancel()
+    second.end()
+    await streams[1]
+    assert filters.chain_room.used == 0
+
+
+def batch(entries: int) -> filter_pb2.EvaluateRequest:
+    metadata = [EntryMetadata(sequence_id=each) for each in range(entries)]
+    return filter_pb2.EvaluateRequest(batch=filter_pb2.Batch(metadata=metadata))
 
 
 def chain(expression: str) -> filter_pb2.EvaluateRequest:

@@ -13,6 +13,7 @@ from services.dispatcher import sending
 from services.dispatcher import session as sessions
 from services.dispatcher.core import delivering, lags, settling, verdicts
 from services.dispatcher.service import Dispatcher
+from services.filter.core.room import ChainRoom
 from services.ledger import live as ledger_live
 from services.ledger.service import Ledger
 from services.runtime.budget import Budget
@@ -20,7 +21,7 @@ from services.runtime.load import Load
 from services.runtime.room import Room, Share
 from tests.simulation.system.seen import Seen
 
-HOLDERS: Final = (Budget, Dispatcher, Ledger, Load, Room, Share)
+HOLDERS: Final = (Budget, ChainRoom, Dispatcher, Ledger, Load, Room, Share)
 """What is looked at: whoever is made of these is."""
 
 PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -28,6 +29,9 @@ PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 
 REQUEST_BYTES_MAX: Final = 64 * 1024
 """The largest request of a history that carries no entries, in bytes."""
+
+CHAIN_BYTES_MAX: Final = 8 * 1024
+"""The largest chain of a history, which finds room alone, in bytes."""
 
 
 class Budgets:
@@ -39,6 +43,7 @@ class Budgets:
         self._shares: dict[Room, WeakSet[Share]] = {}
         self._looks: dict[type, Callable[[str, Any], None]] = {
             Budget: self._budget,
+            ChainRoom: self._chain_room,
             Dispatcher: self._dispatcher,
             Ledger: self._ledger,
             Load: self._load,
@@ -61,6 +66,10 @@ class Budgets:
             return
         most = budget.bytes_max + max(self._largest(), REQUEST_BYTES_MAX)
         self._check(where, "bytes of a budget", budget.used, most)
+
+    def _chain_room(self, where: str, room: ChainRoom) -> None:
+        most = max(room.bytes_max, CHAIN_BYTES_MAX)
+        self._check(where, "bytes of chains", room.used, most)
 
     def note(self, holder: Any) -> bool:
         """Something was made that holds something. Whether it is to be looked at."""

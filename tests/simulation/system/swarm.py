@@ -246,7 +246,7 @@ def draw(seed: int) -> Swarm:
         seed,
         features,
         faults,
-        _with_chains(limits, subscriptions),
+        limits,
         instances,
         producers=producers,
         subscriptions=subscriptions,
@@ -277,7 +277,7 @@ def mixed(seed: int, mix: Mix) -> Swarm:
         seed,
         frozenset(has.intersection(FEATURES)),
         frozenset(has.intersection(FAULTS)),
-        _with_chains(limits, subscriptions),
+        limits,
         instances,
         producers=producers,
         subscriptions=subscriptions,
@@ -287,16 +287,6 @@ def mixed(seed: int, mix: Mix) -> Swarm:
         mix=mix.name,
         more={"kinds": mix.kinds, **mix.more},
     )
-
-
-def _with_chains(
-    limits: Mapping[str, dict[str, Any]], subscriptions: int
-) -> Mapping[str, Mapping[str, Any]]:
-    """The limits, with room for a chain of each subscription: else some of them wait for ever."""
-    of = limits["filter"]
-    if "chain_bytes_max" in of:
-        of["chain_bytes_max"] *= max(1, subscriptions)
-    return limits
 
 
 def _some(rng: Random, of: Sequence[str]) -> frozenset[str]:

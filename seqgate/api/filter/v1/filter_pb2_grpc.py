@@ -73,7 +73,8 @@ class FilterServiceServicer:
         it. Requests are worked on one after the other, and answered in order; a
         request that is refused is answered in its place, and the stream goes on.
         When the service drains it finishes what it has read, says so, and ends the
-        stream. Repeat what was not answered on another one.
+        stream; it also ends one, with OK, whose chains others need the room of.
+        Repeat what was not answered on another one, and tell it the chains again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -75,7 +75,8 @@ class FilterServiceStub:
     it. Requests are worked on one after the other, and answered in order; a
     request that is refused is answered in its place, and the stream goes on.
     When the service drains it finishes what it has read, says so, and ends the
-    stream. Repeat what was not answered on another one.
+    stream; it also ends one, with OK, whose chains others need the room of.
+    Repeat what was not answered on another one, and tell it the chains again.
     """
     Compile: _grpc.UnaryUnaryMultiCallable[_filter_pb2.CompileRequest, _filter_pb2.CompileResponse]
     """Compile checks an expression. One that is wrong is no error of the call: the
@@ -103,7 +104,8 @@ class FilterServiceAsyncStub(FilterServiceStub):
     it. Requests are worked on one after the other, and answered in order; a
     request that is refused is answered in its place, and the stream goes on.
     When the service drains it finishes what it has read, says so, and ends the
-    stream. Repeat what was not answered on another one.
+    stream; it also ends one, with OK, whose chains others need the room of.
+    Repeat what was not answered on another one, and tell it the chains again.
     """
     Compile: _aio.UnaryUnaryMultiCallable[_filter_pb2.CompileRequest, _filter_pb2.CompileResponse]  # type: ignore[assignment]
     """Compile checks an expression. One that is wrong is no error of the call: the
@@ -134,7 +136,8 @@ class FilterServiceServicer(metaclass=_abc_1.ABCMeta):
         it. Requests are worked on one after the other, and answered in order; a
         request that is refused is answered in its place, and the stream goes on.
         When the service drains it finishes what it has read, says so, and ends the
-        stream. Repeat what was not answered on another one.
+        stream; it also ends one, with OK, whose chains others need the room of.
+        Repeat what was not answered on another one, and tell it the chains again.
         """
 
     @_abc_1.abstractmethod

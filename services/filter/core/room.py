@@ -1,0 +1,120 @@
+"""Which streams have room for their chains, and which give it up.
+
+The chains of all streams take so much memory together; one alone finds room, however large it is.
+Who finds none takes that of others, of those first that judged nothing for the longest. These
+streams end, and whoever asks on the next one tells it its chains. So where there are more chains
+than there is room for, everybody is slow, and nobody waits for ever.
+
+A stream keeps its room for a while, and until it has judged something: if streams took it from one
+another at once, none of them would judge anything.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+KEPT_S: Final = 1.0
+"""How long a stream keeps its room at least, in seconds."""
+
+UNUSED_S: Final = 10.0
+"""How long one keeps it that judges nothing, in seconds."""
+
+
+class ChainShare:
+    """What the chains of one stream take.
+
+    Attributes:
+        size_bytes: how much that is.
+        is_over: others have it now. The stream ends.
+    """
+
+    __slots__ = ("_end", "_has_judged", "_since_s", "_used_s", "is_over", "size_bytes")
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        """`end` is called when others have it."""
+        self.size_bytes = 0
+        self.is_over = False
+        self._end = end
+        self._since_s = 0.0
+        self._used_s = 0.0
+        self._has_judged = False
+
+    @property
+    def used_s(self) -> float:
+        """When it was judged by, or the first chain was told."""
+        return self._used_s
+
+    def begin(self, now_s: float) -> None:
+        """It is the stream's from now on."""
+        self._since_s = self._used_s = now_s
+        self._has_judged = False
+
+    def judged(self, now_s: float) -> None:
+        """A batch was judged."""
+        self._used_s = now_s
+        self._has_judged = True
+
+    def may_end(self, now_s: float) -> bool:
+        """Whether others may have it."""
+        return now_s >= self._since_s + (KEPT_S if self._has_judged else UNUSED_S)
+
+    def end(self) -> None:
+        """Others have it."""
+        self.is_over = True
+        self._end()
+
+
+class ChainRoom:
+    """See the module."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._used = 0
+        self._shares: dict[ChainShare, None] = {}
+
+    @property
+    def used(self) -> int:
+        """How many bytes the chains of all streams take."""
+        return self._used
+
+    def take(self, share: ChainShare, size_bytes: int, before: int, now_s: float) -> bool:
+        """Have a chain of this size in the place of one of that size, or of none. False: there is
+        no room for it now."""
+        assert not share.is_over
+        added = size_bytes - before
+        missing = self._used + added - self.bytes_max
+        if added > 0 and missing > 0:
+            others = self._used - share.size_bytes
+            is_only_one = share.size_bytes == before
+            leaving = self._leaving(share, min(missing, others) if is_only_one else missing, now_s)
+            if leaving is None:
+                return False
+            for each in leaving:
+                self.give(each)
+                each.end()
+        if not share.size_bytes:
+            share.begin(now_s)
+        self._shares[share] = None
+        share.size_bytes += added
+        self._used += added
+        return True
+
+    def give(self, share: ChainShare) -> None:
+        """The stream needs it no more."""
+        self._used -= share.size_bytes
+        share.size_bytes = 0
+        self._shares.pop(share, None)
+        assert self._used >= 0
+
+    def _leaving(
+        self, share: ChainShare, missing: int, now_s: float
+    ) -> Sequence[ChainShare] | None:
+        """Which others give up theirs, so that there is room for so much; None: there is not."""
+        leaving: list[ChainShare] = []
+        others = [each for each in self._shares if each is not share and each.may_end(now_s)]
+        for each in sorted(others, key=lambda each: each.used_s):
+            if missing <= 0:
+                break
+            if each.size_bytes:
+                leaving.append(each)
+                missing -= each.size_bytes
+        return leaving if missing <= 0 else None

@@ -1,0 +1,96 @@
+"""Streams share the room for chains, and take turns where it is too small."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from services.filter.core.room import KEPT_S, UNUSED_S, ChainRoom, ChainShare
+
+ROOM = 100
+
+
+class Streams:
+    """Some that were told a chain each, one a second after the other, and judged by it at once."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.room = ChainRoom(ROOM)
+        self.ended: list[int] = []
+        self.shares = [self.share(number) for number in range(len(sizes))]
+        for number, (share, size) in enumerate(zip(self.shares, sizes, strict=True)):
+            assert self.room.take(share, size, 0, number)
+            share.judged(number)
+
+    def share(self, number: int) -> ChainShare:
+        return ChainShare(lambda: self.ended.append(number))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "size", "ended"),
+    [
+        ([], 1_000, []),  # alone
+        ([40, 60], 0, []),
+        ([40, 50], 10, []),
+        ([40, 60], 10, [0]),  # the one that judged nothing for the longest
+        ([40, 60], 50, [0, 1]),
+        ([40, 60], 1_000, [0, 1]),
+    ],
+)
+def test_a_chain_takes_the_room_of_those_that_judged_nothing_for_the_longest(
+    sizes: Sequence[int], size: int, ended: Sequence[int]
+) -> None:
+    streams = Streams(sizes)
+    new = streams.share(9)
+    assert streams.room.take(new, size, 0, len(sizes) + KEPT_S)
+    assert streams.ended == ended
+    left = [each for number, each in enumerate(sizes) if number not in ended]
+    assert streams.room.used == size + sum(left)
+
+
+def test_who_judges_keeps_its_room_the_longest() -> None:
+    streams = Streams([50, 50])
+    streams.shares[0].judged(2)
+    assert streams.room.take(streams.share(9), 50, 0, 2 + KEPT_S)
+    assert streams.ended == [1]
+
+
+def test_room_is_kept_for_a_while() -> None:
+    streams = Streams([ROOM])
+    new = streams.share(9)
+    assert not streams.room.take(new, 1, 0, KEPT_S / 2)
+    assert (streams.ended, streams.room.used) == ([], ROOM)
+    assert streams.room.take(new, 1, 0, KEPT_S)
+
+
+def test_room_is_kept_until_something_is_judged() -> None:
+    streams = Streams([ROOM])
+    second, third = streams.share(1), streams.share(2)
+    assert streams.room.take(second, ROOM, 0, KEPT_S)
+    assert not streams.room.take(third, 1, 0, KEPT_S + UNUSED_S - 0.1)
+    assert streams.room.take(third, 1, 0, KEPT_S + UNUSED_S)
+    assert streams.ended == [0, 1]
+
+
+def test_a_chain_in_the_place_of_another_takes_its_room() -> None:
+    streams = Streams([60, 40])
+    first = streams.shares[0]
+    assert streams.room.take(first, 50, 60, 2)
+    assert not streams.room.take(first, 1_000, 50, 1.5)  # the other one has just begun
+    assert streams.room.take(first, 1_000, 50, 2)
+    assert (streams.ended, streams.room.used) == ([1], 1_000)
+
+
+def test_a_stream_s_own_chains_find_no_more_room_than_there_is() -> None:
+    streams = Streams([60, 40])
+    first = streams.shares[0]
+    assert not streams.room.take(first, 50, 0, 9)
+    assert streams.ended == []  # it would have helped nobody
+    assert streams.room.take(first, 40, 0, 9)
+    assert streams.ended == [1]
+
+
+def test_what_is_given_back_is_free() -> None:
+    streams = Streams([60, 40])
+    for share in streams.shares:
+        streams.room.give(share)
+        streams.room.give(share)
+    assert streams.room.used == 0
