@@ -34,8 +34,9 @@ ACTS: Final = 8
 AGAIN_S: Final = 1.0
 """How long an administrator waits before it tries again, of virtual time."""
 
-RELEASE_S: Final = 20.0
-"""How often keys are let go when all is quiet, of virtual time."""
+RELEASE_S: Final = 1.0
+"""How often keys are let go when all is quiet, of virtual time: each message of a key may hold it
+once more."""
 
 CALL_TIMEOUT_S: Final = 5.0
 """How long an administrator waits for an answer."""
@@ -323,7 +324,7 @@ class Administrator:
         """Let go of all keys that are held, or whose messages go to the dead letter topic."""
         for of in self.world.subscribeds:
             known = self.world.seen.subscription(of.topic, of.name)
-            if not known.lettered:  # nothing is held
+            if not known.remembers_keys:  # nothing is held
                 continue
             known.held.clear()
             known.holds = False

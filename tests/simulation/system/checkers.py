@@ -35,6 +35,7 @@ SURPRISE      a service failed in a way that it did not foresee, or its process 
 STUCK         faults have stopped, and something that can go on does not
 """
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -120,8 +121,8 @@ class Checker:
         as acknowledged: it asks where the log ends."""
         self.clocks_agree = False
         """Whether all processes have the same time."""
-        self.limits_shrink = False
-        """Whether the dead letter topic may take no more what the log has."""
+        self.payload_bytes_max = sys.maxsize
+        """How large a payload may be that the ledger never refused."""
         self.is_exact = False
         """Whether nothing fails in this history but what consumers refuse."""
 
@@ -184,6 +185,7 @@ class Checker:
             self.seen.now_s(),
             origin,
             0 if before is None else before.generation + 1,
+            len(entry.payload),
         )
 
     def _check_appended(self, topic: str, log: Log, new: Appended) -> None:
@@ -395,6 +397,9 @@ class Checker:
             return
         subscription = self.seen.subscription(topic, name)
         self._check_epoch(subscription, state)
+        subscription.remembers_keys = any(
+            each.startswith(dead._KEY) for each in state.head.properties
+        )
         log = self.seen.log(topic)
         acknowledged = state.acknowledged(None, RANGES_MAX)
         mark = state.head.mark_delete
@@ -611,7 +616,7 @@ class Checker:
             case Because.CYCLE:
                 return entry.generation >= dead.GENERATIONS_MAX
             case Because.LETTER_REFUSED:
-                return self.limits_shrink
+                return entry.payload_bytes > self.payload_bytes_max
             case _:
                 return False
 

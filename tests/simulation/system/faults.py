@@ -246,7 +246,10 @@ class Faults:
 
     async def _limit_shrinks(self) -> None:
         """The ledger comes back with a smaller limit than it had."""
-        self._world.limits["ledger"]["max_message_bytes"] = self._rng.choice(SMALLER_BYTES)
+        bytes_max = self._rng.choice(SMALLER_BYTES)
+        self._world.limits["ledger"]["max_message_bytes"] = bytes_max
+        checker = self._world.checker
+        checker.payload_bytes_max = min(checker.payload_bytes_max, bytes_max)
         for unit in self._world.services:
             if unit.name.startswith("ledger"):
                 self._happens(f"limit shrinks {unit.name}")

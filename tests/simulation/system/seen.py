@@ -80,6 +80,7 @@ class Appended:
     origin: Origin | None = None
     generation: int = 0
     """Through how many dead letter topics it went."""
+    payload_bytes: int = 0
 
     @property
     def highest(self) -> int:
@@ -204,6 +205,7 @@ class Subscription:
         dropped: chunks that a consumer's client acknowledged since they make no message.
         passed: entries that the dispatcher says it acknowledged though nobody received them.
         lettered: what is in the dead letter topic; of a large message, by chunk.
+        remembers_keys: whether its cursor has keys of which a message was dead-lettered.
         first_of_key: by key, the last message that was delivered for the first time, its token.
         start: what its cursor counted as acknowledged when it was made; None: nothing, or it was
             moved back since.
@@ -237,6 +239,7 @@ class Subscription:
     dropped: set[Position] = field(default_factory=set)
     passed: dict[Position, str] = field(default_factory=dict)
     lettered: set[tuple[Position, int]] = field(default_factory=set)
+    remembers_keys: bool = False
     first_of_key: dict[object, tuple[Place, Token]] = field(default_factory=dict)
     delivered: set[Place] = field(default_factory=set)
     floor: Token = (0, 0)

@@ -53,8 +53,9 @@ PRODUCERS_MAX: Final = 1_000
 
 KEPT_BACK: Final = "services.dispatcher.core.delivering.KEPT_BACK_MAX"
 
-LETTERS_REFUSED_MAX_S: Final = 60.0
-"""For how long letters are tried that a smaller limit refuses, of virtual time."""
+LETTERS_REFUSED_MAX_S: Final = 0.3
+"""For how long letters are tried that a smaller limit refuses, of virtual time: those of a key one
+after the other."""
 
 LOOK_S: Final = 0.1
 """How often the insides of services are looked at, of virtual time."""
@@ -114,8 +115,7 @@ class World:
         self.checker.import_s = 0.3 if self.checker.is_exact else 30.0
         self.budgets = Budgets(self.seen)
         self.limits = {part: dict(of) for part, of in swarm.limits.items()}
-        self.checker.limits_shrink = swarm.has("limits shrink")
-        if self.checker.limits_shrink:
+        if swarm.has("limits shrink"):
             self.limits["dispatcher"]["dead_letter_refused_max_s"] = LETTERS_REFUSED_MAX_S
         self.topics = TOPICS if swarm.has("two topics") else TOPICS[:1]
         self.services: list[Unit] = []
