@@ -167,7 +167,7 @@ class Receiving:
                 self._note_moved(response.moved.deliveries)
             case "sought":
                 self._forget_everything()
-                self._conclude(self._settling.note_sought())
+                self._settling.note_sought()
 
     def requests(self) -> list[pb.ConsumeRequest]:
         """What is to be sent now, in this order. Acknowledgements go before what follows them."""
@@ -291,7 +291,7 @@ class Receiving:
             error = UnavailableError("the consumer is not connected, or is seeking already")
             self._live.tell(waiter, error)
         else:
-            self._settling.seek(start, Ticket(What.SOUGHT, 2, [waiter]))
+            self._settling.seek(start, Ticket(What.SOUGHT, 1, [waiter]))
 
     def waiters(self, request_id: int) -> Iterator[Any]:
         """Who is told what a request is answered that was sent."""

@@ -111,8 +111,8 @@ class Settling:
         self._renewals += [_Item(each, ticket) for each in deliveries]
 
     def seek(self, start: pb.Start, ticket: Ticket) -> None:
-        """Move the subscription. There are two answers: that it was done, and from where on
-        deliveries count."""
+        """Move the subscription. The answer comes after that of the subscription, which says from
+        where on deliveries count: that may be of another one's seek."""
         assert self._seeking is None
         self._seeking = ticket
         self._start = start
@@ -178,18 +178,13 @@ class Settling:
             self._seeking = None
         return answered
 
-    def note_sought(self) -> list[Ticket]:
+    def note_sought(self) -> None:
         """The subscription has moved, for this consumer or another one: what was sent before counts
-        no more. Returns the tickets that have their last answer now."""
+        no more."""
         self._refusals = [item for item in self._refusals if item.ticket.waiters]
         self._returns.clear()
         self._no_room.clear()
         self._renewals = [item for item in self._renewals if item.ticket.waiters]
-        seeking = self._seeking
-        if seeking is None or self._start is not None or not seeking.answer(None):
-            return []
-        self._seeking = None
-        return [seeking]
 
     # ---- requests
 

@@ -133,15 +133,12 @@ class Ticket:
     error: SeqgateError | None = None
 
     def answer(self, error: SeqgateError | None) -> bool:
-        """There is an answer. Returns whether it was the last one: a place that is refused is not
-        moved to."""
+        """There is an answer. Returns whether it was the last one."""
         if self.left <= 0:
             return False
         self.left -= 1
         if error is not None:
             self.error = self.error or error
-            if self.what is What.SOUGHT:
-                self.left = 0
         return self.left == 0
 
 

@@ -614,3 +614,17 @@ def test_positions_of_a_gap_are_told() -> None:
     deliver(machine, delivery)
     (message,) = taken(machine)
     assert message.gap == (Position(1, 1), 4)
+
+
+def test_a_seek_is_not_answered_by_what_another_consumer_did() -> None:
+    machine = receiving()
+    machine.seek(pb.Start(earliest=pb.Earliest()), "seek")
+    (request,) = sent(machine, "seek")
+    for _ in range(3):  # the last is of this one
+        machine.receive(pb.ConsumeResponse(sought=pb.Sought()), NOW_MS)
+        assert machine.take_resolved() == []
+        deliver(machine, plain(1, "a"))
+        assert machine.take(NOW_MS) is None
+    settle(machine, request.seek.request_id)
+    assert machine.take_resolved() == [("seek", None)]
+    assert machine.take(NOW_MS) is not None

@@ -1412,7 +1412,9 @@ Global___Moved: _TypeAlias = Moved  # noqa: Y015
 
 @_typing.final
 class Sought(_message.Message):
-    """Sought says that the subscription was moved."""
+    """Sought says that the subscription was moved, by whomever. Who asked for it gets
+    Settled after it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
