@@ -21,7 +21,7 @@ import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
@@ -128,6 +128,8 @@ class Graveyard:
         self._done: set[Position] = set()
         self._overtaken: dict[Position, int] = {}  # since when, of what is to have another number
         self._one_by_one = asyncio.Lock()
+        self._last_of: dict[str, int] = {}  # by a key's property, the number of its last letter
+        self._writing = asyncio.Lock()
         named = {names.MESSAGING_DESTINATION_SUBSCRIPTION_NAME: subscription}
         self._spans = MessageSpans(names.DEAD_LETTER, str(topic), named)
 
@@ -221,6 +223,7 @@ class Graveyard:
             "attempts": what.attempts,
         }
         put[_key_name(key)] = json.dumps(state)
+        self._last_of[_key_name(key)] = number
         try:
             await self._put(put)
         except InvalidProperty as error:
@@ -258,9 +261,19 @@ class Graveyard:
         if gone:
             await self._put({}, *gone)
 
-    async def forget(self, key: bytes) -> None:
-        """Nothing need be known of a key any more."""
-        await self._put({}, _key_name(remembered(key)))
+    def forgetting(self, key: bytes) -> Callable[[], Awaitable[None]]:
+        """Nothing need be known of a key any more: what makes that durable. It may be repeated, and
+        does nothing when another letter of that key has a number by then."""
+        name = _key_name(remembered(key))
+        number = self._last_of.get(name)
+
+        async def forget() -> None:
+            async with self._writing:
+                if self._last_of.get(name) == number:
+                    await self._tenure.set_properties({}, [name])
+                    self._last_of.pop(name, None)
+
+        return forget
 
     async def _publish_all(self) -> None:
         """Publish what is not, in the order of its numbers, until one cannot be: the next may not
@@ -355,7 +368,8 @@ class Graveyard:
         return is_there
 
     async def _put(self, put: dict[str, str], *remove: str) -> None:
-        await self._tenure.set_properties(put, remove)
+        async with self._writing:
+            await self._tenure.set_properties(put, remove)
 
 
 def _generation(entry: StoredEntry) -> int:

@@ -13,7 +13,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Final
 
 import structlog
@@ -213,7 +212,7 @@ class Performing:
                 case Passed(positions, because):
                     self._note_passed(positions, because)
                 case ForgetKey(key):
-                    do(self._work.repeated, partial(self._graveyard.forget, key))
+                    do(self._work.repeated, self._graveyard.forgetting(key))
         if self.machine.flights.handed_over:
             self._tell_handed_over()
         self._news.set()

@@ -199,7 +199,7 @@ async def test_a_long_key_that_is_held_is_held_by_who_takes_over() -> None:
     assert gaps.is_beyond(key, SECOND, AfterDeadLetter.HOLD)
     assert len(remembered(key)) < 100
     assert gaps.forget(key) is not None
-    await again.forget(key)
+    await again.forgetting(key)()
     assert not await again.load(await cursors.get(TOPIC, "s"), Acknowledged(None))
 
 
@@ -273,3 +273,24 @@ async def test_no_key_is_held_because_of_what_is_to_be_delivered_again() -> None
     await graveyard.start_over()
     keys = await graveyard.load(await cursors.get(TOPIC, "s"), Acknowledged(FIRST))
     assert set(keys) == {b"before", b"on its way"}
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_key_is_not_forgotten_that_another_letter_of_it_holds(is_late: bool) -> None:
+    cursors, everything = MemoryCursors(), Everything()
+    await cursors.create(TOPIC, "s", None, {})
+    graveyard = await opened(cursors, everything)
+    await graveyard.bury(letter(FIRST))
+    forget = graveyard.forgetting(b"k")  # somebody released it
+    if not is_late:
+        await forget()
+        assert not await held_keys(cursors, graveyard)
+    await graveyard.bury(letter(SECOND))
+    await forget()
+    assert await held_keys(cursors, graveyard) == {b"k"}
+    await graveyard.forgetting(b"k")()
+    assert not await held_keys(cursors, graveyard)
+
+
+async def held_keys(cursors: MemoryCursors, graveyard: Graveyard) -> set[bytes]:
+    return set(await graveyard.load(await cursors.get(TOPIC, "s"), Acknowledged(None)))
