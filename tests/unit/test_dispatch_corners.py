@@ -127,9 +127,23 @@ def test_of_too_many_attempts_that_are_over_the_oldest_is_forgotten(
     monkeypatch.setattr(attempts_module, "OVER_MAX", 1)
     large, _ = _attempts()
     for name in ("one", "two"):
-        large.note_over(name)
-    assert not large.is_over("one")
-    assert large.is_over("two")
+        large.note_over(name, Position(1, 1))
+    assert not large.is_over("one", Position(1, 0))
+    assert large.is_over("two", Position(1, 0))
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_only_the_chunks_of_the_attempt_that_ended_are_over(is_whole: bool) -> None:
+    """While nobody deduplicates, the same attempt may be in the log more than once."""
+    large, _ = _attempts()
+    first, last = chunks("attempt", 2)
+    large.note_read(first, Position(1, 0), A)
+    large.note_read(last, Position(1, 1), A)
+    if not is_whole:
+        large.note_read(first, Position(1, 2), A)
+    large.note_over("attempt", Position(1, 3))
+    over = [each for each in range(5) if large.is_over("attempt", Position(1, each))]
+    assert over == ([] if is_whole else [2])
 
 
 def test_what_continues_a_message_that_was_acknowledged_and_forgotten_is_headless(

@@ -13,6 +13,7 @@ from services.dispatcher.core.effects import (
     Kind,
     Outcome,
     Passed,
+    Revoke,
 )
 from services.dispatcher.core.lane import Chunk, Reason
 from services.dispatcher.core.positions import Acknowledged
@@ -204,6 +205,56 @@ def test_chunks_kept_back_of_a_message_that_will_not_be_finished_are_acknowledge
     assert sorted(it.acknowledged()) == [0, 1, 3]
     assert it.got(1) == [2, 4]
     assert passed(it.effects) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_chunks_in_flight_of_a_message_that_will_not_be_finished_are_taken_back(
+    kind: Kind,
+) -> None:
+    """Whoever has them may not get what ends their message, and would wait for the rest."""
+    it = begun(kind, "one", "two")
+    it.publish(A, chunk=chunks("one", 3)[1])
+    it.publish(A)
+    tokens = {each: it.tokens[each].delivery for each in range(4)}
+    it.publish(B, aborts="one")
+    assert [each for each in it.effects if isinstance(each, Revoke)] == [
+        Revoke(1, (tokens[0], tokens[2]))
+    ]
+    assert it.acknowledged() == [0, 2]
+    assert it.acknowledge(1, 0) == [Outcome.STALE]
+    assert it.sub.consumers[1].unacked == 3
+    assert it.got(1) == [2, 3, 4]
+    assert passed(it.effects) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_chunks_that_wait_of_a_message_that_will_not_be_finished_are_delivered_to_nobody(
+    kind: Kind,
+) -> None:
+    it = stage(permits=0, kind=kind)
+    first, second, _ = chunks("attempt", 3)
+    it.publish(A, chunk=first)
+    it.publish(A, chunk=second)
+    it.publish(A, aborts="attempt")
+    it.publish(A, chunk=first)  # while nobody deduplicates
+    it.permit(1, 10)
+    assert sorted(it.got(1)) == [2, 3]
+    assert it.acknowledged() == [0, 1]
+    assert passed(it.effects) == []
+
+
+def test_a_chunk_that_was_not_kept_of_a_message_that_is_over_is_delivered_to_nobody() -> None:
+    it = stage(permits=1, key_parked_max=1, consumer_parked_max=1)
+    it.publish(A)
+    it.publish(A)
+    it.publish(A, chunk=chunks("attempt", 2)[0])
+    it.publish(A, aborts="attempt")
+    it.acknowledge(1, 0)
+    for each in (1, 3):
+        it.permit(1, 1)
+        it.acknowledge(1, each)
+    assert it.got(1) == [0, 1, 3]
+    assert sorted(it.acknowledged()) == [0, 1, 2, 3]
 
 
 def test_chunks_that_wait_for_their_last_for_a_day_are_dead_lettered_and_so_is_the_rest() -> None:

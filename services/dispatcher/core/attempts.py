@@ -13,7 +13,7 @@ of a forgotten message is delivered, and whoever gets it finds out.
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from seqgate.types import Position
 from services.dispatcher.core.lane import Chunk
@@ -28,7 +28,8 @@ FINISHED_MAX: Final = 1_000
 Then the oldest is forgotten, and chunks up to where it ends that continue nothing are delivered."""
 
 OVER_MAX: Final = 1_000
-"""Of how many it is remembered that the log says that they will not be finished."""
+"""Of how many it is remembered that the log says that they will not be finished, some 400 bytes
+each."""
 
 
 @dataclass(slots=True)
@@ -48,6 +49,14 @@ class Attempt:
     is_dead: bool = False
 
 
+class Ended(NamedTuple):
+    """Between which two entries the chunks of an attempt lie that make no message, the first of
+    them included: behind the second it may have been begun again."""
+
+    first: Position
+    end: Position
+
+
 class Attempts:
     """See the module."""
 
@@ -55,7 +64,7 @@ class Attempts:
         self._settling = settling
         self._unfinished: OrderedDict[str, Attempt] = OrderedDict()
         self._finished: OrderedDict[str, Attempt] = OrderedDict()
-        self._over: OrderedDict[str, None] = OrderedDict()
+        self._over: OrderedDict[str, Ended] = OrderedDict()
         self._has_forgotten = False
         self._forgotten_to: Position | None = None
 
@@ -78,12 +87,16 @@ class Attempts:
         if attempt is not None and not attempt.is_dead:
             del self._finished[name]
 
-    def note_over(self, name: str) -> Attempt | None:
-        """The log says that an attempt will not be finished. Returns it, if it is known."""
-        self._over[name] = None
-        if len(self._over) > OVER_MAX:
-            self._over.popitem(last=False)
-        return self._unfinished.pop(name, None)
+    def note_over(self, name: str, position: Position) -> Attempt | None:
+        """The log says there that an attempt will not be finished. Returns it, if it is known."""
+        attempt = self._unfinished.pop(name, None)
+        if attempt is not None or name not in self._finished:
+            first = Position(0, 0) if attempt is None else attempt.first
+            self._over[name] = Ended(first, position)
+            self._over.move_to_end(name)
+            if len(self._over) > OVER_MAX:
+                self._over.popitem(last=False)
+        return attempt
 
     def note_dead(self, name: str, position: Position, key: bytes) -> None:
         """A chunk, there, goes to the dead letter topic, and so do the others of its message, also
@@ -94,9 +107,11 @@ class Attempts:
             self._keep_few()
         attempt.is_dead = True
 
-    def is_over(self, name: str) -> bool:
-        """Whether the log says that an attempt will not be finished, as far as is known."""
-        return name in self._over
+    def is_over(self, name: str, position: Position) -> bool:
+        """Whether the log says that the attempt will not be finished that a chunk there is of, as
+        far as is known."""
+        over = self._over.get(name)
+        return over is not None and over.first <= position < over.end
 
     def is_finished(self, name: str) -> bool:
         """Whether the last chunk of an attempt was read, as far as is known."""

@@ -102,6 +102,10 @@ class Delivering:
             if head.position in settling.acknowledged:
                 parking.take(lane, head)
                 continue
+            if self._is_over(lane, head.position):
+                parking.take(lane, head)
+                settling.settle_whole(head.position, lane)
+                continue
             if self._is_useless(lane, head.position):
                 parking.take(lane, head)
                 self._passing.pass_over([head.position], Because.HEADLESS, lane)
@@ -156,6 +160,11 @@ class Delivering:
         if holder is owner or not lane.is_amid_message(holder):
             return owner
         return holder if holder.has_room else None
+
+    def _is_over(self, lane: Lane, position: Position) -> bool:
+        """Whether a chunk waits of a message that will not be finished: it is part of none."""
+        chunk = None if lane.rare is None else lane.rare.chunks.get(position)
+        return chunk is not None and self._large.is_over(chunk.attempt, position)
 
     def _is_useless(self, lane: Lane, position: Position) -> bool:
         """Whether a chunk waits whose first was acknowledged meanwhile: nobody can have its

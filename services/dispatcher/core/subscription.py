@@ -401,7 +401,7 @@ class Subscription:
                 self.settling.note_succession(before, entry.position)
             self.read_position = entry.position
             if entry.aborts:
-                self._abort(entry.aborts)
+                self._abort(entry.aborts, entry.position)
             if entry.position in self.acknowledged:
                 continue
             if entry.key is None:
@@ -441,13 +441,18 @@ class Subscription:
                 self.verdicts.forget(lane, position)
             self.passing.pass_over(kept, Because.HEADLESS, lane)
 
-    def _abort(self, name: str) -> None:
-        """An attempt at a large message will not be finished. Who has chunks of it is told, or
-        finds out; what is kept back of it is part of no message."""
-        attempt = self.large.note_over(name)
+    def _abort(self, name: str, position: Position) -> None:
+        """An attempt at a large message will not be finished: what is kept back of it is part of no
+        message, and so is what is in flight. Who has that would wait for the rest, and may not see
+        what ends it."""
+        attempt = self.large.note_over(name, position)
         lane = None if attempt is None else self.lanes.get(attempt.key)
-        if lane is not None and lane.rare is not None and name in lane.rare.kept_back:
+        if lane is None or lane.rare is None:
+            return
+        if name in lane.rare.kept_back:
             self._drop_kept(lane, name)
+        if self.returning.take_back(lane, name):
+            self.parking.wake(lane)
 
     def _drop_kept(self, lane: Lane, name: str) -> None:
         assert lane.rare is not None
@@ -660,7 +665,7 @@ class Subscription:
         chunk, lane = _chunk_of(flight), flight.lane
         if chunk is None or chunk.is_last:
             return False
-        if self.large.is_over(chunk.attempt):
+        if self.large.is_over(chunk.attempt, flight.position):
             self.settling.settle(flight, 1)
         elif self.parking.kept_back >= KEPT_BACK_MAX:
             self.returning.fail(lane, [(flight, None)], now_ms)
