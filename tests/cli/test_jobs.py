@@ -18,6 +18,7 @@ from seqgate.client import Client
 from seqgate.types import TopicName
 from services.dedup.adapters.keys import topic_key
 from tests.cli.command_line import CommandLine, Ended
+from tests.simulation.defects import find
 from tests.support.jobs import PATIENCE_S, quick_spark
 from tests.support.nursery import SEQGATE
 from tests.support.waiting import eventually
@@ -163,22 +164,52 @@ def test_a_job_that_is_not_installed_is_missed(
     assert ended.error["details"] == {"missing": missing}
 
 
+def foreign_modules(folder: Path) -> Path:
+    """Modules that are named as ours are, in a folder, and leave a trace in a file. Returns its
+    path."""
+    met = folder / "met"
+    for name in ("tools", "tools/rebuild", "services", "seqgate", "pyspark"):
+        (folder / name).mkdir(parents=True)
+        for file in ("__init__.py", "__main__.py"):
+            text = f"open({str(met)!r}, 'a').write({name!r})\nraise ImportError({name!r})\n"
+            (folder / name / file).write_text(text)
+    return met
+
+
 async def test_a_job_takes_no_modules_from_the_folder_in_which_it_is_started(
     jobs_in: Callable[..., Any], client: Client, stack: Stack, topic: str, tmp_path: Path
 ) -> None:
     """Nor do Spark's workers: what lies there would run with the operator's settings."""
     await stored(client, stack, topic)
     foreign = tmp_path / "foreign"
-    met = foreign / "met"
-    for name in ("tools", "tools/rebuild", "services", "seqgate", "pyspark"):
-        (foreign / name).mkdir(parents=True)
-        for file in ("__init__.py", "__main__.py"):
-            text = f"open({str(met)!r}, 'a').write({name!r})\nraise ImportError({name!r})\n"
-            (foreign / name / file).write_text(text)
+    met = foreign_modules(foreign)
 
     code, errors = await jobs_in(foreign, "dedup", "rebuild", "--replace", topic)
 
     assert (code, met.exists()) == (0, False), errors
+
+
+def started_among_foreign_modules(
+    inside: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> tuple[int, bool]:
+    """How a job ends that finds no service, and whether it met a foreign module."""
+    met = foreign_modules(folder)
+    monkeypatch.chdir(folder)
+    ended = inside("dedup", "rebuild", "--ledger", "127.0.0.1:1", "--timeout", "1", "t")
+    return ended.code, met.exists()
+
+
+def test_a_job_is_ours_wherever_it_is_started(
+    inside: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert started_among_foreign_modules(inside, monkeypatch, tmp_path / "foreign") == (3, False)
+
+
+def test_a_job_of_the_folder_in_which_it_is_started_is_seen(
+    inside: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    find("C4").apply(monkeypatch)
+    assert started_among_foreign_modules(inside, monkeypatch, tmp_path / "foreign") == (1, True)
 
 
 async def test_what_cannot_be_done_is_told_without_spark(seqgate: CommandLine, topic: str) -> None:

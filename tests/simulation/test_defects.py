@@ -5,6 +5,8 @@ Each is looked for in the histories of one mix (tests/simulation/system/mixes.py
 Seqgate is used and disturbed, in the order of their seeds. What breaks no promise and no bound is
 seen by a test of its own."""
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from itertools import count, islice
 from typing import Final, NamedTuple
@@ -14,7 +16,7 @@ import pytest
 from tests.simulation.defects import all_defects
 from tests.simulation.system.mixes import MIXES
 from tests.simulation.system.swarm import draw
-from tests.simulation.test_system import played
+from tests.simulation.test_system import ROOT, played
 from tests.support.depth import deep
 
 FINDS_S: Final = 1_200
@@ -63,19 +65,23 @@ FOUND: Final[Mapping[str, Found]] = {
 }
 
 OWN: Final[Mapping[str, str]] = {
-    "A10": "tests/unit/test_snapshots.py",
-    "A12": "tests/unit/test_live_subscription.py",
-    "A17": "tests/unit/test_holds.py",
-    "B3": "tests/unit/test_look_ups.py",
-    "B4": "tests/unit/test_sqlite_log.py",
-    "B5": "tests/unit/test_trimming.py",
-    "B6-subscription": "tests/unit/test_surprises.py",
-    "C1": "tests/unit/test_rights.py",
-    "C2": "tests/unit/test_rights.py",
-    "C4": "tests/cli/test_jobs.py",
-    "D-gap": "tests/integration/test_reader.py",
+    "A10": "unit/test_snapshots.py::test_no_cursor_is_made_for_a_state_that_does_not_fit",
+    "A12": "unit/test_live_subscription.py::"
+    "test_a_persist_that_is_refused_for_good_ends_in_the_subscription_being_taken_anew",
+    "A17": "unit/test_holds.py::"
+    "test_a_publication_that_is_refused_ends_a_hold_if_it_resumes_and_is_for_this_stream",
+    "B3": "unit/test_look_ups.py::test_only_blocks_that_may_hold_what_is_asked_for_are_opened",
+    "B4": "unit/test_sqlite_log.py::test_the_log_is_bounded_while_four_readers_read_on",
+    "B5": "unit/test_trimming.py::test_who_opens_a_topic_does_not_wait_for_what_is_done_to_another",
+    "B6-subscription": "unit/test_surprises.py::"
+    "test_a_surprise_in_a_subscription_ends_its_streams_and_it_is_taken_anew",
+    "C1": "unit/test_rights.py::test_producers_names_of_services_are_for_services",
+    "C2": "unit/test_rights.py::test_a_list_shows_what_its_caller_may_read_one_by_one",
+    "C4": "cli/test_jobs.py::test_a_job_is_ours_wherever_it_is_started",
+    "D-gap": "integration/test_reader.py::"
+    "test_messages_that_were_trimmed_before_they_were_read_are_never_passed_in_silence",
 }
-"""Where the tests are that fail with the others."""
+"""The tests that fail with the others, by their paths in `tests`."""
 
 
 def seeds_of(mix: str, histories: int) -> list[int]:
@@ -104,3 +110,17 @@ def test_a_mistake_that_was_made_once_is_found_by_histories_that_do_not_know_it(
             assert first.partition(":")[0] in found.violations, first
             return
     pytest.fail(f"{id_} is not found in {found.histories} histories: {found.mix}")
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(FINDS_S)
+@pytest.mark.parametrize("id_", OWN)
+def test_a_mistake_that_breaks_no_promise_fails_a_test_of_its_own(id_: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.simulation.defects", id_, f"tests/{OWN[id_]}"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert ended.returncode == pytest.ExitCode.TESTS_FAILED, ended.stdout

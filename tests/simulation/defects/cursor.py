@@ -9,7 +9,8 @@ from services.dedup.ports import Cursor
 from services.dedup.snapshots import Snapshots, SnapshotTooLarge, Taken
 from services.dispatcher import performing
 from services.dispatcher.core.effects import Persist
-from services.dispatcher.ports import CursorsRefused, Ports
+from services.dispatcher.ports import CursorsRefused, Log
+from services.dispatcher.tenure import Tenure
 from services.errors import Kind
 from services.runtime.guard import Judged
 from tests.simulation.defects import defect
@@ -53,10 +54,8 @@ def show_everything(patch: Any) -> None:
 
 @defect("A12", "a persist that can never succeed is repeated for ever")
 def repeat_refused_persists(patch: Any) -> None:
-    async def persist(
-        ports: Ports, topic: TopicName, name: str, what: Persist, epoch: int
-    ) -> Position | None:
-        return await ports.cursors.persist(topic, name, what, epoch)
+    async def persist(tenure: Tenure, log: Log, topic: TopicName, what: Persist) -> Position | None:
+        return await tenure.persist(what)
 
     patch.setattr(performing, "persist", persist)
     patch.setattr(CursorsRefused, "kind", Kind.UNAVAILABLE)
