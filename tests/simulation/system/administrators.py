@@ -90,8 +90,15 @@ class Administrator:
             if not self.world.is_quiet:
                 await self._try(self.rng.choice(acts))
         await self.world.until_quiet()
-        await self._take_back()
-        if self.world.subscribeds:  # what is refused often enough is dead-lettered by default, too
+        await self._take_back_policies()
+        async with asyncio.TaskGroup() as tasks:
+            for topic, name in sorted(self.has_filters):
+                tasks.create_task(self._mend_filters(topic, name))
+            tasks.create_task(self._release_keys())
+
+    async def _release_keys(self) -> None:
+        """What is refused often enough is dead-lettered by default, too."""
+        if self.world.subscribeds:
             await asyncio.sleep(HELD_S + AGAIN_S)
             while not self.world.is_over:
                 await self._try(self._release)
@@ -132,15 +139,7 @@ class Administrator:
                 acts.append(act)
         return acts
 
-    async def _take_back(self) -> None:
-        for topic, name in sorted(self.has_filters):
-
-            async def mend(services: "Services", topic: str = topic, name: str = name) -> None:
-                is_mended = self.world.swarm.has("filters are mended")
-                await self._set_filters(services, topic, name, "true", from_start=not is_mended)
-
-            while not await self._try(mend):
-                await asyncio.sleep(AGAIN_S)
+    async def _take_back_policies(self) -> None:
         while self._is_starting_over():
             await asyncio.sleep(AGAIN_S)
         for topic, policy in sorted(self.policies.items()):
@@ -153,6 +152,16 @@ class Administrator:
 
                 while not await self._try(restore):
                     await asyncio.sleep(AGAIN_S)
+
+    async def _mend_filters(self, topic: str, name: str) -> None:
+        """Nothing else waits for this: the topic of a subscription may never be made."""
+
+        async def mend(services: "Services") -> None:
+            is_mended = self.world.swarm.has("filters are mended")
+            await self._set_filters(services, topic, name, "true", from_start=not is_mended)
+
+        while not await self._try(mend):
+            await asyncio.sleep(AGAIN_S)
 
     # ---- deduplication
 
