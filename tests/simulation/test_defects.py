@@ -47,6 +47,7 @@ FOUND: Final[Mapping[str, Found]] = {
     "A13": Found(("REFUSED",), "smaller limits", 20, is_quick=True),
     "A14": Found(("BACKWARDS",), "clocks", 10, is_quick=True),
     "A15": Found(("STUCK",), "clocks", 60),
+    "A15-given-back": Found(("EPOCH",), "clocks", 20, is_quick=True),
     "A16": Found(("OVERDRAWN",), "permits", 20),
     "B1": Found(("BUDGET",), "memory pressure", 10),
     "B2": Found(("BUDGET",), "rejections", 20),

@@ -29,6 +29,15 @@ def believe_the_clock(patch: Any) -> None:
     patch.setattr(Lease, "bounded", lambda self, now_ms: self)
 
 
+@defect("A15-given-back", "a lease that was given back lasts by a clock that is behind")
+def go_by_one_clock(patch: Any) -> None:
+    def release_lease(self: CursorState, epoch: int, now_ms: int) -> None:
+        lease = self._lease(epoch)
+        self.head.lease = lease._replace(expires_ms=min(lease.expires_ms, now_ms))
+
+    patch.setattr(CursorState, "release_lease", release_lease)
+
+
 @defect(
     "A10", "a cursor is made for a snapshot that turns out too large, and holds every trim back"
 )

@@ -25,7 +25,8 @@ COPIED        went through more dead letter topics than a message may
 HEADLESS      chunks are delivered of a message that began before the subscription did
 CUT           a chunk is stored behind a beginning that was trimmed
 FORGOTTEN     a producer that is connected was forgotten as inactive
-EPOCH         the epoch of a lease went back
+EPOCH         the epoch of a lease went back, or two instances, or one twice, took a subscription
+              under the same
 FOLD          (P7) the state of deduplication is not what folding the log gives
 EXPLAINED     what Explain says is not so
 OVERDRAWN     a consumer's permits are below zero by more than the rest of a batch
@@ -451,6 +452,14 @@ class Checker:
             if move.is_import and move.taken_s is None:
                 move.taken_s = self.seen.now_s()
         subscription.epoch = lease.epoch
+
+    def taken(self, topic: TopicName, name: str, epoch: int) -> None:
+        """An instance takes a subscription: its deliveries are named by the epoch from now on, and
+        nobody else's may be, nor those that it made before it was started again."""
+        subscription = self.seen.subscription(topic, name)
+        if epoch in subscription.taken_epochs:
+            self.seen.violate("EPOCH", f"{topic} {name} is taken twice under {epoch}")
+        subscription.taken_epochs.add(epoch)
 
     def _undone(
         self,

@@ -216,6 +216,7 @@ class Subscription:
         kind, is_ordered, redeliveries_max: how it behaves; whether keys come in order.
         epoch: of its lease; `is_taken_now`: whether the last change made it.
         spent_epoch: the last one of the cursor that had this name before.
+        taken_epochs: those under which instances took it.
     """
 
     topic: str
@@ -248,6 +249,7 @@ class Subscription:
     epoch: int = 0
     is_taken_now: bool = False
     spent_epoch: int = 0
+    taken_epochs: set[int] = field(default_factory=set)
 
     def made_again(self) -> "Subscription":
         """What is known when its cursor is deleted: how consumers want it to behave."""
@@ -262,6 +264,7 @@ class Subscription:
             self.delays_hold,
             floor=(max(self.epoch, self.spent_epoch) + 1, 0),
             spent_epoch=max(self.epoch, self.spent_epoch),
+            taken_epochs=self.taken_epochs,
         )
 
 

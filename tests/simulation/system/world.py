@@ -23,6 +23,7 @@ from services.cursor.core.cursor import CursorState
 from services.dispatcher.core.effects import Because, Effect
 from services.dispatcher.performing import Performing
 from services.dispatcher.service import Dispatcher
+from services.dispatcher.tenure import Tenure
 from services.ledger.adapters.memory import MemoryLedgerStore
 from services.ledger.adapters.sqlite import open_sqlite_store as open_logs
 from services.runtime.refusals import Refusals
@@ -434,6 +435,14 @@ def patched(world: World) -> Iterator[None]:
 
         for kind in HOLDERS:
             put(kind, "__init__", _noting(kind, world))
+
+        begun = Tenure.__init__
+
+        def begin(self: Tenure, *args: Any) -> None:
+            begun(self, *args)
+            world.checker.taken(*self._names, self.epoch)
+
+        put(Tenure, "__init__", begin)
 
         noted_passed = Performing._note_passed
 
