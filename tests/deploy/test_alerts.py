@@ -75,6 +75,7 @@ STORIES = {
     "SeqgateSubscriptionsFail": counted(
         'seqgate_dispatcher_subscription_failures_total{topic="a"}', **TOPIC
     ),
+    "SeqgateDedupFails": counted('seqgate_dedup_failures_total{work="snapshot"}', work="snapshot"),
     "SeqgatePublishingFails": share(
         'seqgate_ledger_receipts_total{status="FAILED"}',
         'seqgate_ledger_receipts_total{status="STORED"}',

@@ -135,7 +135,7 @@ def test_what_an_operator_needs_is_shown_or_warned_of() -> None:
         *("seqgate_dispatcher_key_withheld_age_seconds", "seqgate_dispatcher_lag"),
         *("seqgate_dispatcher_parked_entries", "seqgate_cursor_holes"),
         *("seqgate_dispatcher_filter_failures_total", "seqgate_denials_total"),
-        "seqgate_busy_total",
+        *("seqgate_busy_total", "seqgate_dedup_failures_total"),
     ):
         assert needed in looked_at
 
