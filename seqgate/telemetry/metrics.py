@@ -151,7 +151,10 @@ DENIAL: Final = _closed(
     *("TOKEN_NOT_YET_VALID", "WRONG_AUDIENCE", "WRONG_ISSUER"),
 )
 
-BUSY_LIMIT: Final = _closed("limit", "calls_max", "streams_max", "calls_bytes_max", "WAITING_MAX")
+BUSY_LIMIT: Final = _closed(
+    "limit",
+    *("calls_max", "streams_max", "calls_bytes_max", "WAITING_MAX", "WAITING_CHANGES_MAX"),
+)
 
 STATUS: Final = _closed(
     "status",

@@ -41,6 +41,7 @@ from services.dispatcher.tenure import Tenure
 from services.dispatcher.waiting import Waiting
 from services.dispatcher.work import Work
 from services.errors import DomainError, Draining, Fenced
+from services.runtime.budget import Budget
 from services.runtime.metrics import Recorder, nowhere
 from services.runtime.room import Room
 
@@ -92,13 +93,14 @@ class Live:
         room: Room | None = None,
         caches: Caches | None = None,
         delayed: DelayedBytes | None = None,
+        asked: Budget | None = None,
         leased_s: float | None = None,
     ) -> None:
         """`epoch` is the one that the lease was acquired with; what consumers have is named by it
         as long as this has the subscription. `leased_s` is when the lease was asked for, by the
-        loop's clock; None: now. `room`, `caches` and `delayed` are what all subscriptions share;
-        None: nobody else has any. `answered` and `handed_over` are told how long the filter service
-        took, and how long keys drained."""
+        loop's clock; None: now. `room`, `caches`, `delayed` and `asked` (see Work) are what all
+        subscriptions share; None: nobody else has any. `answered` and `handed_over` are told how
+        long the filter service took, and how long keys drained."""
         self.topic = topic
         self.name = name
         self.epoch = epoch
@@ -117,7 +119,7 @@ class Live:
         caches = caches or Caches(config.caches_bytes_max)
         room = room or Room(config.streams_bytes_max, slow_s=config.slow_consumer_s)
         self._changing_filters = asyncio.Lock()
-        self._work = Work(topic, name, tasks, self._at_stop)
+        self._work = Work(topic, name, tasks, self._at_stop, asked)
         self._graveyard = Graveyard(
             topic,
             name,
@@ -206,6 +208,11 @@ class Live:
     def failures(self) -> int:
         """How often something unforeseen happened to it."""
         return self._work.failures
+
+    @property
+    def changes(self) -> int:
+        """How many changes wait for their turn or are being made."""
+        return self._work.changes
 
     @property
     def stopped(self) -> DomainError | None:
@@ -435,7 +442,7 @@ class Live:
         is begun is finished, whether somebody still waits for it or not.
 
         Raises:
-            CursorsUnavailable: nothing was begun.
+            CursorsUnavailable, ServiceBusy: nothing was begun.
         """
         await self.cursor()
         await self._work.finished(lambda: self._reset(mark_delete))
@@ -479,7 +486,7 @@ class Live:
 
         Raises:
             InvalidExpression, InvalidChain, FiltersUnavailable, TooManyFilters,
-            CursorsUnavailable: nothing changed.
+            CursorsUnavailable, ServiceBusy: nothing changed.
         """
 
         async def change() -> Cursor:
@@ -514,7 +521,7 @@ class Live:
 
         Raises:
             InvalidProperty, InvalidChain, InvalidExpression, FiltersUnavailable,
-            CursorsUnavailable: nothing changed.
+            CursorsUnavailable, ServiceBusy: nothing changed.
         """
 
         async def change() -> Cursor:

@@ -28,7 +28,9 @@ from services.dispatcher.refusals import (
     TooManyConsumers,
 )
 from services.dispatcher.session import Joining, Session
+from services.dispatcher.work import WAITING_CHANGES_BYTES_MAX
 from services.errors import DomainError, Draining
+from services.runtime.budget import Budget
 from services.runtime.locks import Locks
 from services.runtime.room import Room
 
@@ -93,6 +95,7 @@ class Dispatcher:
         self._room = Room(config.streams_bytes_max, slow_s=config.slow_consumer_s)
         self._caches = Caches(config.caches_bytes_max)
         self._delayed = DelayedBytes(config.all_delayed_bytes_max)
+        self._asked = Budget(WAITING_CHANGES_BYTES_MAX)
 
     # ---- consumers
 
@@ -179,6 +182,7 @@ class Dispatcher:
             room=self._room,
             caches=self._caches,
             delayed=self._delayed,
+            asked=self._asked,
             leased_s=leased_s,
         )
 
@@ -218,7 +222,7 @@ class Dispatcher:
         """Move a subscription.
 
         Raises:
-            SubscriptionNotFound, NotOwner, InvalidStart.
+            SubscriptionNotFound, NotOwner, InvalidStart, ServiceBusy.
         """
         live = await self.live(topic, name)
         await live.reset(await self.resolve(topic, start))
@@ -236,8 +240,8 @@ class Dispatcher:
         """Change a subscription's properties.
 
         Raises:
-            SubscriptionNotFound, NotOwner, InvalidProperty; of one with filters InvalidChain,
-            InvalidExpression, FiltersUnavailable.
+            SubscriptionNotFound, NotOwner, InvalidProperty, ServiceBusy; of one with filters
+            InvalidChain, InvalidExpression, FiltersUnavailable.
         """
         _check_properties(put)
         if any(each.startswith(INTERNAL) for each in remove):
@@ -262,7 +266,7 @@ class Dispatcher:
 
         Raises:
             SubscriptionNotFound, NotOwner, InvalidStart, InvalidExpression, InvalidChain,
-            TooManyFilters, FiltersUnavailable.
+            TooManyFilters, FiltersUnavailable, ServiceBusy.
         """
         live = await self.live(topic, name)
         where: Position | Unread | None = Unread()

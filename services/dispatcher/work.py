@@ -14,6 +14,8 @@ from services.dispatcher.ports import EntryCorrupt, LetterRefused
 from services.dispatcher.refusals import SubscriptionFailed
 from services.errors import DomainError, Kind
 from services.runtime import deadline
+from services.runtime.budget import Budget
+from services.runtime.load import ASKED_BYTES, busy
 from services.runtime.tasks import CANCEL_AGAIN_S, end
 
 log = structlog.get_logger()
@@ -28,6 +30,14 @@ longest; a letter that is refused says itself how long that is."""
 FAILED_RETRY_AFTER_S: Final = 0.5
 """How soon consumers connect again to a subscription to which something unforeseen happened."""
 
+WAITING_CHANGES_MAX: Final = 100
+"""How many changes of a subscription wait for their turn or are being made. Each is finished,
+whether its caller still waits or not: so calls_max does not bound them."""
+
+WAITING_CHANGES_BYTES_MAX: Final = 64 * 1024 * 1024
+"""How large the requests are together that ask for those of all subscriptions, in bytes. The
+largest one finds room alone."""
+
 
 class Work:
     """See the module.
@@ -35,6 +45,7 @@ class Work:
     Attributes:
         stopped: why nothing is done any more; None: it is.
         failures: how often something unforeseen happened.
+        changes: how many changes wait for their turn or are being made.
     """
 
     def __init__(
@@ -43,10 +54,14 @@ class Work:
         name: str,
         tasks: asyncio.TaskGroup,
         at_stop: Callable[[DomainError], None],
+        asked: Budget | None = None,
     ) -> None:
-        """`at_stop` is called once, with the reason."""
+        """`at_stop` is called once, with the reason. `asked` is the room for requests that ask for
+        changes, which all subscriptions share; None: nobody else has any."""
         self.stopped: DomainError | None = None
         self.failures = 0
+        self.changes = 0
+        self._asked = asked or Budget(WAITING_CHANGES_BYTES_MAX)
         self._topic = topic
         self._name = name
         self._tasks = tasks
@@ -138,30 +153,48 @@ class Work:
         """End what the machine wants: another one takes its place."""
         await end(*self._of_machine)
 
-    async def finished(self, do: Callable[[], Awaitable[T]]) -> T:
-        """Do something to its end, whether somebody still waits for it or not. So it inherits the
+    async def finished(self, change: Callable[[], Awaitable[T]]) -> T:
+        """Make a change to its end, whether somebody still waits for it or not. So it inherits the
         caller's span, and not its deadline: beyond that every call of it would fail.
 
         Raises:
+            ServiceBusy: too many wait already; nothing was done.
             DomainError: why it is not done, or why everything has stopped.
         """
         outcome: list[T | DomainError] = []
 
         async def doing() -> None:
             try:
-                outcome.append(await do())
+                outcome.append(await change())
             except DomainError as error:
                 outcome.append(error)
 
         self.check()
+        end = self._begin_change()
         context = contextvars.copy_context()
         context.run(deadline.set_remaining_s, None)
-        await asyncio.wait({self._start(context, doing)})
+        task = self._start(context, doing)
+        task.add_done_callback(end)
+        await asyncio.wait({task})
         self.check()
         (found,) = outcome
         if isinstance(found, DomainError):
             raise found
         return found
+
+    def _begin_change(self) -> Callable[[object], None]:
+        """Count a change until what is returned is called."""
+        size_bytes = ASKED_BYTES.get()
+        if self.changes >= WAITING_CHANGES_MAX or not self._asked.fits(size_bytes):
+            raise busy("too many changes wait for their turn", limit="WAITING_CHANGES_MAX")
+        self._asked.take(size_bytes)
+        self.changes += 1
+
+        def end(_: object) -> None:
+            self._asked.give(size_bytes)
+            self.changes -= 1
+
+        return end
 
     async def repeated(
         self, do: Callable[[], Awaitable[T]], *, unless: type[DomainError] | None = None

@@ -9,6 +9,7 @@ import pytest
 from grpc import aio
 
 from seqgate.types import Position, TopicName
+from services.dispatcher import work
 from services.dispatcher.adapters.filters import GrpcFilters
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.config import DispatcherConfig
@@ -26,7 +27,7 @@ from services.dispatcher.ports import (
 from services.dispatcher.refusals import SubscriptionBusy, TooManyConsumers
 from services.dispatcher.service import Dispatcher
 from services.dispatcher.session import Joining
-from services.errors import Draining, Fenced
+from services.errors import Draining, Fenced, ServiceBusy
 from services.runtime.tasks import end
 from tests.support.waiting import eventually
 
@@ -387,3 +388,28 @@ async def test_what_cannot_be_written_now_is_written_later(
         live._performing.apply(live.machine.read([entry], 5))
         await eventually(lambda: tries == 3)
         assert live.stopped is None
+
+
+async def test_changes_that_nobody_waits_for_any_more_are_so_many_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(work, "WAITING_CHANGES_MAX", 2)
+    cursors = HeldUp()
+    await cursors.create(TOPIC, "s", None, {})
+    async with dispatching(cursors) as dispatcher:
+
+        async def change(value: str) -> None:
+            await dispatcher.set_properties(TOPIC, "s", {f"p{value}": value}, [], caller="")
+
+        live = await dispatcher.live(TOPIC, "s")
+        cursors.answers.clear()
+        for each in range(2):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await change(str(each))
+        with pytest.raises(ServiceBusy):
+            await asyncio.wait_for(change("2"), 1)
+        cursors.answers.set()
+        await eventually(lambda: live.changes == 0)
+        await change("3")
+        assert (await cursors.get(TOPIC, "s")).own == {"p0": "0", "p1": "1", "p3": "3"}

@@ -7,10 +7,13 @@ from itertools import pairwise
 import pytest
 
 from seqgate.types import TopicName
+from services.dispatcher import work as limits
 from services.dispatcher.ports import LedgerUnavailable, LetterRefused
 from services.dispatcher.work import BACKOFF_FIRST_S, BACKOFF_MAX_S, Work
-from services.errors import DomainError, Fenced
+from services.errors import DomainError, Fenced, ServiceBusy
 from services.runtime import deadline
+from services.runtime.budget import Budget
+from services.runtime.load import ASKED_BYTES, RETRY_AFTER_S
 from tests.simulation.ground import run, virtual_loop
 
 LONGEST_S = 30.0
@@ -80,3 +83,56 @@ def test_what_is_begun_is_finished_beyond_the_deadline_of_whoever_asked() -> Non
 
     run(ask, seed=0)
     assert left_s == [BACKOFF_MAX_S]
+
+
+MANY = 100
+
+
+async def _begun(work: Work, over: asyncio.Event) -> int:
+    """How many changes there is room for while none is finished, and nobody waits for one."""
+    refused: list[ServiceBusy] = []
+    while not refused and work.changes < MANY:
+        try:
+            async with asyncio.timeout(0.1):
+                await work.finished(over.wait)
+        except TimeoutError:
+            continue
+        except ServiceBusy as refusal:
+            refused.append(refusal)
+    (refusal,) = refused
+    assert (refusal.retry_after_s, refusal.details) == (
+        RETRY_AFTER_S,
+        {"limit": "WAITING_CHANGES_MAX"},
+    )
+    return work.changes
+
+
+async def _changes(asked_bytes: int) -> int:
+    """How many there is room for of two subscriptions that share what there is; and as many again
+    when these are over."""
+    async with asyncio.TaskGroup() as tasks:
+        topic, asked = TopicName.parse("t/n/topic"), Budget(10)
+        works = [Work(topic, name, tasks, lambda _: None, asked) for name in "ab"]
+        ASKED_BYTES.set(asked_bytes)
+        found = set()
+        for _ in range(2):
+            over = asyncio.Event()
+            found.add(sum([await _begun(each, over) for each in works]))
+            over.set()
+            for each in works:
+                await each.ended()
+        assert asked.used == 0
+        (most,) = found
+        return most
+
+
+@pytest.mark.parametrize(
+    ("asked_bytes", "most"),
+    [(0, 6), (1, 6), (3, 3), (5, 2), (11, 1)],
+    ids=["by their number", "both", "by what all take", "all of it", "one finds room alone"],
+)
+def test_so_many_changes_wait_at_most_and_those_beyond_are_refused(
+    asked_bytes: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "WAITING_CHANGES_MAX", 3)
+    assert run(lambda: _changes(asked_bytes), seed=0) == most

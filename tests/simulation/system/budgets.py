@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from weakref import WeakSet
 
-from services.dispatcher import sending
+from services.dispatcher import sending, work
 from services.dispatcher import session as sessions
 from services.dispatcher.core import delivering, lags, settling, verdicts
 from services.dispatcher.service import Dispatcher
@@ -132,6 +132,7 @@ class Budgets:
             self._check(where, "entries that are not settled", unsettled, most)
             most = delivering.KEPT_BACK_MAX + 1
             self._check(where, "chunks kept back", machine.parking.kept_back, most)
+            self._check(where, "changes that wait", live.changes, work.WAITING_CHANGES_MAX)
             share_bytes = config.stream_bytes_max + sending.RESPONSE_BYTES_MAX + self._largest()
             for each in live.sessions.values():
                 taken = each._share.size_bytes
