@@ -19,7 +19,7 @@ PAYLOAD_BYTES = 1_100
 def changed(checker: Checker, mark_delete: Position | None, **properties: str) -> None:
     """The subscription's cursor is this now."""
     head = Head(TOPIC, NAME, 0, mark_delete, properties=properties)
-    checker.cursor_changed(TOPIC, NAME, CursorState(head, MemoryHoles()))
+    checker.cursors.changed(TOPIC, NAME, CursorState(head, MemoryHoles()))
 
 
 def test_a_key_is_remembered_for_as_long_as_its_cursor_says_so_wherever_that_moves() -> None:
@@ -37,8 +37,8 @@ def test_a_key_is_remembered_for_as_long_as_its_cursor_says_so_wherever_that_mov
 @pytest.mark.parametrize("payload_bytes_max", [PAYLOAD_BYTES - 1, PAYLOAD_BYTES])
 def test_a_letter_may_be_given_up_that_is_larger_than_a_ledger_took(payload_bytes_max: int) -> None:
     checker = Checker(seen := Seen(lambda: 0.0))
-    checker.payload_bytes_max = payload_bytes_max
+    checker.terms.payload_bytes_max = payload_bytes_max
     entry = Appended(FIRST, "p", (0,), (1,), None, 0, 0.0, payload_bytes=PAYLOAD_BYTES)
     seen.log(TOPIC).at[FIRST] = entry
-    checker.passed(TOPIC, NAME, [FIRST], Because.LETTER_REFUSED)
+    checker.cursors.passed(TOPIC, NAME, [FIRST], Because.LETTER_REFUSED)
     assert bool(seen.violations) == (payload_bytes_max >= PAYLOAD_BYTES)

@@ -10,7 +10,7 @@ store, and the real client, among faults.
     administrators.py  those who move, filter, delete, trim and explain
     faults.py          what goes wrong, and when
     seen.py            all that happened, as somebody saw it who sees everything
-    checkers.py        what must hold of it
+    checkers/          what must hold of it
     budgets.py         what services hold, held against their limits
     history.py         one history from beginning to end
 

@@ -278,7 +278,7 @@ class Administrator:
             at = self.rng.choice(entries).position
             start = dispatcher_pb.Start(at=_wire(at))
         self._count("resets")
-        move = self.world.checker.moves(of.topic, of.name, at)
+        move = self.world.checker.administration.moves(of.topic, of.name, at)
         self.world.seen.note(f"reset {of.topic} {of.name} to {start}".replace("\n", " "))
         await services.dispatcher.ResetSubscription(
             dispatcher_pb.ResetSubscriptionRequest(
@@ -323,7 +323,7 @@ class Administrator:
                 raise
         self._count("cursors imported")
         self.world.seen.note(f"import {of.name} at {beyond}")
-        self.world.checker.imported(of.topic, of.name, beyond)
+        self.world.checker.administration.imported(of.topic, of.name, beyond)
         await services.cursor.CreateCursor(
             cursor_pb.CreateCursorRequest(topic=of.topic, name=of.name, mark_delete=_wire(beyond)),
             timeout=CALL_TIMEOUT_S,
@@ -403,7 +403,7 @@ class Administrator:
         rejected = set(EXPRESSIONS[expression])
         if policy == dispatcher_pb.FAILURE_POLICY_REJECT:
             rejected = set(TAGS)  # the filter service may not answer
-        asked = self.world.checker.filters(topic, name, rejected)
+        asked = self.world.checker.administration.filters(topic, name, rejected)
         if expression != "true":
             self.has_filters.add((topic, name))
         version = self.world.seen.counts["filters set"] + 1
@@ -431,7 +431,7 @@ class Administrator:
             timeout=CALL_TIMEOUT_S,
         )
         self._count("reports")
-        self.world.checker.reported(of.topic, of.name, report)
+        self.world.checker.administration.reported(of.topic, of.name, report)
 
     async def _explain(self, services: "Services") -> None:
         topic = self.rng.choice(self.world.topics)
@@ -449,7 +449,7 @@ class Administrator:
             timeout=CALL_TIMEOUT_S,
         )
         said = [dispatcher_pb.Reason.Name(each.reason) for each in answer.reasons]
-        self.world.checker.explained(topic, of.name, entry.position, said)
+        self.world.checker.administration.explained(topic, of.name, entry.position, said)
 
     async def _say_nothing(self, services: "Services") -> None:
         """Open a stream, and say nothing: it ends within a while."""

@@ -249,7 +249,7 @@ class Faults:
         bytes_max = self._rng.choice(SMALLER_BYTES)
         self._world.limits["ledger"]["max_message_bytes"] = bytes_max
         checker = self._world.checker
-        checker.payload_bytes_max = min(checker.payload_bytes_max, bytes_max)
+        checker.terms.payload_bytes_max = min(checker.terms.payload_bytes_max, bytes_max)
         for unit in self._world.services:
             if unit.name.startswith("ledger"):
                 self._happens(f"limit shrinks {unit.name}")

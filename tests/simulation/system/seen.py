@@ -1,7 +1,7 @@
 """All that happened in a history, as somebody saw it who sees everything: what was sent and
 answered, what the stores hold, what consumers were given and asked for.
 
-Nothing here judges; checkers.py does. Whatever is noted goes into a digest, so that two runs of one
+Nothing here judges; checkers do. Whatever is noted goes into a digest, so that two runs of one
 seed can be compared, and its end into a tail that is shown when something is wrong.
 """
 

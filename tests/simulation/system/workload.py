@@ -324,7 +324,7 @@ class Sending:
             application.over_when_stored = None
 
     def _give_up(self, sent: Sent, reason: str) -> None:
-        self._world.checker.refused(sent, reason)
+        self._world.checker.logs.refused(sent, reason)
         if sent in self._application.todo:
             self._application.todo.remove(sent)
 
@@ -337,7 +337,7 @@ class Sending:
         if error is None:
             receipt = future.result()
             position = receipt.message_id.position
-            self._world.checker.answered(
+            self._world.checker.logs.answered(
                 sent, receipt.sequence_id, position, duplicate=receipt.duplicate
             )
             self._note_stored(sent)
@@ -488,7 +488,9 @@ async def _consume_on(
             expiry_ms=EXPIRY_MS,
         ),
         incomplete=of.incomplete,
-        on_dropped=lambda dropped: checker.dropped(of.topic, of.name, dropped, of.incomplete),
+        on_dropped=lambda dropped: checker.deliveries.dropped(
+            of.topic, of.name, dropped, of.incomplete
+        ),
     )
     stays_s = rng.random() * 5 if swarm.has("consumers come and go") else None
     async with consumer:
@@ -545,10 +547,10 @@ async def _process(
         if rng.random() < 0.3:
             await asyncio.sleep(rng.random() * 0.3)
         if not world.is_quiet and rng.random() < of.nack_share:
-            world.checker.refuses(of.topic, of.name, places_of(world, message))
+            world.checker.deliveries.refuses(of.topic, of.name, places_of(world, message))
             raise RuntimeError("not today")
         token = (message.token.epoch, message.token.delivery)
-        world.checker.asks(of.topic, of.name, places_of(world, message), token)
+        world.checker.deliveries.asks(of.topic, of.name, places_of(world, message), token)
 
     processing = asyncio.create_task(
         process_by_key(consumer, handle, concurrency=3, on_failure=lambda *_: None)
@@ -573,7 +575,9 @@ async def _seek(world: "World", of: Subscribed, consumer: Consumer, rng: Random)
         place = (rng.choice(entries).position, 0)
     world.seen.counts["seeks"] += 1
     world.seen.note(f"seek {of.name} to {place}")
-    move = world.checker.moves(of.topic, of.name, None if place is None else place[0])
+    move = world.checker.administration.moves(
+        of.topic, of.name, None if place is None else place[0]
+    )
     try:
         await consumer.seek("earliest" if place is None else MessageId(*place[0]))
         move.answered_s = world.seen.now_s()
@@ -602,7 +606,7 @@ def _note_delivered(world: "World", of: Subscribed, name: str, message: Received
     if message.payload != world.seen.sent[number].payload:
         world.seen.violate("INVENTED", f"message {number} has another payload: {message.payload!r}")
     token = (message.token.epoch, message.token.delivery)
-    world.checker.delivered(
+    world.checker.deliveries.delivered(
         of.topic, of.name, name, token, place_of(message), number, message.attempts
     )
 
@@ -647,7 +651,7 @@ async def _settle(
     if not world.is_quiet and rng.random() < of.nack_share:
         world.seen.counts["nacks"] += 1
         world.seen.note(f"nack {of.name} {place} {token}")
-        checker.refuses(of.topic, of.name, places_of(world, message))
+        checker.deliveries.refuses(of.topic, of.name, places_of(world, message))
         await consumer.nack(message)
         return
     is_through = (
@@ -660,16 +664,16 @@ async def _settle(
     asked_s = world.seen.now_s()
     try:
         if is_through:
-            checker.asks_through(of.topic, of.name, place, token)
+            checker.deliveries.asks_through(of.topic, of.name, place, token)
             await consumer.ack_through(message)
         else:
-            checker.asks(of.topic, of.name, places, token)
+            checker.deliveries.asks(of.topic, of.name, places, token)
             await consumer.ack(message)
     except StaleTokenError:
-        checker.not_asked(of.topic, of.name, places, token)
+        checker.deliveries.not_asked(of.topic, of.name, places, token)
         raise
     for each in places:
-        checker.done(of.topic, of.name, each, token, asked_s)
+        checker.deliveries.done(of.topic, of.name, each, token, asked_s)
 
 
 # ---- readers

@@ -109,11 +109,11 @@ class World:
         self.rng = Random(f"world {swarm.seed}")
         self.seen = Seen(lambda: loop.now)
         self.checker = Checker(self.seen)
-        self.checker.next_delivery = self._next_delivery
-        self.checker.clocks_agree = not swarm.fails("clocks")
+        self.checker.terms.next_delivery = self._next_delivery
+        self.checker.terms.clocks_agree = not swarm.fails("clocks")
         has_room = KEPT_BACK not in swarm.limits["constants"]  # else what has no room has failed
-        self.checker.is_exact = has_room and not (swarm.faults or swarm.has("limits shrink"))
-        self.checker.import_s = 0.3 if self.checker.is_exact else 30.0
+        self.checker.terms.is_exact = has_room and not (swarm.faults or swarm.has("limits shrink"))
+        self.checker.terms.import_s = 0.3 if self.checker.terms.is_exact else 30.0
         self.budgets = Budgets(self.seen)
         self.limits = {part: dict(of) for part, of in swarm.limits.items()}
         if swarm.has("limits shrink"):
@@ -242,7 +242,7 @@ class World:
     def _at_ledger(
         self, method: str, args: tuple[Any, ...], named: dict[str, Any], answer: Any
     ) -> None:
-        self.checker.at_ledger(method, args, named, answer)
+        self.checker.logs.at_ledger(method, args, named, answer)
         if (
             method == "trim"
             and self.databases is None
@@ -251,7 +251,7 @@ class World:
             entries = self.stores.ledger.logs[args[0]].entries
             first = entries[0].position if entries else None
             listed = inline(self.stores.ledger.trimmed_producers(args[0], limit=PRODUCERS_MAX))
-            self.checker.trimmed_are(str(args[0]), first, dict(listed))
+            self.checker.logs.trimmed_are(str(args[0]), first, dict(listed))
 
     def _at_state(
         self, method: str, args: tuple[Any, ...], named: dict[str, Any], answer: Any
@@ -262,7 +262,7 @@ class World:
             for kind in ("purge", "evict"):
                 for name, _ in named[kind]:
                     if state is None or name not in state.producers:
-                        self.checker.forgot(
+                        self.checker.dedup.forgot(
                             topic,
                             name,
                             is_inactive=kind == "purge",
@@ -353,7 +353,7 @@ class World:
                 self.budgets.look(process.name, holder)
             for dispatcher in self.dispatchers():
                 for live in dispatcher._live.values():
-                    self.checker.look(live)
+                    self.checker.administration.look(live)
 
     async def until_quiet(self) -> None:
         """Return when faults and troubles stop."""
@@ -381,7 +381,7 @@ class WatchedCursors:
 
         def watched(state: CursorState, now_ms: int) -> Any:
             answer = step(state, now_ms)
-            self._checker.cursor_changed(topic, name, state)
+            self._checker.cursors.changed(topic, name, state)
             return answer
 
         return await self._store.change(topic, name, watched)
@@ -390,13 +390,13 @@ class WatchedCursors:
         """Make one."""
         answer = await self._store.create(topic, name, **how)
         if answer[1]:
-            self._checker.cursor_created(topic, name, how["mark_delete"])
+            self._checker.cursors.created(topic, name, how["mark_delete"])
         return answer
 
     async def delete(self, topic: TopicName, name: str) -> None:
         """Remove it."""
         await self._store.delete(topic, name)
-        self._checker.cursor_deleted(topic, name)
+        self._checker.cursors.deleted(topic, name)
 
 
 def _wall_ms(loop: VirtualLoop) -> Callable[[], int]:
@@ -440,14 +440,14 @@ def patched(world: World) -> Iterator[None]:
 
         def begin(self: Tenure, *args: Any) -> None:
             begun(self, *args)
-            world.checker.taken(*self._names, self.epoch)
+            world.checker.cursors.taken(*self._names, self.epoch)
 
         put(Tenure, "__init__", begin)
 
         noted_passed = Performing._note_passed
 
         def note_passed(self: Performing, positions: Sequence[Position], because: Because) -> None:
-            world.checker.passed(self._topic, self._name, positions, because)
+            world.checker.cursors.passed(self._topic, self._name, positions, because)
             noted_passed(self, positions, because)
 
         put(Performing, "_note_passed", note_passed)
@@ -459,7 +459,9 @@ def patched(world: World) -> Iterator[None]:
             for consumer in self.machine.consumers.values():
                 if consumer.permits < 0:
                     topic, name = str(self._topic), self._name
-                    world.checker.permits(topic, name, consumer.name, consumer.permits)
+                    world.checker.administration.permits(
+                        topic, name, consumer.name, consumer.permits
+                    )
 
         put(Performing, "apply", apply)
 

@@ -1,0 +1,151 @@
+"""What must hold of what consumers are given, and of what they ask for and are answered."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from seqgate.client import Dropped, DropReason, Incomplete
+from tests.simulation.system.checkers.terms import Terms, key_of
+from tests.simulation.system.seen import Place, Seen, Sent, Subscription, Token
+
+CLOCK_STEP_S: Final = 0.002
+"""Times are rounded to milliseconds, by who sends and by who delivers."""
+
+FINAL: Final = (DropReason.ABORTED, DropReason.RESTARTED, DropReason.DUPLICATE)
+"""Why the client acknowledges chunks whatever it is told about incomplete messages."""
+
+COME_AGAIN: Final = (DropReason.EVICTED, DropReason.EXPIRED)
+"""Why the client gives chunks back that have not failed."""
+
+
+class Deliveries:
+    """See the module."""
+
+    def __init__(self, seen: Seen, terms: Terms) -> None:
+        self._seen = seen
+        self._terms = terms
+
+    def asks(self, topic: str, name: str, places: Iterable[Place], token: Token) -> None:
+        """A consumer asks to acknowledge messages by a delivery."""
+        asked = self._seen.subscription(topic, name).asked
+        for place in places:
+            asked.setdefault(place, set()).add(token)
+
+    def asks_through(self, topic: str, name: str, place: Place, token: Token) -> None:
+        """The one consumer asks to acknowledge everything up to a message."""
+        self._seen.subscription(topic, name).through.setdefault(place, set()).add(token)
+
+    def not_asked(self, topic: str, name: str, places: Iterable[Place], token: Token) -> None:
+        """It was told that the delivery counts no more: it asked for nothing, unless it lost its
+        connection, and does not know."""
+        if not self._terms.is_exact:
+            return
+        subscription = self._seen.subscription(topic, name)
+        for place in places:
+            for known in (subscription.asked, subscription.through):
+                tokens = known.get(place, set())
+                tokens.discard(token)
+                if not tokens:
+                    known.pop(place, None)
+
+    def refuses(self, topic: str, name: str, places: Iterable[Place]) -> None:
+        """A consumer refuses messages."""
+        refused = self._seen.subscription(topic, name).refused
+        for position in {position for position, _ in places}:
+            refused[position] += 1
+
+    def dropped(self, topic: str, name: str, dropped: Dropped, incomplete: Incomplete) -> None:
+        """A consumer's client let go of chunks; some of them it acknowledges."""
+        subscription = self._seen.subscription(topic, name)
+        self._seen.counts[f"dropped {dropped.reason.name}"] += 1
+        self._seen.note(f"dropped {name} {dropped.positions}: {dropped.reason.name}")
+        if dropped.reason is DropReason.HEADLESS:
+            self._check_headless(subscription, dropped)
+        if dropped.reason is DropReason.CORRUPT:
+            self._seen.violate("INVENTED", f"{topic} {name} {dropped}")
+        if dropped.reason in FINAL or incomplete is Incomplete.ACKNOWLEDGE:
+            subscription.dropped.update(dropped.positions)
+        elif dropped.reason not in COME_AGAIN:
+            for position in dropped.positions:
+                subscription.refused[position] += 1
+
+    def _check_headless(self, subscription: Subscription, dropped: Dropped) -> None:
+        """What begins before the subscription does is nobody's: it is passed, and not delivered."""
+        log, start = self._seen.log(subscription.topic), subscription.start
+        chunks = log.attempts.get((dropped.producer, dropped.uuid))
+        if chunks and start is not None and chunks[0] <= start:
+            self._seen.violate(
+                "HEADLESS",
+                f"{subscription.topic} {subscription.name} begins behind {start}, and is delivered "
+                f"{dropped.positions} of a message at {chunks[0]}",
+            )
+
+    def done(self, topic: str, name: str, place: Place, token: Token, asked_s: float) -> None:
+        """A consumer was told that an acknowledgement for which it asked then is durable."""
+        self._seen.counts["acknowledgements"] += 1
+        self._seen.note(f"done {name} {place} {token}")
+        subscription = self._seen.subscription(topic, name)
+        if place[0] not in self._seen.log(topic).at or token < subscription.floor:
+            return
+        if subscription.undone_s.get(place[0], -1.0) >= asked_s:
+            return
+        if not self._is_acknowledged(subscription, place):
+            self._seen.violate("NOT_DURABLE", f"{topic} {name} {place}")
+        subscription.done[place] = token
+
+    def _is_acknowledged(self, subscription: Subscription, place: Place) -> bool:
+        """Whether the cursor has a message."""
+        position, index = place
+        return (
+            position in subscription.acknowledged
+            or bool(subscription.parts.get(position, 0) >> index & 1)
+            or self._seen.log(subscription.topic).is_trimmed(position)
+        )
+
+    def delivered(
+        self, topic: str, name: str, consumer: str, token: Token, place: Place, number: int,
+        attempts: int,
+    ) -> None:  # fmt: skip
+        """A consumer was given a message."""
+        seen = self._seen
+        subscription = seen.subscription(topic, name)
+        seen.counts["deliveries"] += 1
+        seen.note(f"delivered {name} {consumer} {place} {token} {number} {attempts}")
+        what = f"{topic} {name} {place} by {token} to {consumer}"
+        if number not in seen.sent:
+            seen.violate("INVENTED", what)
+            return
+        self._check_time(seen.sent[number], what)
+        if token < subscription.floor:
+            return
+        before = subscription.done.get(place)
+        if before is not None and token > before:
+            seen.violate("RESURRECTED", f"{what}: done by {before}")
+        self._check_order(subscription, place, token, seen.sent[number], what)
+
+    def _check_time(self, sent: Sent, what: str) -> None:
+        """Nothing comes before it is to be delivered."""
+        if sent.delay_s and self._terms.clocks_agree:
+            assert sent.asked_s is not None
+            early_s = sent.asked_s + sent.delay_s - self._seen.now_s()
+            if early_s > CLOCK_STEP_S:
+                self._seen.violate("EARLY", f"{what}: by {early_s:.3f} s")
+
+    def _check_order(
+        self, subscription: Subscription, place: Place, token: Token, sent: Sent, what: str
+    ) -> None:
+        """First deliveries of a key are in the order of the log, and none comes while it is held.
+        (Delayed messages let others go first, unless they hold their keys.)"""
+        if not subscription.is_ordered or (sent.delay_s and not subscription.delays_hold):
+            return
+        key = key_of(self._seen, subscription, sent.number, place)
+        held = subscription.held.get(key)
+        if held is not None and held[0] < place[0] and token >= held[1]:
+            self._seen.violate("HELD", f"{what}: its key is held since {held}")
+        last = subscription.first_of_key.get(key)
+        if place in subscription.delivered:
+            return
+        subscription.delivered.add(place)
+        if last is not None and place < last[0] and last[1] < token:
+            self._seen.violate("OVERTAKEN", f"{what}: {last} of its key was before")
+        if last is None or place > last[0]:
+            subscription.first_of_key[key] = (place, token)
