@@ -192,6 +192,30 @@ def test_a_message_that_there_is_no_room_for_comes_whole_when_it_is_the_turn_of_
     assert it.sub.parking.kept_back == 0
 
 
+@pytest.mark.parametrize("turn", [1, 2, 3, 16])
+def test_what_failed_and_is_kept_back_holds_nothing_before_the_last_of_its_message(
+    turn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many entries are looked at at a time."""
+    monkeypatch.setattr("services.dispatcher.core.delivering.TURN_ENTRIES", turn)
+    it = begun(Kind.EXCLUSIVE, "one", "no room", "two")
+    for attempt, number in (("one", 1), ("two", 1), ("two", 2), ("one", 2)):
+        it.publish(A, chunk=chunks(attempt, 3)[number])
+    assert it.got(1) == [3, 4, 5, 6]
+    no_room(it, 1)
+    it.refuse(1, 0)
+    assert it.got(1) == [2, 4, 5, 0, 3, 6]
+
+
+def test_what_is_dead_is_not_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.dispatcher.core.delivering.KEPT_BACK_MAX", 2)
+    it = begun(Kind.EXCLUSIVE, "one", "two", "three", redeliveries_max=0)
+    it.publish(A, chunk=chunks("one", 3)[1])
+    no_room(it, 1, 0)
+    it.refuse(1, 3)
+    assert letters(it) == [0, 3]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_kept_back_of_a_message_that_will_not_be_finished_are_acknowledged(
     kind: Kind,

@@ -70,11 +70,14 @@ class Delivering:
     def _serve(self, consumer: Consumer, now_ms: int) -> bool:
         """Deliver to a consumer some of what is ready for it. Returns whether there may be
         more."""
-        while consumer.gathering is not None and consumer.has_room:
-            self._offer(consumer.gathering.lane, consumer, now_ms)
         slots = consumer.queue.slots
         turns = TURN_ENTRIES
-        while slots and consumer.has_room:
+        while consumer.has_room:
+            if consumer.gathering is not None:
+                self._offer(consumer.gathering.lane, consumer, now_ms)
+                continue
+            if not slots:
+                return False
             if not turns:
                 return True
             turns -= 1
@@ -149,7 +152,8 @@ class Delivering:
             self._deliver(lane, head, target, now_ms)
             if consumer.gathering is not None and self._is_last(lane, head.position):
                 consumer.gathering = None
-        parking.wake(lane)
+        if consumer.gathering is None or not consumer.has_room:  # else it is next, without waiting
+            parking.wake(lane)
 
     def _target(self, lane: Lane, owner: Consumer) -> Consumer | None:
         """Who gets the next entry of a key: its owner, or whoever has some chunks of the large
@@ -190,6 +194,8 @@ class Delivering:
         chunk = rare.chunks.get(head.position)
         if chunk is None or consumer.gathering == (lane, chunk.attempt):
             return None
+        if self._large.is_dead(chunk):  # nothing of it waits for its turn
+            return None
         chunks = (rare.chunks.get(position) for position in lane.flights)
         in_flight = any(each is not None and each.attempt == chunk.attempt for each in chunks)
         if chunk.attempt not in rare.kept_back and (in_flight or chunk.is_last):
@@ -224,7 +230,7 @@ class Delivering:
         ):
             return Reason.HELD
         if self._orders_keys:
-            if lane.unresolved and lane.unresolved[0] < position and not is_amid:
+            if lane.unresolved and not is_amid and lane.is_behind_unresolved(position):
                 return Reason.RETRY
             if lane.holder is not None and lane.holder != consumer.id:
                 return Reason.DRAINING

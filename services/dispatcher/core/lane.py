@@ -338,6 +338,17 @@ class Lane:
         """Whether it is to be looked at again at this time."""
         return self.timer_ms == when_ms
 
+    def is_behind_unresolved(self, position: Position) -> bool:
+        """Whether something before an entry failed, and is to come first. What is kept back comes
+        with the last chunk of its message, and holds nothing until then."""
+        kept = () if self.rare is None else self.rare.kept_back.values()
+        for each in self.unresolved or ():
+            if each >= position:
+                return False
+            if not any(each in some for some in kept):
+                return True
+        return False
+
     def note_unresolved(self, position: Position) -> None:
         """What follows an entry in this key is withheld until it is acknowledged."""
         if self.unresolved is None:

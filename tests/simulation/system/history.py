@@ -137,7 +137,7 @@ async def _settle(world: World) -> None:
         if not missing:
             return
         await asyncio.sleep(LOOK_S)
-    if not world.seen.violations:
+    if not world.seen.violations and not world.is_cramped:
         found = unsettled(world)
         await explain_stuck(world)
         for each in found:
