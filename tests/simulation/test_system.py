@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from services.dispatcher.core.delivering import Delivering
+from tests.simulation.system import history
 from tests.simulation.system.__main__ import HASH_SEED, again
 from tests.simulation.system.history import play
 from tests.simulation.system.swarm import draw
@@ -52,6 +54,20 @@ def test_what_was_played_before_changes_nothing(seed: int) -> None:
     alone = next(played([seed]))
     (*_, after) = played([*range(seed + 1, seed + 1 + BEFORE), seed])
     assert after["digest"] == alone["digest"]
+
+
+def test_a_history_that_does_not_end_is_one_of_its_violations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def serve(self: Delivering, now_ms: int) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(Delivering, "serve", serve)
+    monkeypatch.setattr(history, "PROCESSOR_MAX_S", 0.5)
+    told = play(next(each for each in range(100) if draw(each).subscriptions)).violations
+    assert told[-1].startswith("ENDLESS: ")
+    assert "serve" in told[-1]
 
 
 def played(seeds: Iterable[int], defect: str | None = None) -> Iterator[dict[str, Any]]:

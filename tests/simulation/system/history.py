@@ -2,9 +2,11 @@
 can go on must."""
 
 import asyncio
+import signal
+import traceback
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
@@ -31,6 +33,14 @@ LOOK_S: Final = 0.5
 
 LIMIT_S: Final = 3_600.0
 """How long a history may take in any case, of virtual time."""
+
+PROCESSOR_MAX_S: Final = 120.0
+"""And of a processor's time: the longest take some seconds, and what stands still in virtual time,
+and works, goes on for ever."""
+
+
+class _Endless(KeyboardInterrupt):
+    """It works, and time does not go on. Not an Exception, since services contain those."""
 
 
 @dataclass
@@ -72,9 +82,30 @@ def play(seed: int, swarm: Swarm | None = None) -> Outcome:
                 outcome.virtual_s = loop.now
                 outcome.handles = loop.handles
 
-    with listening_to_services():
-        run(main, seed=seed, limit_s=LIMIT_S)
+    try:
+        with listening_to_services(), _at_most(PROCESSOR_MAX_S):
+            run(main, seed=seed, limit_s=LIMIT_S)
+    except _Endless as endless:
+        frames = traceback.extract_tb(endless.__traceback__)[-3:]
+        where = ", ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in frames)
+        outcome.violations = [*outcome.violations, f"ENDLESS: {where}"]
     return outcome
+
+
+@contextmanager
+def _at_most(processor_s: float) -> Iterator[None]:
+    """Break off what takes more of a processor's time."""
+
+    def over(signal_number: int, frame: object) -> None:
+        raise _Endless
+
+    before = signal.signal(signal.SIGVTALRM, over)
+    signal.setitimer(signal.ITIMER_VIRTUAL, processor_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 async def _happen(world: World) -> None:

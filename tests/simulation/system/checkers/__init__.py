@@ -33,6 +33,7 @@ OVERDRAWN     a consumer's permits are below zero by more than the rest of a bat
 BUDGET        a buffer holds more than it may, or more is done at once (budgets.py)
 REFUSED       a large message was refused, which should have been cut
 SURPRISE      a service failed in a way that it did not foresee, or its process ended
+ENDLESS       a process works, and time does not go on (history.py)
 STUCK         faults have stopped, and something that can go on does not
 """
 
