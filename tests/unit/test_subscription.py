@@ -28,7 +28,7 @@ from services.dispatcher.core.effects import (
     Revoke,
     Scan,
 )
-from services.dispatcher.core.lane import Chunk, Reason
+from services.dispatcher.core.lane import BEYOND_ROOM_MAX, Chunk, Reason
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Ring
 from services.dispatcher.core.settling import UNSETTLED_MAX
@@ -839,6 +839,21 @@ def test_of_a_pool_nothing_more_is_read_while_as_much_waits_for_filters_as_may_w
     it.wait(100)
     assert it.got(1) == [1]
     assert not it.is_full()
+
+
+def test_of_keys_at_which_filters_fail_so_many_wait_and_the_others_come_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert BEYOND_ROOM_MAX == 10_000
+    monkeypatch.setattr("services.dispatcher.core.lane.BEYOND_ROOM_MAX", 4)
+    it = filtered(consumer_parked_max=3)
+    keys = [b"%d" % each for each in range(20)]
+    it.publish(*keys, verdict=PARK)
+    assert it.sub.parked == 7
+    it.log = [each._replace(verdict=ACCEPT) for each in it.log]
+    it.refilter()
+    assert sorted(it.got(1)) == [*range(20)]
+    assert it.sub.parked == 0
 
 
 def test_what_comes_back_is_judged_again_and_what_is_in_flight_never() -> None:

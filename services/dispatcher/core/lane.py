@@ -13,7 +13,7 @@ from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from seqgate.types import Position
 from services.dispatcher.core.positions import Parked, Runs
@@ -83,6 +83,11 @@ class Large:
         return not self.has_last
 
 
+BEYOND_ROOM_MAX: Final = 10_000
+"""How many entries of one owner wait at most beyond those that have room, since they are new, and
+their owner takes more."""
+
+
 @dataclass(slots=True, eq=False)
 class Queue:
     """The slots of one owner, or of nobody.
@@ -117,7 +122,10 @@ class Queue:
 
     @property
     def takes_more(self) -> bool:
-        """Whether what is in it can be delivered now."""
+        """Whether what is in it can be delivered now, as far as its takers know. What is new of a
+        key may wait for something else, for filters that fail, say: so much of that has room."""
+        if self.parked >= self.parked_max + BEYOND_ROOM_MAX:
+            return False
         return any(consumer.has_room for consumer in self.takers)
 
 

@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from services.dispatcher import sending, work
 from services.dispatcher import session as sessions
-from services.dispatcher.core import delivering, lags, settling, verdicts
+from services.dispatcher.core import delivering, lags, lane, settling, verdicts
 from services.dispatcher.service import Dispatcher
 from services.filter.core.room import ChainRoom
 from services.ledger import live as ledger_live
@@ -126,7 +126,8 @@ class Budgets:
             in_flight = sum(len(each.flights) for each in machine.consumers.values())
             page = config.read_entries_max + lags.SCAN_ENTRIES
             # What waits already may be rejected all at once, by new filters.
-            parked = live.options.consumer_parked_max * (len(machine.consumers) + 1)
+            queues = len(machine.consumers) + 1
+            parked = (live.options.consumer_parked_max + lane.BEYOND_ROOM_MAX) * queues
             waiting = verdicts.UNJUDGED_MAX + page + parked
             most = settling.UNSETTLED_MAX + in_flight + page + waiting
             self._check(where, "entries that are not settled", unsettled, most)

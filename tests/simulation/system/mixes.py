@@ -369,6 +369,7 @@ MIXES: Final[Sequence[Mix]] = (
                 "services.dispatcher.core.settling.UNSETTLED_MAX": (3, 6),
                 "services.dispatcher.core.verdicts.UNJUDGED_MAX": (3, 6),
                 "services.dispatcher.core.lags.SCAN_ENTRIES": (3,),
+                "services.dispatcher.core.lane.BEYOND_ROOM_MAX": (1, 3),
             },
             "dispatcher": {"read_entries_max": (1, 3), "consumer_parked_max": (1, 3)},
         },

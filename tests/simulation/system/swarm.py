@@ -131,6 +131,7 @@ LIMITS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = {
         "services.dispatcher.sending.RESPONSE_BYTES_MAX": (1, K),
         "services.dispatcher.core.lags.SCAN_ENTRIES": (1, 3),
         "services.dispatcher.core.attempts.FINISHED_MAX": (1, 2),
+        "services.dispatcher.core.lane.BEYOND_ROOM_MAX": (1, 10),
         "services.dispatcher.core.delays.KEPT_LEAST": (1, 2),
         "services.dispatcher.core.delivering.KEPT_BACK_MAX": (1, 5),
         "services.dispatcher.core.postponed.STRETCH_ENTRIES": (1, 4),
