@@ -70,6 +70,24 @@ def test_what_is_rebuilt_after_trims_is_what_was_served(log: list[Entry], cuts: 
 
 
 @given(LOG, st.integers(0, 20))
+def test_what_is_rebuilt_is_ahead_only_amid_a_message_that_the_rest_settles(
+    log: list[Entry], until: int
+) -> None:
+    decided, _ = remembered(folded(Mark(), log[:until]), log[until:])
+    base = Marks() if decided < 0 else Marks(decided, decided)
+    for place in range(min(until, len(log)), len(log) + 1):
+        rebuilt, marks = served(base, log[until:place]), served(Marks(), log[:place])
+        if rebuilt.decided == marks.decided:
+            continue
+        assert marks.persisted_chunk is not None
+        assert rebuilt.decided == marks.persisted
+        later = [served(marks, log[place:end]) for end in range(place, len(log) + 1)]
+        assert any(
+            each.persisted_chunk is None or each.persisted != marks.persisted for each in later
+        )
+
+
+@given(LOG, st.integers(0, 20))
 def test_a_cut_is_announced(log: list[Entry], until: int) -> None:
     placed = [(Position(1, place), entry) for place, entry in enumerate(log) if not entry.marker]
     mark = folded(Mark(), log)
