@@ -6,6 +6,7 @@ stored.
 """
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from seqgate.client import (
     Compression,
     Consumer,
     Incomplete,
+    Message,
     MessageId,
     Producer,
     Receipt,
@@ -67,6 +69,10 @@ REST_S: Final = 0.5
 AGAIN_MAX: Final = 3
 """How many messages that it was told are stored an application may send once more after a
 restart."""
+
+LETTER_OF: Final = "seqgate.origin.chunk"
+COMPRESSED_LETTER: Final = "seqgate.origin.compression"
+"""Properties of a dead letter that is a chunk without those before it."""
 
 IDLE_S: Final = (57.0, 58.5, 59.5)
 """How long an idle producer rests: about as long as the shortest inactivity timeout."""
@@ -524,6 +530,7 @@ async def _receive(
         task = asyncio.create_task(_handle(world, of, name, consumer, message, rng))
         settling.add(task)
         task.add_done_callback(settling.discard)
+        task.add_done_callback(partial(_note_ended, world, name))
         if rng.random() < 0.5:
             await asyncio.wait([task], timeout=1.0)
         if world.swarm.has("seeks") and not world.is_quiet and rng.random() < 0.05:
@@ -601,9 +608,21 @@ def places_of(world: "World", message: Received) -> list[Place]:
     return [(each, 0) for each in log.attempts[at.producer, at.chunk.uuid]]
 
 
+def sent_as(
+    sent: Mapping[int, Sent], payload: bytes, properties: Mapping[str, str]
+) -> tuple[int, bool]:
+    """The number of a message that somebody got, and whether that was sent. A chunk that is a dead
+    letter of its own has a part of the payload, which cannot be opened if it was compressed."""
+    if LETTER_OF not in properties:
+        number = int(payload[1:].split(b">", 1)[0])
+        return number, payload == sent[number].payload
+    number = int(properties[NUMBER])
+    return number, COMPRESSED_LETTER in properties or payload in sent[number].payload
+
+
 def _note_delivered(world: "World", of: Subscribed, name: str, message: Received) -> None:
-    number = int(message.payload[1:].split(b">", 1)[0])
-    if message.payload != world.seen.sent[number].payload:
+    number, is_sent = sent_as(world.seen.sent, message.payload, message.properties)
+    if not is_sent:
         world.seen.violate("INVENTED", f"message {number} has another payload: {message.payload!r}")
     token = (message.token.epoch, message.token.delivery)
     world.checker.deliveries.delivered(
@@ -635,6 +654,11 @@ async def _handle(
         world.seen.counts["stale tokens"] += 1
     except Failure as error:
         world.seen.note(f"{name}: {place_of(message)} is not settled: {error!r}")
+
+
+def _note_ended(world: "World", name: str, handling: asyncio.Task[None]) -> None:
+    if not handling.cancelled() and (error := handling.exception()) is not None:
+        world.seen.violate("SURPRISE", f"{name} fails with {error!r}")
 
 
 async def _settle(
@@ -689,7 +713,7 @@ async def read(world: "World", topic: str, rng: Random) -> None:
             async with asyncio.timeout(5 + rng.random() * 5):
                 async for message in client.reader(topic, follow=follow):
                     world.seen.counts["read"] += 1
-                    _check_read(world, topic, message.id, message.payload, last)
+                    _check_read(world, topic, message, last)
                     last = message.id.position
         except Failure as error:
             world.seen.note(f"a reader of {topic}: {error!r}")
@@ -698,13 +722,11 @@ async def read(world: "World", topic: str, rng: Random) -> None:
         await asyncio.sleep(REST_S + rng.random())
 
 
-def _check_read(
-    world: "World", topic: str, id_: MessageId, payload: bytes, last: Position | None
-) -> None:
-    position = id_.position
+def _check_read(world: "World", topic: str, message: Message, last: Position | None) -> None:
+    id_, position = message.id, message.id.position
     at = world.seen.log(topic).at.get(position)
-    number = int(payload[1:].split(b">", 1)[0])
-    if at is None or number not in at.numbers or payload != world.seen.sent[number].payload:
-        world.seen.violate("INVENTED", f"read at {id_}: {payload!r}, there is {at}")
+    number, is_sent = sent_as(world.seen.sent, message.payload, message.properties)
+    if at is None or number not in at.numbers or not is_sent:
+        world.seen.violate("INVENTED", f"read at {id_}: {message.payload!r}, there is {at}")
     if last is not None and position < last:
         world.seen.violate("REORDERED", f"read {id_} after {last}")
