@@ -311,6 +311,24 @@ def test_a_message_whose_letter_holds_its_key_is_all_in_the_letter(refused: tupl
     assert it.reason(A) is Reason.HELD
 
 
+def test_a_key_that_is_released_amid_a_letter_is_not_held_however_often_it_is_released() -> None:
+    """The cursor forgets it with the first time: it would be held here, and nowhere else."""
+    it = stage(redeliveries_max=0, after_dead_letter=AfterDeadLetter.HOLD)
+    for each in chunks("attempt", 2):
+        it.publish(A, chunk=each)
+    it.publish(A)
+    it.got(1)
+    it.holds = (DeadLetter,)
+    it.refuse(1, 0)
+    it.do(it.sub.dead_lettered(Position(1, 0), A, 0))
+    assert letters(it) == [0, 1]
+    it.do(it.sub.release_key(A, 0))
+    it.do(it.sub.release_key(A, 0))
+    it.do(it.sub.dead_lettered(Position(1, 1), A, 0))
+    assert it.sub.keys == {}
+    assert it.got(1) == [2]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_of_a_message_is_taken_back_for_its_letter_when_a_chunk_failed_too_often(
     kind: Kind,

@@ -746,7 +746,7 @@ class Subscription:
         lane, forgotten = self.lanes.get(key), self.gaps.forget(key)
         self.out.add(forgotten)
         if lane is not None:
-            lane.is_released = forgotten is not None and lane.dead is not None
+            lane.is_released |= forgotten is not None and lane.dead is not None
             self.parking.wake(lane)
         return self._effects(now_ms)
 
