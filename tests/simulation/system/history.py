@@ -61,12 +61,13 @@ def play(seed: int, swarm: Swarm | None = None) -> Outcome:
     """The history that a seed stands for."""
     swarm = swarm or draw(seed)
     outcome = Outcome(seed, swarm=swarm)
+    stack = ExitStack()
 
     async def main() -> None:
         loop = virtual_loop()
         network = Network(loop, loop.random)
         world = World(swarm, loop, network)
-        with ExitStack() as stack:
+        with stack:
             stack.enter_context(installed(network))
             stack.enter_context(patched(world))
             if swarm.has("sqlite"):
@@ -89,6 +90,8 @@ def play(seed: int, swarm: Swarm | None = None) -> Outcome:
         frames = traceback.extract_tb(endless.__traceback__)[-3:]
         where = ", ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in frames)
         outcome.violations = [*outcome.violations, f"ENDLESS: {where}"]
+    finally:
+        stack.close()  # what was broken off did not leave it
     return outcome
 
 
