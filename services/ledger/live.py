@@ -436,8 +436,9 @@ class LiveTopic:
             # The log itself is asked: what deduplication remembers may be lost or forgotten, and an
             # id that was used once must not be given to a new message.
             await self._mark_alive(producer)
-            newest = await self._store.newest(self.topic, producer)
-            last = await self._store.highest(self.topic, self.ledger_id, producer)
+            with _owned():
+                newest = await self._store.newest(self.topic, producer)
+                last = await self._store.highest(self.topic, self.ledger_id, producer)
         except Fenced as error:
             self.close(session)
             self._lose(error)
@@ -761,7 +762,7 @@ class LiveTopic:
         self._last_append_ms = self._next_append_ms()
         instances = self._instances_of(append.entries)
         try:
-            with self._following.appending(append.entries):
+            with self._following.appending(append.entries), _owned():
                 await self._store.append(
                     self.topic,
                     writer.ledger_id,
@@ -817,7 +818,12 @@ class LiveTopic:
         for some in _some_ids(units):
             ids = [each for _, wanted in some for each in wanted]
             try:
-                fates = iter(await self._store.find(self.topic, producer, ids))
+                with _owned():
+                    fates = iter(await self._store.find(self.topic, producer, ids))
+            except Fenced as error:
+                if not self.stopped:
+                    self._lose(error)
+                return
             except DomainError as error:
                 for unsettled, _ in some:
                     if not self.stopped:
@@ -842,15 +848,16 @@ class LiveTopic:
 
     async def _read_log(self, read: ReadLog, span: Span) -> list[Effect]:
         try:
-            page = await self._page(read)
+            with _owned():
+                page = await self._page(read)
             if page is None:
                 log.warning("the log was trimmed: from the beginning", topic=str(self.topic))
                 await self._dedup.forget_topic(self.topic, self._writer.incarnation, deleted=False)
         except Recovering as error:
             return [] if self.stopped else self._writer.log_failed(error)
-        except TopicNotFound:
+        except Fenced as error:
             if not self.stopped:
-                self._lose(Fenced("another writer deleted the topic"))
+                self._lose(error)
             return []
         except DomainError as error:
             about = {**error.details, "topic": str(self.topic), "reason": error.reason}
@@ -955,13 +962,24 @@ class LiveTopic:
         try:
             # Only if nobody else took it since: units that wait here come from streams that another
             # writer's producers know nothing of.
-            state = await self._store.take(
-                self.topic, create=False, ledger_id=self._writer.ledger_id
-            )
+            with _owned():
+                state = await self._store.take(
+                    self.topic, create=False, ledger_id=self._writer.ledger_id
+                )
         except DomainError as error:
             return [] if self.stopped else self._writer.reopen_failed(error)
         log.warning("topic taken again", topic=str(self.topic), ledger_id=state.ledger_id)
         return [] if self.stopped else self._writer.reopened(state.ledger_id, state.tail)
+
+
+@contextmanager
+def _owned() -> Iterator[None]:
+    """The store is asked about a topic that was taken: where it knows none, another writer has
+    deleted it. Whoever opens it next has it made anew."""
+    try:
+        yield
+    except TopicNotFound as error:
+        raise Fenced("another writer deleted the topic") from error
 
 
 def _is_another(noted: bytes | None, instance: bytes) -> bool | None:

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from seqgate.types import Position, TopicName
 from services.dedup.core.sequence import Marks, advance
-from services.errors import StoreUnavailable
+from services.errors import Fenced, StoreUnavailable
 from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
 from services.ledger.adapters.sqlite import open_sqlite_store
 from services.ledger.config import LedgerConfig
@@ -365,3 +365,21 @@ async def test_a_topic_that_another_ledger_deleted_is_let_go_and_made_anew(world
         await opened(one, "p")
     assert await published(one, ids(1)) == [STORED]
     await world.check_state(one)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_a_topic_that_another_ledger_deleted_is_made_anew_by_who_publishes_again(
+    world: World, enabled: bool
+) -> None:
+    """The stream ends, whose publication finds out; it failed for ever, and all that came after."""
+    world.dedup.enabled = enabled
+    one, other = world.ledger(), world.ledger()
+    async with publishing(one) as (stream, publish):
+        assert await publish(*ids(1)) == [STORED]
+        await stream.topic.quiet()
+        await other.delete(TOPIC, force=True)
+        with pytest.raises(Fenced, match="deleted the topic"):
+            await publish(*ids(2))
+    assert await published(one, ids(1)) == [STORED]
+    if enabled:
+        await world.check_state(one)
