@@ -13,6 +13,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import util
@@ -104,12 +105,15 @@ def local_session(app_name: str, **conf: str) -> SparkSession:
 
 def _started(builder: SparkSession.Builder, java: Java) -> SparkSession:
     for start in range(1, STARTS_MAX + 1):
-        try:
-            return builder.getOrCreate()
-        except PySparkRuntimeError as error:
-            if error.getCondition() != "JAVA_GATEWAY_EXITED":
-                raise
-            log.warning("Java in %s ended before Spark was up (%d)", java.home, start)
+        with warnings.catch_warnings():
+            # pyspark leaves the pipe to a Java that ended to the collector.
+            warnings.simplefilter("ignore", ResourceWarning)
+            try:
+                return builder.getOrCreate()
+            except PySparkRuntimeError as error:
+                if error.getCondition() != "JAVA_GATEWAY_EXITED":
+                    raise
+                log.warning("Java in %s ended before Spark was up (%d)", java.home, start)
     raise JavaEndedError(
         f"Java in {java.home} ended {STARTS_MAX} times before Spark was up: is there memory for "
         f"spark.driver.memory, and room for more processes?"

@@ -75,6 +75,7 @@ def test_java_that_always_ends_is_told_and_not_started_for_ever(tmp_path: Path) 
     ended = spark_says("1", home, tmp_path)
 
     assert f"JavaEndedError: Java in {home} ended {STARTS_MAX} times" in ended.stderr
+    assert "unclosed" not in ended.stderr
     assert starts(home) == STARTS_MAX
 
 
@@ -111,5 +112,10 @@ def spark_says(expression: str, home: Path, folder: Path) -> subprocess.Complete
         text=True,
         check=False,
         timeout=300,
-        env={**os.environ, "JAVA_HOME": str(home), "TMPDIR": str(folder)},
+        env={
+            **os.environ,
+            "JAVA_HOME": str(home),
+            "TMPDIR": str(folder),
+            "PYTHONWARNINGS": "always::ResourceWarning",
+        },
     )
