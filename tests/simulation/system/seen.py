@@ -217,6 +217,7 @@ class Subscription:
         epoch: of its lease; `is_taken_now`: whether the last change made it.
         spent_epoch: the last one of the cursor that had this name before.
         taken_epochs: those under which instances took it.
+        is_made: whether it has a cursor; `deletions`: how many were begun and not noticed yet.
     """
 
     topic: str
@@ -250,6 +251,8 @@ class Subscription:
     is_taken_now: bool = False
     spent_epoch: int = 0
     taken_epochs: set[int] = field(default_factory=set)
+    is_made: bool = False
+    deletions: int = 0
 
     def made_again(self) -> "Subscription":
         """What is known when its cursor is deleted: how consumers want it to behave."""
@@ -265,6 +268,7 @@ class Subscription:
             floor=(max(self.epoch, self.spent_epoch) + 1, 0),
             spent_epoch=max(self.epoch, self.spent_epoch),
             taken_epochs=self.taken_epochs,
+            deletions=self.deletions - 1,
         )
 
 

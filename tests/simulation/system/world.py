@@ -398,6 +398,7 @@ class WatchedCursors:
 
     async def delete(self, topic: TopicName, name: str) -> None:
         """Remove it."""
+        self._checker.cursors.deleting(topic, name)
         await self._store.delete(topic, name)
         self._checker.cursors.deleted(topic, name)
 

@@ -24,8 +24,12 @@ class Cursors:
         """The store of cursors made a cursor."""
         if name.startswith("seqgate.") or topic.is_system:
             return
+        before = self._seen.subscription(topic, name)
+        if before.is_made and before.deletions:  # who deleted it died before it could say so
+            self.deleted(topic, name)
         self._seen.note(f"cursor {topic} {name} made at {mark_delete}")
         subscription = self._seen.subscription(topic, name)
+        subscription.is_made = True
         log = self._seen.log(topic)
         subscription.start = mark_delete
         subscription.acknowledged.clear()
@@ -35,8 +39,16 @@ class Cursors:
                 del subscription.waiting[position]
                 subscription.acknowledged.add(position)
 
+    def deleting(self, topic: TopicName, name: str) -> None:
+        """The store of cursors is to remove one."""
+        if (str(topic), name) in self._seen.subscriptions:
+            self._seen.subscription(topic, name).deletions += 1
+
     def deleted(self, topic: TopicName, name: str) -> None:
-        """The store of cursors removed one."""
+        """The store of cursors removed one: at some time since it was to."""
+        known = self._seen.subscriptions.get((str(topic), name))
+        if known is not None and not known.deletions:
+            return  # it was made again since, and that told
         self._seen.note(f"cursor {topic} {name} is gone")
         before = self._seen.subscriptions.pop((str(topic), name), None)
         if before is not None:
