@@ -276,9 +276,9 @@ async def test_who_gives_the_lease_back_is_fenced_by_whoever_comes_next(cursors:
     epoch = await leased(cursors)
     await cursors.release(TOPIC, NAME, epoch)
     assert (await cursors.get(TOPIC, NAME)).owner == ""
-    assert await cursors.acquire(TOPIC, NAME, "me", LONG_MS) == Lease("me", epoch + 1)
+    assert await cursors.acquire(TOPIC, NAME, "me", LONG_MS) == Lease("me", epoch + 2)
     await all_fenced(cursors, epoch)
-    await cursors.persist(TOPIC, NAME, entries(at(0)), epoch + 1)
+    await cursors.persist(TOPIC, NAME, entries(at(0)), epoch + 2)
     assert (await cursors.get(TOPIC, NAME)).mark_delete == at(0)
 
 
@@ -301,7 +301,7 @@ async def test_who_goes_on_with_the_next_epoch_fences_what_it_sent_before(
 async def test_the_epochs_of_a_deleted_cursor_do_not_come_again(cursors: Cursors) -> None:
     epoch = await leased(cursors)
     await cursors.delete(TOPIC, NAME)
-    assert await leased(cursors) == epoch + 1
+    assert await leased(cursors) == epoch + 2
     await all_fenced(cursors, epoch)
 
 
@@ -318,7 +318,7 @@ async def test_a_lease_that_is_over_is_kept_until_somebody_takes_it(cursors: Cur
     assert (await cursors.get(TOPIC, NAME)).owner == "me"
     await eventually(nobodys)
     taken = await cursors.acquire(TOPIC, NAME, "you", LONG_MS)
-    assert taken == Lease("you", epoch + 1)
+    assert taken == Lease("you", epoch + 2)
     await all_fenced(cursors, epoch)
     with pytest.raises(Fenced):
         await cursors.renew(TOPIC, NAME, "me", taken.epoch, LONG_MS)

@@ -715,7 +715,7 @@ async def test_one_of_two_owners_has_the_lease(cursor: Cursor) -> None:
 
     await cursor.release(1)
     second = await cursor.acquire("two")
-    assert (second.owner, second.epoch) == ("two", 2)
+    assert (second.owner, second.epoch) == ("two", 3)
 
 
 async def test_a_lease_is_free_when_it_has_expired(cursor: Cursor) -> None:
@@ -731,7 +731,7 @@ async def test_a_lease_is_free_when_it_has_expired(cursor: Cursor) -> None:
 
     await eventually(taken, "the lease is free")
     lease = (await cursor.get()).lease
-    assert (lease.owner, lease.epoch) == ("two", 2)
+    assert (lease.owner, lease.epoch) == ("two", 3)
 
 
 async def test_who_lost_the_lease_changes_nothing(cursor: Cursor) -> None:
@@ -753,10 +753,10 @@ async def test_who_lost_the_lease_changes_nothing(cursor: Cursor) -> None:
             await late
     assert await cursor.get() == before
     assert await cursor.beyond() == []
-    await cursor.mark_delete(at(2), epoch=2)
-    await cursor.acknowledge(4, epoch=2)
-    assert await cursor.attempts(3, epoch=2) == [1]
-    await cursor.reset(at(1), epoch=2)
+    await cursor.mark_delete(at(2), epoch=3)
+    await cursor.acknowledge(4, epoch=3)
+    assert await cursor.attempts(3, epoch=3) == [1]
+    await cursor.reset(at(1), epoch=3)
     await cursor.mark_delete(at(2))  # nobody has to say who they are
 
 
@@ -765,7 +765,7 @@ async def test_an_epoch_stays_fenced_off_after_the_lease_is_gone(cursor: Cursor)
     await cursor.release(1)
     await cursor.release(1)
     await cursor.acquire("two")
-    await cursor.release(2)
+    await cursor.release(3)
     with refused(ABORTED, "FENCED"):
         await cursor.mark_delete(at(2), epoch=1)
 

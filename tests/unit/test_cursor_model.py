@@ -297,7 +297,7 @@ class Cursors(RuleBasedStateMachine):
 
     @rule()
     def change_hands(self) -> None:
-        self.model.epoch += 1
+        self.model.epoch += 2 if self.model.epoch else 1
         now_ms = 1_000 * self.model.epoch
         lease = self.state.acquire_lease(f"owner {self.model.epoch}", now_ms, 1_000)
         assert lease.epoch == self.model.epoch

@@ -631,9 +631,9 @@ def test_properties_that_are_beyond_the_bounds_may_become_less(many: dict[str, s
         ("a", 1_000, Lease("a", 3, 2_000, 1_000)),
         ("a", 1_500, Lease("a", 3, 2_500, 1_000)),
         ("a", 1_999, Lease("a", 3, 2_999, 1_000)),
-        ("a", 2_000, Lease("a", 4, 3_000, 1_000)),  # it lasted until then, exclusively
-        ("b", 2_000, Lease("b", 4, 3_000, 1_000)),
-        ("b", 9_000, Lease("b", 4, 10_000, 1_000)),
+        ("a", 2_000, Lease("a", 5, 3_000, 1_000)),  # it lasted until then, exclusively
+        ("b", 2_000, Lease("b", 5, 3_000, 1_000)),
+        ("b", 9_000, Lease("b", 5, 10_000, 1_000)),
         ("b", 1_999, 1),
         ("b", 1_000, 1_000),
         ("a", 10, Lease("a", 3, 2_000, 1_990)),  # the clock went back: nothing is lost
@@ -711,7 +711,7 @@ def test_a_lease_that_was_given_back_is_free_and_its_epoch_is_spent() -> None:
         assert state.head.lease == Lease("a", 1, 10, 0)
     state.mark_delete(at(1), {}, Caller(epoch=1))  # nobody came since
 
-    assert state.acquire_lease("b", 20, 1_000) == Lease("b", 2, 1_020, 1_000)
+    assert state.acquire_lease("b", 20, 1_000) == Lease("b", 3, 1_020, 1_000)
     refused(state, Fenced, lambda: state.release_lease(1, 30))
     refused(state, Fenced, lambda: state.renew_lease("a", 1, 30, 1_000))
     refused(state, Fenced, lambda: state.mark_delete(at(2), {}, Caller(epoch=1)))
@@ -725,7 +725,7 @@ def test_a_lease_that_was_given_back_is_over_by_a_clock_that_is_behind(
     state = cursor()
     state.acquire_lease("a", 9_000, 1_000)
     state.release_lease(1, 9_500)
-    assert state.acquire_lease(owner, 9_500 - behind_ms, 1_000).epoch == 2
+    assert state.acquire_lease(owner, 9_500 - behind_ms, 1_000).epoch == 3
 
 
 # Many.

@@ -173,3 +173,27 @@ async def test_who_lost_the_lease_is_fenced_whatever_it_does() -> None:
         with pytest.raises(DomainError) as caught:
             await call()
         assert isinstance(caught.value, Fenced)
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+async def test_who_asks_late_to_go_on_does_not_take_what_its_successor_of_the_same_name_has(
+    is_made_again: bool,
+) -> None:
+    cursors = Delaying()
+    before = await held(cursors)
+    cursors.lost = ["persist", "renew"]
+    for call in (lambda: before.persist(ACK), lambda: before.reset(None)):
+        with pytest.raises(CursorsUnavailable):
+            await call()
+    if is_made_again:
+        await cursors.delete(TOPIC, "s")
+        after = await held(cursors)
+    else:
+        await cursors.release(TOPIC, "s", before.epoch)
+        lease = await cursors.acquire(TOPIC, "s", "me", 60_000)
+        after = Tenure(cursors, TOPIC, "s", "me", lease.epoch, 60_000)
+    assert await cursors.arrive() == [False, False]
+    for ask in (before.renew, before.release, lambda: before.reset(None)):
+        with pytest.raises(Fenced):
+            await ask()
+    assert await after.persist(ACK) == FIRST

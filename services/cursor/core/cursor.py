@@ -331,7 +331,8 @@ class CursorState:
             Fenced: somebody took it.
         """
         lease = self.head.lease
-        if not (next_epoch and lease is not None and lease[:2] == (owner, epoch + 1)):
+        has_gone_on = lease is not None and lease[:2] == (owner, epoch + 1)
+        if lease is None or not (next_epoch and has_gone_on):
             lease = self._lease(epoch)
             if lease.owner != owner:
                 raise Fenced("the lease is somebody else's", owner=lease.owner, epoch=lease.epoch)
@@ -352,9 +353,11 @@ class CursorState:
         self.head.lease = lease._replace(expires_ms=expires_ms, duration_ms=0)
 
     def _next_epoch(self) -> int:
-        """One that nobody had, neither of this cursor nor of one that was deleted."""
+        """One that nobody had, neither of this cursor nor of one that was deleted. The one between
+        is left out: with it, whoever asks late to go on would be taken for this holder."""
         lease = self.head.lease
-        return (self.holes.spent_epoch() if lease is None else lease.epoch) + 1
+        last = self.holes.spent_epoch() if lease is None else lease.epoch
+        return last + 2 if last else 1
 
     # Refusing.
 

@@ -203,7 +203,8 @@ class MemoryCursors:
         kept, now_ms = self._get(topic, name), self._now_ms()
         lease = kept.lease
         if lease is None or kept.expires_ms <= now_ms:
-            lease = Lease(owner, (self._spent.get(topic, 0) if lease is None else lease.epoch) + 1)
+            last = self._spent.get(topic, 0) if lease is None else lease.epoch
+            lease = Lease(owner, last + 2 if last else 1)  # the one between: see next_epoch
         elif lease.owner != owner:
             raise NotOwner(
                 "another instance has the subscription", retry_after_s=0.5, owner=lease.owner

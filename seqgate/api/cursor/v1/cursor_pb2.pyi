@@ -149,9 +149,10 @@ class Lease(_message.Message):
     owner: _builtins.str
     """As the holder calls itself: 1 to 255 bytes of UTF-8, no control characters."""
     epoch: _builtins.int
-    """Grows with each new holder, and when the holder asks. Calls with an older epoch are fenced, also when
-    the lease has expired or was released, and also when the cursor was deleted
-    and made again: epochs go on where those of the topic's deleted cursors ended.
+    """Grows with each new holder, and when the holder asks. Calls with an older
+    epoch are fenced, also when the lease has expired or was released, and also
+    when the cursor was deleted and made again: epochs go on where those of the
+    topic's deleted cursors ended.
     """
     @_builtins.property
     def expires(self) -> _timestamp_pb2.Timestamp:
