@@ -1,6 +1,6 @@
 """What a subscription decides, one scenario each; numbers are those of key-shared-filters.md, 6."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -45,9 +45,15 @@ class Stage:
     made durable is at once, and filters say what `says` does of an entry, or accept it, unless
     `holds` says otherwise."""
 
-    def __init__(self, *, is_filtered: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        is_filtered: bool = False,
+        waits: Mapping[Position, int] | None = None,
+        **options: Any,
+    ) -> None:
         self.options = Options(**options)
-        durable = Durable(Acknowledged(None))
+        durable = Durable(Acknowledged(None), waits=waits or {})
         self.sub = Subscription(self.options, Ring(), durable, is_filtered=is_filtered)
         self.says: dict[int, int] = {}
         self.now_ms, self.log = 0, list[Entry]()
@@ -1103,6 +1109,29 @@ def test_the_first_entry_that_filters_failed_at_is_known() -> None:
     it.publish(A)
     assert it.sub.judging.first_failed() == Position(1, 0)
     it.refilter(is_filtered=False)
+    assert it.sub.judging.first_failed() is None
+
+
+def test_an_entry_that_filters_failed_at_is_known_while_others_judge_it() -> None:
+    it = filtered()
+    it.publish(A, verdict=PARK)
+    it.holds = (Judge,)
+    it.refilter()
+    assert it.sub.judging.first_failed() == Position(1, 0)
+    it.refilter()
+    assert it.sub.judging.first_failed() == Position(1, 0)
+    it.says = {0: 50}
+    it.answer()  # by filters that there were before
+    it.answer(Position(1, 0))
+    assert it.sub.judging.first_failed() is None
+
+
+def test_what_filters_failed_at_before_a_take_over_is_known_before_they_are_asked_again() -> None:
+    it = stage(is_filtered=True, waits={Position(1, 1): 0})
+    it.holds = (Judge,)
+    it.publish(A, B, C, verdict=UNJUDGED)
+    assert it.sub.judging.first_failed() == Position(1, 1)
+    it.answer(Position(1, 0), Position(1, 1), Position(1, 2))
     assert it.sub.judging.first_failed() is None
 
 

@@ -186,10 +186,16 @@ class Judging:
             self._parking.accept(lane, position)
 
     def first_failed(self) -> Position | None:
-        """The first entry that waits because its filters failed; None: none does."""
-        lanes = self._parking.lanes.values()
-        waiting = (lane.undecided.failed_ms for lane in lanes if lane.undecided is not None)
-        return min((min(each) for each in waiting if each), default=None)
+        """The first entry that waits because its filters failed, also when it is being judged once
+        more; None: none does."""
+        failed = (
+            position
+            for lane in self._parking.lanes.values()
+            if lane.undecided is not None
+            for position in lane.undecided.states
+            if self._verdicts.has_failed(lane, position)
+        )
+        return min(failed, default=None)
 
     # ---- when filters change
 

@@ -106,20 +106,29 @@ class Verdicts:
         lane.undecided.failed_ms[position] = since_ms
         self._timers.look_at(lane, since_ms + self._failed_max_ms)
 
+    def has_failed(self, lane: Lane, position: Position) -> bool:
+        """Whether an entry waits because filters failed at it, or is judged once more after
+        that."""
+        state = None if lane.undecided is None else lane.undecided.states.get(position)
+        return state == PARK or (state == UNJUDGED and self._waits.waited(position))
+
     def note_put_off(self, lane: Lane, position: Position, until_ms: int, times: int = 1) -> None:
         """An entry that waits is judged again then, and was put off so many times in a row."""
         self.note(lane, position, until_ms)
         assert lane.undecided is not None
         lane.undecided.times[position] = times
+        self._waits.over(position)
         self._totals["put_off"] += 1
         self._timers.look_at(lane, until_ms)
 
     def note_anew(self, lane: Lane, position: Position) -> None:
         """An entry that waits is judged as if it had never been."""
+        has_failed = self.has_failed(lane, position)
         self.note(lane, position, UNJUDGED)
         assert lane.undecided is not None
         lane.undecided.times.pop(position, None)
-        self._waits.over(position)
+        if has_failed:
+            self._waits.begin_anew(position)
 
     def note_due(self, lane: Lane, now_ms: int) -> list[Position]:
         """It is so late: what was put off until now is to be judged again. Returns at what filters

@@ -23,18 +23,29 @@ WAITS_MAX: Final = 64
 
 
 class Waits:
-    """What is durable of that. Mutable; of one machine."""
+    """What is durable of that, and what waits anew. Mutable; of one machine."""
 
     def __init__(self, since_ms: Mapping[Position, int]) -> None:
         self._since_ms = dict(since_ms)
+        self._anew: set[Position] = set()
 
     def since_ms(self, position: Position, now_ms: int) -> int:
         """Since when an entry waits that is found to wait now."""
         return min(now_ms, self._since_ms.get(position, now_ms))
 
+    def waited(self, position: Position) -> bool:
+        """Whether an entry that is being looked at once more waited before, here or elsewhere."""
+        return position in self._anew or position in self._since_ms
+
+    def begin_anew(self, position: Position) -> None:
+        """An entry that waits may have no reason to any more; if it has, its time begins anew."""
+        self._since_ms.pop(position, None)
+        self._anew.add(position)
+
     def over(self, position: Position) -> None:
         """An entry waits no more: when it does again, it begins anew."""
         self._since_ms.pop(position, None)
+        self._anew.discard(position)
 
 
 def oldest(lanes: Iterable[Lane]) -> dict[Position, int]:
