@@ -10,8 +10,9 @@ from services.dedup.core.sequence import Marks
 from services.dedup.core.topic import TopicState, Tracked
 from services.dispatcher import dead
 from services.dispatcher.core.effects import Because
+from services.ledger.ports import LogState
 from tests.simulation.system.checkers import Checker
-from tests.simulation.system.seen import Appended, Seen
+from tests.simulation.system.seen import Appended, Seen, Sent
 
 TOPIC, NAME = TopicName.parse("t/n/topic"), "s"
 FIRST = Position(1, 0)
@@ -71,3 +72,62 @@ def test_a_message_that_a_trim_cut_is_complete_before_its_last_chunk_if_that_is_
     state = TopicState(1, 1, Position(1, 2), producers={"p": Tracked(Marks(24, 24), 0)})
     checker.folds.check(str(TOPIC), state, is_all=True)
     assert bool(seen.violations) != is_right
+
+
+def test_a_letter_may_be_given_up_where_a_topic_may_refuse_its_producer() -> None:
+    checker = Checker(seen := Seen(lambda: 0.0))
+    checker.terms.refusing.add("t/n/letters")
+    seen.log(TOPIC).at[FIRST] = Appended(FIRST, "p", (0,), (1,), None, 0, 0.0)
+    checker.cursors.passed(TOPIC, NAME, [FIRST], Because.LETTER_REFUSED)
+    assert not seen.violations
+
+
+@pytest.mark.parametrize(
+    ("chunk_ids", "is_whole"),
+    [
+        ("0 1 2", True),
+        ("0 1 1 2", True),
+        ("0 1 2 2", True),
+        ("0 1 0 1 2", True),
+        ("0 1 2 0 1 2", True),
+        ("0 2", False),
+        ("1 2", False),
+        ("0 1", False),
+        ("0 1 2 0 2", False),
+    ],
+)
+def test_a_message_is_stored_whose_chunks_are_there_in_order_some_of_them_twice(
+    chunk_ids: str, is_whole: bool
+) -> None:
+    checker = Checker(seen := Seen(lambda: 0.0))
+    sent = seen.sent[1] = Sent(1, str(TOPIC), "p", 0, None, "", 0.0, 9)
+    log = seen.log(TOPIC)
+    for entry_id, chunk_id in enumerate(chunk_ids.split()):
+        at = Position(1, entry_id)
+        log.at[at] = Appended(at, "p", (0,), (1,), Chunk("u", int(chunk_id), 3, 9), 0, 0.0)
+        log.entries.append(log.at[at])
+        log.attempts.setdefault(("p", "u"), []).append(at)
+    checker.logs.answered(sent, 0, at, duplicate=False)
+    assert bool(seen.violations) != is_whole
+
+
+def test_who_deleted_a_cursor_need_not_live_to_say_so() -> None:
+    checker = Checker(seen := Seen(lambda: 0.0))
+    checker.cursors.created(TOPIC, NAME, None)
+    checker.cursors.deleting(TOPIC, NAME)
+    seen.subscription(TOPIC, NAME).done[FIRST, 0] = (1, 1)
+    checker.cursors.created(TOPIC, NAME, None)
+    assert not seen.subscription(TOPIC, NAME).done
+    seen.subscription(TOPIC, NAME).done[FIRST, 0] = (3, 1)
+    checker.cursors.deleted(TOPIC, NAME)  # it is said late
+    assert seen.subscription(TOPIC, NAME).done
+
+
+def test_who_deleted_a_topic_need_not_live_to_say_so() -> None:
+    checker = Checker(seen := Seen(lambda: 0.0))
+    for incarnation, is_deleted in ((1, False), (1, False), (2, True)):
+        seen.log(TOPIC).marks["p"] = 7
+        checker.logs.at_ledger("deleting", (TOPIC,), {}, None)
+        state = LogState(TOPIC, incarnation, 1, 0, None, None, 0, 0, 0)
+        checker.logs.at_ledger("take", (TOPIC,), {}, state)
+        assert ("p" not in seen.log(TOPIC).marks) == is_deleted

@@ -154,14 +154,24 @@ class Administrator:
                     await asyncio.sleep(AGAIN_S)
 
     async def _mend_filters(self, topic: str, name: str) -> None:
-        """Nothing else waits for this: the topic of a subscription may never be made."""
+        """Nothing else waits for this: the topic of a subscription may never be made. A change that
+        has no start is for what filters have failed at; they may fail at more that came before."""
+        from_start = not self.world.swarm.has("filters are mended")
 
         async def mend(services: "Services") -> None:
-            is_mended = self.world.swarm.has("filters are mended")
-            await self._set_filters(services, topic, name, "true", from_start=not is_mended)
+            await self._set_filters(services, topic, name, "true", from_start=from_start)
+
+        async def mend_again(services: "Services") -> None:
+            request = dispatcher_pb.ReportRequest(topic=topic, subscription=name)
+            report = await services.dispatcher.Report(request, timeout=CALL_TIMEOUT_S)
+            if report.filter_failed_entries:
+                await mend(services)
 
         while not await self._try(mend):
             await asyncio.sleep(AGAIN_S)
+        while not from_start and not self.world.is_over:
+            await asyncio.sleep(RELEASE_S)
+            await self._try(mend_again)
 
     # ---- deduplication
 
@@ -197,13 +207,16 @@ class Administrator:
 
     async def _evict(self, services: "Services") -> None:
         topic = self.rng.choice(self.world.topics)
+        producers_max = self.rng.choice([1, 2, PRODUCERS_MAX])
+        if producers_max != PRODUCERS_MAX:
+            self.world.checker.terms.refusing.add(topic)
         full = self.rng.choice(
             [dedup_pb.FULL_TOPIC_ACTION_EVICT, dedup_pb.FULL_TOPIC_ACTION_REFUSE]
         )
         await self._set_policy(
             services,
             topic,
-            max_producers=self.rng.choice([1, 2, PRODUCERS_MAX]),
+            max_producers=producers_max,
             on_full=full,
             producer_inactivity_timeout_minutes=self.rng.choice([0, 1, 360])
             if not self.world.swarm.has("idle producers")

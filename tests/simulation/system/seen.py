@@ -98,6 +98,10 @@ class Log:
     """What is before was trimmed, or may have been, by a trim that was cut off."""
     deleted_ledger: int = 0
     """Up to this ledger everything was deleted with the topic that had this name before."""
+    incarnation: int = 0
+    """For how many times there is a topic of this name; 0: not known."""
+    deletions: int = 0
+    """How many were begun, and not noticed yet."""
     marks: dict[str, int] = field(default_factory=dict)
     """By producer, the id of the entry that came last: the fold."""
     stored: dict[str, set[int]] = field(default_factory=dict)

@@ -137,6 +137,8 @@ class Unsteady:
 
         if name == "trim" and self._later is None:  # it may be cut off in the middle
             self._observe("trim", args, named, None)
+        if name == "delete":  # of which nobody may be left to tell
+            self._observe("deleting", args, named, None)
 
         async def do() -> Any:
             answer = await method(*args, **named)

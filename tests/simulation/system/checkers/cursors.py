@@ -284,6 +284,7 @@ class Cursors:
             case Because.CYCLE:
                 return entry.generation >= dead.GENERATIONS_MAX
             case Because.LETTER_REFUSED:
-                return entry.payload_bytes > self._terms.payload_bytes_max
+                is_large = entry.payload_bytes > self._terms.payload_bytes_max
+                return is_large or bool(self._terms.refusing)
             case _:
                 return False

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.payloads import unpack
-from seqgate.types import Position, TopicName
+from seqgate.types import Chunk, Position, TopicName
 from services.dispatcher import dead
 from services.ledger.core.entry import Entry
 from tests.simulation.system.checkers.cursors import Cursors
@@ -48,8 +48,13 @@ class Logs:
             case "trim":
                 topic, before = args
                 self._trimmed(str(topic), before)
+            case "deleting":
+                self._seen.log(str(args[0])).deletions += 1
             case "delete":
                 self._deleted(str(args[0]))
+            case "create" | "take":
+                state = answer if method == "take" else answer[0]
+                self._made(str(args[0]), state.incarnation)
             case _:
                 pass
 
@@ -222,12 +227,22 @@ class Logs:
                     f"{marks[producer]}"
                 )  # fmt: skip
 
+    def _made(self, topic: str, incarnation: int) -> None:
+        """A topic is there, for so many times: it may be that who deleted it before died before it
+        could say so."""
+        log = self._seen.log(topic)
+        if log.incarnation and incarnation > log.incarnation and log.deletions:
+            self._deleted(topic)
+        self._seen.log(topic).incarnation = incarnation
+
     def _deleted(self, topic: str) -> None:
+        if not self._seen.log(topic).deletions:
+            return  # it was made again since, and that told
         self._seen.note(f"delete {topic}")
         self._seen.counts["topics deleted"] += 1
         before = self._seen.log(topic)
         last = before.entries[-1].position.ledger_id if before.entries else before.deleted_ledger
-        self._seen.logs[topic] = Log(deleted_ledger=last)
+        self._seen.logs[topic] = Log(deleted_ledger=last, deletions=before.deletions - 1)
         for (of, _), subscription in self._seen.subscriptions.items():
             if of == topic:
                 subscription.waiting.clear()
@@ -252,11 +267,9 @@ class Logs:
             )
             self._seen.violate(kind, f"{what}: there is {at}")
         elif at.chunk is not None:
-            chunks = log.attempts[at.producer, at.chunk.uuid]  # twice, where nobody deduplicates
-            end = chunks.index(position) + 1
-            found = [log.at[each].chunk for each in chunks[max(0, end - at.chunk.num_chunks) : end]]
-            ids = [chunk.chunk_id for chunk in found if chunk is not None]
-            if ids != list(range(at.chunk.num_chunks)):
+            chunks = log.attempts[at.producer, at.chunk.uuid]
+            found = [log.at[each].chunk for each in chunks[: chunks.index(position) + 1]]
+            if not _is_whole([chunk.chunk_id for chunk in found if chunk is not None], at.chunk):
                 self._seen.violate("LOST", f"{what}: only chunks at {chunks}")
             elif log.is_trimmed(chunks[0]) and not log.is_trimmed(position):
                 self._seen.note(f"a part of message {sent.number} is trimmed")
@@ -275,6 +288,18 @@ class Logs:
                 is_whole = each.chunk is None or each.chunk.is_last
                 if is_there and is_whole and not log.is_trimmed(each.position):
                     self._seen.violate("NOT_STALE", f"message {sent.number} is at {each.position}")
+
+
+def _is_whole(chunk_ids: Sequence[int], last: Chunk) -> bool:
+    """Whether these make a message that ends with this chunk: where nobody deduplicates, some of
+    them, or all, come again."""
+    following = 0
+    for chunk_id in chunk_ids:
+        if chunk_id in (0, following):
+            following = chunk_id + 1
+        elif chunk_id > following:
+            return False
+    return last.chunk_id + 1 == following == last.num_chunks
 
 
 def _numbers(entry: Entry, metadata: entry_pb2.EntryMetadata) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tests.simulation.system.seen import Place, Seen, Subscription, Token
 
@@ -18,6 +18,7 @@ class Terms:
             count as acknowledged: it asks where the log ends.
         clocks_agree: whether all processes have the same time.
         payload_bytes_max: how large a payload may be that the ledger never refused.
+        refusing: topics that were given so low a limit of producers that they may refuse one.
         is_exact: whether nothing fails in this history but what consumers refuse.
     """
 
@@ -25,6 +26,7 @@ class Terms:
     import_s: float = 30.0
     clocks_agree: bool = False
     payload_bytes_max: int = sys.maxsize
+    refusing: set[str] = field(default_factory=set)
     is_exact: bool = False
 
 
