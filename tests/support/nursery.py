@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tools.stack.child import Child, start_process
+from tools.stack.child import Child, start_process, tell
 
 MODULES = (
     "services.cursor",
@@ -150,7 +150,11 @@ class Nursery:
         if "started" in news:
             pid = news["started"]
             forked = self._running[pid] = Forked(pid)
-            self._asked.popleft().set_result(forked)
+            asked = self._asked.popleft()
+            if asked.cancelled():
+                tell(forked, signal.SIGKILL)
+            else:
+                asked.set_result(forked)
         else:
             self._running.pop(news["ended"]).end(news["status"])
 

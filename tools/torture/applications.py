@@ -24,6 +24,7 @@ class Applications:
         self.cast = cast
         self._folder = folder
         self._processes: dict[str, Child] = {}
+        self._finishing: set[str] = set()
         (folder / "logs").mkdir(parents=True, exist_ok=True)
 
     async def start(self, name: str) -> None:
@@ -57,7 +58,7 @@ class Applications:
         found = {
             name: process.returncode
             for name, process in self._processes.items()
-            if process.returncode is not None
+            if process.returncode is not None and name not in self._finishing
         }
         for name in found:
             del self._processes[name]
@@ -69,15 +70,16 @@ class Applications:
         process = self._processes.get(name)
         if process is None:
             return None
+        self._finishing.add(name)
         tell(process, Signals.SIGTERM)
         try:
             async with asyncio.timeout(within_s):
-                status = await process.wait()
-            del self._processes[name]
+                return await process.wait()
         except TimeoutError:
-            await self.kill(name)
             return None
-        return status
+        finally:
+            await self.kill(name)
+            self._finishing.discard(name)
 
     async def kill_all(self) -> None:
         """End everything."""
