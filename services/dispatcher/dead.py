@@ -151,12 +151,9 @@ class Graveyard:
             keys = {}
             for name, value in cursor.properties.items():
                 if name.startswith(_LETTER):
-                    number, attempts, to, *more = json.loads(value)
-                    position = _parsed(name.removeprefix(_LETTER))
-                    since_ms, line, *turn = more or (self._now_ms(), "")
-                    topic = TopicName.parse(to)
-                    letter = _Open(number, attempts, topic, since_ms, line, *(turn or (0,)))
-                    self._open[position] = letter
+                    number, attempts, to, *rest = json.loads(value)
+                    letter = _Open(number, attempts, TopicName.parse(to), *rest)
+                    self._open[_parsed(name.removeprefix(_LETTER))] = letter
                 elif name.startswith(_KEY):
                     key, state = _key_state(json.loads(value))
                     keys[key] = state
@@ -209,12 +206,12 @@ class Graveyard:
     async def _number(self, what: DeadLetter) -> None:
         number, self._next = self._next, self._next + 1
         since_ms = self._overtaken.pop(what.position, self._now_ms())
-        topic, turn = self.dead_letter_topic, self._round or number
-        letter = _Open(number, what.attempts, topic, since_ms, self._line, turn)
+        topic, round_ = self.dead_letter_topic, self._round or number
+        letter = _Open(number, what.attempts, topic, since_ms, self._line, round_)
         kept = json.dumps([*letter[:2], str(topic), *letter[3:]])
         put = {f"{_LETTER}{_text(what.position)}": kept, _NEXT: str(number + 1)}
         if not self._round:
-            put[_ROUND] = str(turn)
+            put[_ROUND] = str(round_)
         key = remembered(what.key)
         state = {
             "key": base64.b64encode(key).decode(),
@@ -231,7 +228,7 @@ class Graveyard:
                 "so many keys are held that no more can be remembered", retry_after_s=RETRY_AFTER_S
             ) from error
         self._open[what.position] = letter
-        self._round = turn
+        self._round = round_
 
     def acknowledged(self, positions: Iterable[Position]) -> None:
         """These entries are acknowledged durably."""
@@ -260,6 +257,8 @@ class Graveyard:
                     gone.append(name)
         if gone:
             await self._put({}, *gone)
+        for name in gone:
+            self._last_of.pop(name, None)
 
     def forgetting(self, key: bytes) -> Callable[[], Awaitable[None]]:
         """Nothing need be known of a key any more: what makes that durable. It may be repeated, and
@@ -336,14 +335,14 @@ class Graveyard:
 
     async def _publish(self, position: Position) -> bool:
         """Returns whether the letter is there, or the log has the entry no more."""
-        number, attempts, topic, _, line, turn = self._open[position]
+        number, attempts, topic, _, line, round_ = self._open[position]
         for entry in await self._log.fetch(self._topic, [position]):
             generation = 1 + _generation(entry)
             if generation > GENERATIONS_MAX:
                 self._given_up[position] = Because.CYCLE
                 return True
             source = (self._topic, self._subscription)
-            letter = Letter(topic, *source, number, attempts, entry, line, generation, turn)
+            letter = Letter(topic, *source, number, attempts, entry, line, generation, round_)
             return await self._put_letter(letter)
         return True
 

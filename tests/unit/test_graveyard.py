@@ -273,6 +273,7 @@ async def test_no_key_is_held_because_of_what_is_to_be_delivered_again() -> None
     await graveyard.start_over()
     keys = await graveyard.load(await cursors.get(TOPIC, "s"), Acknowledged(FIRST))
     assert set(keys) == {b"before", b"on its way"}
+    assert len(graveyard._last_of) == 2
 
 
 @pytest.mark.parametrize("is_late", [False, True])

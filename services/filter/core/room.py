@@ -24,10 +24,11 @@ class ChainShare:
 
     Attributes:
         size_bytes: how much that is.
+        used_s: when it was judged by, or the first chain was told.
         is_over: others have it now. The stream ends.
     """
 
-    __slots__ = ("_end", "_has_judged", "_since_s", "_used_s", "is_over", "size_bytes")
+    __slots__ = ("_end", "_has_judged", "_since_s", "is_over", "size_bytes", "used_s")
 
     def __init__(self, end: Callable[[], object]) -> None:
         """`end` is called when others have it."""
@@ -35,22 +36,17 @@ class ChainShare:
         self.is_over = False
         self._end = end
         self._since_s = 0.0
-        self._used_s = 0.0
+        self.used_s = 0.0
         self._has_judged = False
-
-    @property
-    def used_s(self) -> float:
-        """When it was judged by, or the first chain was told."""
-        return self._used_s
 
     def begin(self, now_s: float) -> None:
         """It is the stream's from now on."""
-        self._since_s = self._used_s = now_s
+        self._since_s = self.used_s = now_s
         self._has_judged = False
 
     def judged(self, now_s: float) -> None:
         """A batch was judged."""
-        self._used_s = now_s
+        self.used_s = now_s
         self._has_judged = True
 
     def may_end(self, now_s: float) -> bool:
