@@ -94,7 +94,7 @@ class Delivering:
 
     def _offer(self, lane: Lane, consumer: Consumer, now_ms: int) -> None:
         """Deliver some of a key, until it is to be withheld."""
-        parking, settling = self._parking, self._settling
+        parking = self._parking
         for _ in range(TURN_ENTRIES):
             head = lane.head(hurries=lane.slot.queue.is_choked and not self._orders_keys)
             if head is None:
@@ -102,36 +102,25 @@ class Delivering:
                 if not lane.flights:
                     parking.drop_if_idle(lane)
                 return
-            if head.position in settling.acknowledged:
+            if self._settle_undelivered(lane, head.position):
                 parking.take(lane, head)
-                continue
-            if self._is_over(lane, head.position):
-                parking.take(lane, head)
-                settling.settle_whole(head.position, lane)
-                continue
-            if self._is_useless(lane, head.position):
-                parking.take(lane, head)
-                self._passing.pass_over([head.position], Because.HEADLESS, lane)
                 continue
             if lane.rare is not None and (lane.rare.kept_back or consumer.gathering is not None):
                 reason = self._gather(lane, head, consumer, now_ms)
                 if reason is Reason.READY:
                     continue
                 if reason is not None:
-                    consumer.gathering = None
-                    parking.withhold(lane, reason, now_ms)
+                    self._withhold(lane, consumer, reason, now_ms)
                     return
             target = self._target(lane, consumer)
             if target is None:
-                consumer.gathering = None
-                parking.withhold(lane, Reason.DRAINING, now_ms)
+                self._withhold(lane, consumer, Reason.DRAINING, now_ms)
                 return
             if target is consumer and not consumer.has_room:
                 break
             reason = self._withheld(lane, head, target, now_ms)
             if reason is not None:
-                consumer.gathering = None
-                parking.withhold(lane, reason, now_ms)
+                self._withhold(lane, consumer, reason, now_ms)
                 return
             if self._may_be_dead(lane) and self._is_dead(lane, head.position):
                 if self._take_back(lane, head.position):
@@ -141,11 +130,11 @@ class Delivering:
                 self._dead_letter(lane, head.position, now_ms)
                 return
             if lane.undecided is not None and head.position in lane.undecided.states:
-                consumer.gathering = None
                 if self._orders_keys:
-                    state = lane.undecided.states[head.position]
-                    parking.withhold(lane, reason_for(state), now_ms)
+                    reason = reason_for(lane.undecided.states[head.position])
+                    self._withhold(lane, consumer, reason, now_ms)
                     return
+                consumer.gathering = None
                 parking.set_aside(lane, head)
                 continue
             parking.take(lane, head)
@@ -154,6 +143,24 @@ class Delivering:
                 consumer.gathering = None
         if consumer.gathering is None or not consumer.has_room:  # else it is next, without waiting
             parking.wake(lane)
+
+    def _settle_undelivered(self, lane: Lane, position: Position) -> bool:
+        """Acknowledge an entry that nobody is to have: it was acknowledged while it waited, or is a
+        chunk of a message that nobody can have. Returns whether it is such."""
+        if position in self._settling.acknowledged:
+            return True
+        if self._is_over(lane, position):
+            self._settling.settle_whole(position, lane)
+            return True
+        if self._is_useless(lane, position):
+            self._passing.pass_over([position], Because.HEADLESS, lane)
+            return True
+        return False
+
+    def _withhold(self, lane: Lane, consumer: Consumer, reason: Reason, now_ms: int) -> None:
+        """The next entry of a key is not delivered now."""
+        consumer.gathering = None
+        self._parking.withhold(lane, reason, now_ms)
 
     def _target(self, lane: Lane, owner: Consumer) -> Consumer | None:
         """Who gets the next entry of a key: its owner, or whoever has some chunks of the large
