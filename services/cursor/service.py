@@ -95,7 +95,8 @@ class ManagedCursors:
 
 
 def _become(state: CursorState, imported: Imported) -> None:
-    """Make a cursor what was imported. Its lease, and who is fenced off by it, stay."""
+    """Make a cursor what was imported. Who was fenced off stays so, and so is now who holds the
+    lease."""
     state.reset(imported.mark_delete, Caller())
     state.head.mark_delete_properties = dict(imported.mark_delete_properties)
     caller = Caller(successions=imported.successions)

@@ -869,7 +869,10 @@ async def test_an_import_replaces_a_cursor_only_when_asked_to(cursor: Cursor) ->
     assert dict(replaced.properties) == {}
     assert (replaced.acknowledged_entries, replaced.partial_batches) == (0, 0)
     assert replaced.version > before.version
-    assert replaced.lease == before.lease
+    assert replaced.lease.epoch > before.lease.epoch
+    assert (await cursor.acquire("two")).owner == "two"
+    with refused(ABORTED, "FENCED"):
+        await cursor.mark_delete(at(8), epoch=before.lease.epoch)
     assert await cursor.beyond() == []
 
 

@@ -270,6 +270,7 @@ class Cursors(RuleBasedStateMachine):
         if self.attempt(expected, lambda: self.state.reset(mark_delete, caller)):
             following, version = self.model.following, self.model.version + 1
             epoch = self.model.epoch
+            epoch += 2 if epoch and caller.epoch is None else 0
             self.model = Model(mark_delete, following=following, version=version, epoch=epoch)
 
     @rule(

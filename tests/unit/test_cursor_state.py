@@ -717,6 +717,19 @@ def test_a_lease_that_was_given_back_is_free_and_its_epoch_is_spent() -> None:
     refused(state, Fenced, lambda: state.mark_delete(at(2), {}, Caller(epoch=1)))
 
 
+@pytest.mark.parametrize("epoch", [None, 3])
+def test_a_reset_by_somebody_else_than_the_holder_ends_the_lease(epoch: int | None) -> None:
+    state = cursor(at(5), lease=Lease("a", 3, 2_000))
+    state.reset(at(1), Caller(epoch=epoch))
+    if epoch is not None:
+        state.mark_delete(at(6), {}, Caller(epoch=3))
+        return
+    for own in (3, 4):
+        refused(state, Fenced, lambda own=own: state.mark_delete(at(6), {}, Caller(epoch=own)))
+    assert state.head.mark_delete == at(1)
+    assert state.acquire_lease("b", 1_000, 1_000).owner == "b"
+
+
 @pytest.mark.parametrize("owner", ["a", "b"])
 @pytest.mark.parametrize("behind_ms", [1, 5_000])
 def test_a_lease_that_was_given_back_is_over_by_a_clock_that_is_behind(

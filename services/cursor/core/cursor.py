@@ -196,11 +196,15 @@ class CursorState:
             self.head.version += 1
 
     def reset(self, mark_delete: Position | None, caller: Caller) -> None:
-        """Go anywhere, and forget what was acknowledged beyond."""
+        """Go anywhere, and forget what was acknowledged beyond. Who holds the lease, and is not the
+        caller, knows of none of that: its lease is over, and its calls are fenced."""
         self._checked(caller, [] if mark_delete is None else [mark_delete])
 
         self.holes.drop_through(None)
         head = self.head
+        if caller.epoch is None and head.lease is not None:
+            epoch = self._next_epoch()
+            head.lease = head.lease._replace(epoch=epoch, duration_ms=0)
         head.mark_delete, head.mark_delete_properties = mark_delete, {}
         head.acknowledged = head.partial = 0
         head.version += 1

@@ -545,7 +545,7 @@ class ResetCursorRequest(_message.Message):
     name: _builtins.str
     """The cursor."""
     epoch: _builtins.int
-    """The caller's, of the lease; absent: not compared."""
+    """The caller's, of the lease; absent: not compared, and the lease is over."""
     @_builtins.property
     def mark_delete(self) -> _entry_pb2.Position:
         """Everything up to here counts as acknowledged, and nothing else; absent:

@@ -204,7 +204,9 @@ class CursorServiceServicer:
     def ResetCursor(self, request, context):
         """ResetCursor moves a cursor to a position, backwards too, and forgets what
         was acknowledged beyond it, delivery attempts, and the properties of the
-        mark-delete position. Retry: safe.
+        mark-delete position. Without the epoch of the lease it ends the lease: what
+        its holder does from then on is fenced, since it knows of none of that.
+        Retry: safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -279,8 +281,8 @@ class CursorServiceServicer:
 
         Retry: safe for the same owner; its epoch stays while the lease lasts.
         Errors: INVALID_ARGUMENT with reason INVALID_LEASE when the owner or the
-        duration is out of its bounds. FAILED_PRECONDITION with reason LEASE_HELD, with the owner and the
-        time that is left.
+        duration is out of its bounds. FAILED_PRECONDITION with reason LEASE_HELD,
+        with the owner and the time that is left.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -306,7 +308,7 @@ class CursorServiceServicer:
 
     def ImportManagedCursor(self, request, context):
         """ImportManagedCursor creates a cursor from what Pulsar's metadata store and
-        cursor ledger keep of one, or replaces one.
+        cursor ledger keep of one, or replaces one, whose lease is over then.
 
         Retry: safe; when only the answer was lost, it is refused with CURSOR_EXISTS
         like any other. Errors: INVALID_ARGUMENT with reason INVALID_MANAGED_CURSOR;

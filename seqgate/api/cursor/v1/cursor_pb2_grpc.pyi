@@ -77,7 +77,9 @@ class CursorServiceStub:
     ResetCursor: _grpc.UnaryUnaryMultiCallable[_cursor_pb2.ResetCursorRequest, _cursor_pb2.ResetCursorResponse]
     """ResetCursor moves a cursor to a position, backwards too, and forgets what
     was acknowledged beyond it, delivery attempts, and the properties of the
-    mark-delete position. Retry: safe.
+    mark-delete position. Without the epoch of the lease it ends the lease: what
+    its holder does from then on is fenced, since it knows of none of that.
+    Retry: safe.
     """
     MarkDelete: _grpc.UnaryUnaryMultiCallable[_cursor_pb2.MarkDeleteRequest, _cursor_pb2.MarkDeleteResponse]
     """MarkDelete acknowledges everything up to a position, and attaches
@@ -124,8 +126,8 @@ class CursorServiceStub:
 
     Retry: safe for the same owner; its epoch stays while the lease lasts.
     Errors: INVALID_ARGUMENT with reason INVALID_LEASE when the owner or the
-    duration is out of its bounds. FAILED_PRECONDITION with reason LEASE_HELD, with the owner and the
-    time that is left.
+    duration is out of its bounds. FAILED_PRECONDITION with reason LEASE_HELD,
+    with the owner and the time that is left.
     """
     RenewLease: _grpc.UnaryUnaryMultiCallable[_cursor_pb2.RenewLeaseRequest, _cursor_pb2.RenewLeaseResponse]
     """RenewLease prolongs a lease that has not been lost.
@@ -139,7 +141,7 @@ class CursorServiceStub:
     """
     ImportManagedCursor: _grpc.UnaryUnaryMultiCallable[_cursor_pb2.ImportManagedCursorRequest, _cursor_pb2.ImportManagedCursorResponse]
     """ImportManagedCursor creates a cursor from what Pulsar's metadata store and
-    cursor ledger keep of one, or replaces one.
+    cursor ledger keep of one, or replaces one, whose lease is over then.
 
     Retry: safe; when only the answer was lost, it is refused with CURSOR_EXISTS
     like any other. Errors: INVALID_ARGUMENT with reason INVALID_MANAGED_CURSOR;
@@ -201,7 +203,9 @@ class CursorServiceAsyncStub(CursorServiceStub):
     ResetCursor: _aio.UnaryUnaryMultiCallable[_cursor_pb2.ResetCursorRequest, _cursor_pb2.ResetCursorResponse]  # type: ignore[assignment]
     """ResetCursor moves a cursor to a position, backwards too, and forgets what
     was acknowledged beyond it, delivery attempts, and the properties of the
-    mark-delete position. Retry: safe.
+    mark-delete position. Without the epoch of the lease it ends the lease: what
+    its holder does from then on is fenced, since it knows of none of that.
+    Retry: safe.
     """
     MarkDelete: _aio.UnaryUnaryMultiCallable[_cursor_pb2.MarkDeleteRequest, _cursor_pb2.MarkDeleteResponse]  # type: ignore[assignment]
     """MarkDelete acknowledges everything up to a position, and attaches
@@ -248,8 +252,8 @@ class CursorServiceAsyncStub(CursorServiceStub):
 
     Retry: safe for the same owner; its epoch stays while the lease lasts.
     Errors: INVALID_ARGUMENT with reason INVALID_LEASE when the owner or the
-    duration is out of its bounds. FAILED_PRECONDITION with reason LEASE_HELD, with the owner and the
-    time that is left.
+    duration is out of its bounds. FAILED_PRECONDITION with reason LEASE_HELD,
+    with the owner and the time that is left.
     """
     RenewLease: _aio.UnaryUnaryMultiCallable[_cursor_pb2.RenewLeaseRequest, _cursor_pb2.RenewLeaseResponse]  # type: ignore[assignment]
     """RenewLease prolongs a lease that has not been lost.
@@ -263,7 +267,7 @@ class CursorServiceAsyncStub(CursorServiceStub):
     """
     ImportManagedCursor: _aio.UnaryUnaryMultiCallable[_cursor_pb2.ImportManagedCursorRequest, _cursor_pb2.ImportManagedCursorResponse]  # type: ignore[assignment]
     """ImportManagedCursor creates a cursor from what Pulsar's metadata store and
-    cursor ledger keep of one, or replaces one.
+    cursor ledger keep of one, or replaces one, whose lease is over then.
 
     Retry: safe; when only the answer was lost, it is refused with CURSOR_EXISTS
     like any other. Errors: INVALID_ARGUMENT with reason INVALID_MANAGED_CURSOR;
@@ -352,7 +356,9 @@ class CursorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_cursor_pb2.ResetCursorResponse, _abc.Awaitable[_cursor_pb2.ResetCursorResponse]]:
         """ResetCursor moves a cursor to a position, backwards too, and forgets what
         was acknowledged beyond it, delivery attempts, and the properties of the
-        mark-delete position. Retry: safe.
+        mark-delete position. Without the epoch of the lease it ends the lease: what
+        its holder does from then on is fenced, since it knows of none of that.
+        Retry: safe.
         """
 
     @_abc_1.abstractmethod
@@ -441,8 +447,8 @@ class CursorServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Retry: safe for the same owner; its epoch stays while the lease lasts.
         Errors: INVALID_ARGUMENT with reason INVALID_LEASE when the owner or the
-        duration is out of its bounds. FAILED_PRECONDITION with reason LEASE_HELD, with the owner and the
-        time that is left.
+        duration is out of its bounds. FAILED_PRECONDITION with reason LEASE_HELD,
+        with the owner and the time that is left.
         """
 
     @_abc_1.abstractmethod
@@ -474,7 +480,7 @@ class CursorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cursor_pb2.ImportManagedCursorResponse, _abc.Awaitable[_cursor_pb2.ImportManagedCursorResponse]]:
         """ImportManagedCursor creates a cursor from what Pulsar's metadata store and
-        cursor ledger keep of one, or replaces one.
+        cursor ledger keep of one, or replaces one, whose lease is over then.
 
         Retry: safe; when only the answer was lost, it is refused with CURSOR_EXISTS
         like any other. Errors: INVALID_ARGUMENT with reason INVALID_MANAGED_CURSOR;
