@@ -5,7 +5,10 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from grpc import aio
 
+from seqgate.api.cursor.v1 import cursor_pb2
+from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
 from seqgate.client import (
     Batching,
     Breaker,
@@ -178,3 +181,23 @@ async def test_a_subscription_that_is_missing_or_in_use_is_refused(
         (message,) = await some(consumer, 1)
         assert message.id == MessageId(*message.id.position)
         await consumer.ack(message)
+
+
+async def test_who_resets_the_cursor_by_hand_is_followed_by_whoever_is_connected(
+    stack: Stack, client: Client, topic: str
+) -> None:
+    await publish(client, topic, 5, keys=1)
+    async with client.consumer(topic, "s") as consumer:
+        for message in await some(consumer, 5):
+            await consumer.ack(message)
+        async with aio.insecure_channel(stack.address("cursor")) as channel:
+            request = cursor_pb2.ResetCursorRequest(topic=topic, name="s")
+            await CursorServiceStub(channel).ResetCursor(request)
+        async with client.producer(topic) as producer:
+            await producer.send(b"5", key="key-0")
+        (new,) = await some(consumer, 1)
+        with pytest.raises(StaleTokenError):
+            await consumer.ack(new)
+        for at, message in enumerate(await some(consumer, 6)):
+            assert int(message.payload) == at
+            await consumer.ack(message)
