@@ -1135,6 +1135,18 @@ def test_what_filters_failed_at_before_a_take_over_is_known_before_they_are_aske
     assert it.sub.judging.first_failed() is None
 
 
+def test_a_chunk_that_waited_before_a_take_over_may_have_waited_for_its_message() -> None:
+    it = stage(is_filtered=True, waits={Position(1, 0): 0})
+    it.holds = (Judge,)
+    it.publish(A, chunk=Chunk("attempt", is_last=False), verdict=UNJUDGED)
+    assert it.sub.judging.first_failed() is None
+    it.publish(A, chunk=Chunk("attempt", is_last=True), verdict=UNJUDGED)
+    it.says = {0: PARK}
+    it.answer(Position(1, 0))
+    it.refilter()
+    assert it.sub.judging.first_failed() == Position(1, 0)
+
+
 def _rejected_while_nothing_is_durable() -> None:
     """The cursor service is away, and filters reject whatever is read."""
     it = stage(permits=10)

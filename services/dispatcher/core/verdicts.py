@@ -110,7 +110,10 @@ class Verdicts:
         """Whether an entry waits because filters failed at it, or is judged once more after
         that."""
         state = None if lane.undecided is None else lane.undecided.states.get(position)
-        return state == PARK or (state == UNJUDGED and self._waits.waited(position))
+        is_chunk = lane.rare is not None and position in lane.rare.chunks
+        return state == PARK or (
+            state == UNJUDGED and self._waits.is_anew(position, is_chunk=is_chunk)
+        )
 
     def note_put_off(self, lane: Lane, position: Position, until_ms: int, times: int = 1) -> None:
         """An entry that waits is judged again then, and was put off so many times in a row."""

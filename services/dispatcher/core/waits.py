@@ -33,9 +33,10 @@ class Waits:
         """Since when an entry waits that is found to wait now."""
         return min(now_ms, self._since_ms.get(position, now_ms))
 
-    def waited(self, position: Position) -> bool:
-        """Whether an entry that is being looked at once more waited before, here or elsewhere."""
-        return position in self._anew or position in self._since_ms
+    def is_anew(self, position: Position, *, is_chunk: bool) -> bool:
+        """Whether filters failed, here or elsewhere, at an entry that is being looked at once more.
+        Of a chunk that waited elsewhere nobody knows whether that was why."""
+        return position in self._anew or (not is_chunk and position in self._since_ms)
 
     def begin_anew(self, position: Position) -> None:
         """An entry that waits may have no reason to any more; if it has, its time begins anew."""
