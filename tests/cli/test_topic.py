@@ -9,6 +9,8 @@ import pytest
 from grpc import aio
 from redis.asyncio import Redis
 
+from seqgate.api.dedup.v1 import dedup_pb2
+from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
 from seqgate.api.ledger.v1.ledger_pb2 import CreateTopicRequest
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client import Batching, Chunking, Client, connect
@@ -117,6 +119,14 @@ async def test_a_topic_that_waits_for_a_rebuild_says_how_much_is_to_be_replayed(
         )
         async with connect(stack.address("ledger")) as client:
             await published(client, topic, "one", "two", "three")
+            async with aio.insecure_channel(stack.address("dedup")) as channel:
+                asked = dedup_pb2.GetTopicStatusRequest(topic=topic)
+
+                async def is_confirmed() -> bool:  # a confirmation of everything replays it
+                    status = await DedupServiceStub(channel).GetTopicStatus(asked)
+                    return status.counts.confirmed_entries == 3
+
+                await eventually(is_confirmed)
             async with Redis.from_url(stack.redis_url) as redis:
                 await redis.flushall()
 
