@@ -147,6 +147,7 @@ class Dispatcher:
             self._live[key] = live
             if before is not None:
                 self._metrics.end(before)
+                self._tasks.create_task(self._close(key, before))
             self._metrics.begin(live)
             log.info("subscription taken", topic=str(topic), subscription=name, epoch=live.epoch)
             return live
@@ -382,11 +383,14 @@ class Dispatcher:
                             continue
                         if self._live.get(key) is live:
                             del self._live[key]
-                        try:
-                            await live.close(self._config.call_timeout_s)
-                        except Exception:  # of one subscription: others are kept
-                            log.exception("not let go", topic=str(key[0]), subscription=key[1])
+                        await self._close(key, live)
                         self._metrics.end(live)
+
+    async def _close(self, key: tuple[TopicName, str], live: Live) -> None:
+        try:
+            await live.close(self._config.call_timeout_s)
+        except Exception:  # of one subscription: others are kept
+            log.exception("not let go", topic=str(key[0]), subscription=key[1])
 
     async def finish(self, timeout_s: float) -> None:
         """Give everything back; nothing is taken any more."""

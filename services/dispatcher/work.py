@@ -125,7 +125,7 @@ class Work:
         self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
     ) -> asyncio.Task[None]:
         """Do something. It belongs to no call, so it inherits neither a caller's deadline nor its
-        span."""
+        span. What begins when everything has stopped is ended soon."""
         return self._start(contextvars.Context(), work, *arguments)
 
     def _start(
@@ -137,6 +137,8 @@ class Work:
         task = self._tasks.create_task(self._until_stopped(work, *arguments), context=context)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        if self.stopped is not None:
+            asyncio.get_running_loop().call_later(CANCEL_AGAIN_S, self._cancel_all)
         return task
 
     def start_for_machine(

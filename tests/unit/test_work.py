@@ -136,3 +136,16 @@ def test_so_many_changes_wait_at_most_and_those_beyond_are_refused(
 ) -> None:
     monkeypatch.setattr(limits, "WAITING_CHANGES_MAX", 3)
     assert run(lambda: _changes(asked_bytes), seed=0) == most
+
+
+def test_what_begins_after_everything_has_stopped_ends_too() -> None:
+    async def for_ever() -> None:
+        await asyncio.Event().wait()
+
+    async def stop() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            work = Work(TopicName.parse("t/n/topic"), "s", tasks, lambda _: None)
+            work.stop(Fenced("lost"))
+            work.start(for_ever)
+
+    run(stop, seed=0)
