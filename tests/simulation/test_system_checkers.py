@@ -74,12 +74,14 @@ def test_a_message_that_a_trim_cut_is_complete_before_its_last_chunk_if_that_is_
     assert bool(seen.violations) != is_right
 
 
-def test_a_letter_may_be_given_up_where_a_topic_may_refuse_its_producer() -> None:
+@pytest.mark.parametrize("goes_to", ["t/n/letters", "t/n/others", ""])
+def test_a_letter_may_be_given_up_where_its_topic_may_refuse_its_producer(goes_to: str) -> None:
     checker = Checker(seen := Seen(lambda: 0.0))
     checker.terms.refusing.add("t/n/letters")
+    seen.subscription(TOPIC, NAME).dead_letter_topic = goes_to
     seen.log(TOPIC).at[FIRST] = Appended(FIRST, "p", (0,), (1,), None, 0, 0.0)
     checker.cursors.passed(TOPIC, NAME, [FIRST], Because.LETTER_REFUSED)
-    assert not seen.violations
+    assert bool(seen.violations) == (goes_to != "t/n/letters")
 
 
 @pytest.mark.parametrize(

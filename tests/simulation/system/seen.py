@@ -222,6 +222,7 @@ class Subscription:
         spent_epoch: the last one of the cursor that had this name before.
         taken_epochs: those under which instances took it.
         is_made: whether it has a cursor; `deletions`: how many were begun and not noticed yet.
+        dead_letter_topic: where its letters go; empty: where they go by default.
     """
 
     topic: str
@@ -257,6 +258,7 @@ class Subscription:
     taken_epochs: set[int] = field(default_factory=set)
     is_made: bool = False
     deletions: int = 0
+    dead_letter_topic: str = ""
 
     def made_again(self) -> "Subscription":
         """What is known when its cursor is deleted: how consumers want it to behave."""
@@ -273,6 +275,7 @@ class Subscription:
             spent_epoch=max(self.epoch, self.spent_epoch),
             taken_epochs=self.taken_epochs,
             deletions=self.deletions - 1,
+            dead_letter_topic=self.dead_letter_topic,
         )
 
 

@@ -326,6 +326,7 @@ class World:
         """What is to be expected of a subscription."""
         known = self.seen.subscription(of.topic, of.name)
         known.kind = of.type.name
+        known.dead_letter_topic = of.options.dead_letter_topic
         known.is_ordered = of.type is not SubscriptionType.SHARED
         known.holds = of.options.after_dead_letter is AfterDeadLetter.HOLD
         known.delays_hold = of.options.delay_holds_key

@@ -285,6 +285,6 @@ class Cursors:
                 return entry.generation >= dead.GENERATIONS_MAX
             case Because.LETTER_REFUSED:
                 is_large = entry.payload_bytes > self._terms.payload_bytes_max
-                return is_large or bool(self._terms.refusing)
+                return is_large or subscription.dead_letter_topic in self._terms.refusing
             case _:
                 return False
