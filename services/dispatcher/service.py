@@ -381,8 +381,9 @@ class Dispatcher:
                     async with self._opening.of(key):
                         if live.sessions and live.stopped is None:
                             continue
-                        if self._live.get(key) is live:
-                            del self._live[key]
+                        if self._live.get(key) is not live:
+                            continue  # who took its place closes it
+                        del self._live[key]
                         await self._close(key, live)
                         self._metrics.end(live)
 
