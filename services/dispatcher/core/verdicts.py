@@ -112,7 +112,7 @@ class Verdicts:
         state = None if lane.undecided is None else lane.undecided.states.get(position)
         is_chunk = lane.rare is not None and position in lane.rare.chunks
         return state == PARK or (
-            state == UNJUDGED and self._waits.is_anew(position, is_chunk=is_chunk)
+            state == UNJUDGED and self._waits.failed_before(position, is_chunk=is_chunk)
         )
 
     def note_put_off(self, lane: Lane, position: Position, until_ms: int, times: int = 1) -> None:

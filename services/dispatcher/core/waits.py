@@ -33,7 +33,7 @@ class Waits:
         """Since when an entry waits that is found to wait now."""
         return min(now_ms, self._since_ms.get(position, now_ms))
 
-    def is_anew(self, position: Position, *, is_chunk: bool) -> bool:
+    def failed_before(self, position: Position, *, is_chunk: bool) -> bool:
         """Whether filters failed, here or elsewhere, at an entry that is being looked at once more.
         Of a chunk that waited elsewhere nobody knows whether that was why."""
         return position in self._anew or (not is_chunk and position in self._since_ms)
