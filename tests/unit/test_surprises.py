@@ -10,11 +10,12 @@ import pytest
 
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.effects import Options
+from services.dispatcher.live import Live
 from services.dispatcher.placement import Placement
 from services.dispatcher.ports import Ports
 from services.dispatcher.service import Dispatcher
 from services.dispatcher.session import Joining
-from services.errors import DomainError
+from services.errors import DomainError, Fenced
 from tests.simulation.defects import find
 from tests.support.shells import (
     TOPIC,
@@ -144,3 +145,28 @@ def test_without_that_everything_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
     assert isinstance(found, Surprised)
+
+
+async def _lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    durable, lost = Live._durable, list[Live]()
+
+    async def lose(live: Live) -> Any:
+        live.stop(Fenced("lost"))
+        lost.append(live)
+        return await durable(live)
+
+    async with stage() as it:
+        with monkeypatch.context() as patch:
+            patch.setattr(Live, "_durable", lose)
+            with pytest.raises(Fenced):
+                await it.join("one")
+        (before,) = lost
+        again = await it.join("one")
+        await until(again, lambda: len(again.got) == 1)
+        assert not before._work._running
+
+
+def test_a_lease_that_is_lost_while_it_loads_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    virtually(lambda: _lost(monkeypatch))
