@@ -180,8 +180,9 @@ class Sending:
         has."""
         share = page.share
         left_bytes = self._bytes_max - share.size_bytes
-        if page.was_left_out:  # one entry may be beyond the limit
-            left_bytes = max(left_bytes, self._entry_bytes)
+        if page.was_left_out and left_bytes < self._entry_bytes:
+            page.drop()  # one entry may be beyond the limit, and nothing beside it
+            left_bytes = max(self._bytes_max - share.size_bytes, self._entry_bytes)
         if left_bytes > 0 and share.try_take(left_bytes):
             return left_bytes
         page.drop()

@@ -117,6 +117,31 @@ def test_entries_of_many_keys_are_fetched_few_times_though_they_come_in_another_
     virtually(main)
 
 
+async def _left_out() -> int:
+    """Entries are larger than what a stream may have on its way, and come in another order than the
+    log's. Returns how much it has at most while one is fetched."""
+    async with shell(Random(7), cache_bytes_max=0, stream_bytes_max=8_000) as it:
+        for each in range(60):
+            it.log.append(b"key-%d" % (each % 7), bytes(10_000 if each % 2 else 1_000))
+        peer, fetch_some, taken = await it.join(), it.log.fetch_some, list[int]()
+
+        async def noting(*asked: Any, **how: Any) -> Any:
+            taken.append(peer.session._share.size_bytes)
+            return await fetch_some(*asked, **how)
+
+        it.log.fetch_some = noting  # type: ignore[method-assign]
+        peer.session.permit(60)
+        await until(peer, lambda: len(peer.got) == 60)
+        return max(taken)
+
+
+def test_an_entry_that_is_larger_than_a_stream_may_have_is_fetched_with_nothing_beside_it() -> None:
+    async def main() -> None:
+        assert await _left_out() <= 10_100
+
+    virtually(main)
+
+
 async def _stalled() -> tuple[Peer, Peer, Shell]:
     """One consumer does not read what takes up all room, and another one wants some."""
     settings = {"streams_bytes_max": 40_000, "slow_consumer_s": 2, "cache_bytes_max": 0}
