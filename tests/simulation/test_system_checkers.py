@@ -2,6 +2,7 @@
 
 import pytest
 
+from seqgate.client import Dropped, DropReason, Incomplete
 from seqgate.types import Chunk, Position, TopicName
 from services.cursor.adapters.memory import MemoryHoles
 from services.cursor.core.cursor import CursorState
@@ -12,7 +13,7 @@ from services.dispatcher import dead
 from services.dispatcher.core.effects import Because
 from services.ledger.ports import LogState
 from tests.simulation.system.checkers import Checker
-from tests.simulation.system.seen import Appended, Seen, Sent
+from tests.simulation.system.seen import Appended, Origin, Seen, Sent
 
 TOPIC, NAME = TopicName.parse("t/n/topic"), "s"
 FIRST = Position(1, 0)
@@ -133,3 +134,80 @@ def test_who_deleted_a_topic_need_not_live_to_say_so() -> None:
         state = LogState(TOPIC, incarnation, 1, 0, None, None, 0, 0, 0)
         checker.logs.at_ledger("take", (TOPIC,), {}, state)
         assert ("p" not in seen.log(TOPIC).marks) == is_deleted
+
+
+def test_a_letter_may_be_given_up_where_a_store_has_been_full() -> None:
+    checker = Checker(seen := Seen(lambda: 0.0))
+    checker.terms.has_been_full = True
+    seen.log(TOPIC).at[FIRST] = Appended(FIRST, "p", (0,), (1,), None, 0, 0.0)
+    checker.cursors.passed(TOPIC, NAME, [FIRST], Because.LETTER_REFUSED)
+    assert not seen.violations
+
+
+@pytest.mark.parametrize(
+    ("is_made", "answered_s", "is_right"),
+    [(False, 1.0, True), (True, None, True), (True, 3.0, True), (True, 1.0, False)],
+    ids=["deleted", "moving", "moved-since", "moved-before"],
+)
+def test_who_asks_while_a_subscription_is_moved_may_be_told_what_was(
+    is_made: bool, answered_s: float | None, is_right: bool
+) -> None:
+    checker = Checker(seen := Seen(lambda: 0.0))
+    entry = Appended(FIRST, "p", (0,), (1,), None, 0, 0.0)
+    seen.log(TOPIC).at[FIRST] = entry
+    seen.subscription(TOPIC, NAME).is_made = is_made
+    checker.administration.moves(str(TOPIC), NAME, None).answered_s = answered_s
+    checker.administration.explained(str(TOPIC), NAME, FIRST, ["REASON_ACKNOWLEDGED"], asked_s=2.0)
+    assert bool(seen.violations) != is_right
+
+
+def large(seen: Seen, *entry_ids: int, of: int) -> None:
+    """The first chunks of a large message, at these places in the log."""
+    log = seen.log(TOPIC)
+    for chunk_id, entry_id in enumerate(entry_ids):
+        at = Position(1, entry_id)
+        log.at[at] = Appended(at, "p", (0,), (1,), Chunk("u", chunk_id, of, 9), 0, 0.0)
+        log.entries.append(log.at[at])
+        log.attempts.setdefault(("p", "u"), []).append(at)
+        log.last["p"] = log.at[at]
+        seen.sent.setdefault(1, Sent(1, str(TOPIC), "p", 0, None, "", 0.0, 9))
+
+
+@pytest.mark.parametrize(("begins_at", "is_right"), [(Position(1, 1), True), (FIRST, False)])
+def test_a_chunk_may_be_passed_whose_message_began_before_its_subscription(
+    begins_at: Position, is_right: bool
+) -> None:
+    checker = Checker(seen := Seen(lambda: 0.0))
+    checker.cursors.created(TOPIC, NAME, begins_at)  # made before its entries were stored
+    large(seen, 1, 2, of=3)
+    checker.cursors.passed(TOPIC, NAME, [Position(1, 2)], Because.HEADLESS)
+    assert bool(seen.violations) != is_right
+
+
+@pytest.mark.parametrize(("taken_back_to", "is_right"), [(FIRST, True), (Position(1, 2), False)])
+def test_a_cursor_that_is_taken_back_begins_there(taken_back_to: Position, is_right: bool) -> None:
+    checker = Checker(seen := Seen(lambda: 0.0))
+    checker.cursors.created(TOPIC, NAME, Position(1, 50))
+    changed(checker, taken_back_to)
+    large(seen, 1, 2, of=3)
+    dropped = Dropped(DropReason.HEADLESS, "p", 0, "u", (Position(1, 2),))
+    checker.deliveries.dropped(str(TOPIC), NAME, dropped, Incomplete.REFUSE)
+    assert bool(seen.violations) != is_right
+
+
+@pytest.mark.parametrize(("refused", "is_right"), [(3, True), (1, False)])
+def test_letters_of_a_cursor_that_is_deleted_may_be_on_their_way(
+    refused: int, is_right: bool
+) -> None:
+    checker = Checker(seen := Seen(lambda: 0.0))
+    checker.terms.is_exact = True
+    checker.cursors.created(TOPIC, NAME, None)
+    subscription = seen.subscription(TOPIC, NAME)
+    subscription.redeliveries_max = 2
+    subscription.refused[FIRST] = refused
+    checker.cursors.deleting(TOPIC, NAME)
+    checker.cursors.deleted(TOPIC, NAME)
+    large(seen, 0, of=2)
+    origin = Origin(str(TOPIC), NAME, FIRST)
+    checker.logs._check_failures(seen.subscription(TOPIC, NAME), origin)
+    assert bool(seen.violations) != is_right

@@ -455,6 +455,7 @@ class Administrator:
         of = self.rng.choice(subscriptions)
         entry = self.rng.choice(entries)
         self._count("explains")
+        asked_s = self.world.seen.now_s()
         answer = await services.dispatcher.Explain(
             dispatcher_pb.ExplainRequest(
                 topic=topic, subscription=of.name, position=_wire(entry.position)
@@ -462,7 +463,7 @@ class Administrator:
             timeout=CALL_TIMEOUT_S,
         )
         said = [dispatcher_pb.Reason.Name(each.reason) for each in answer.reasons]
-        self.world.checker.administration.explained(topic, of.name, entry.position, said)
+        self.world.checker.administration.explained(topic, of.name, entry.position, said, asked_s)
 
     async def _say_nothing(self, services: "Services") -> None:
         """Open a stream, and say nothing: it ends within a while."""

@@ -167,6 +167,7 @@ class Faults:
         name = self._rng.choice(["ledger", "cursor"])
         self._happens(f"{name} store full")
         self._world.stores.troubles[name].full = True
+        self._world.checker.terms.has_been_full |= name == "ledger"
         try:
             await self._lasts()
         finally:

@@ -194,7 +194,9 @@ def unsettled(world: World) -> list[str]:
         waiting = [
             each
             for each in subscription.waiting
-            if not log.is_trimmed(each) and not world.seen.is_forsaken(of.topic, each)
+            if not log.is_trimmed(each)
+            and not world.seen.is_forsaken(of.topic, each)
+            and not (each in subscription.kept_back and not log.is_whole(log.at[each]))
         ]
         if waiting:
             missing.append(f"{of.topic} {of.name} ({of.type.name}) does not get {waiting[:5]}")

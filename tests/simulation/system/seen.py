@@ -204,9 +204,11 @@ class Subscription:
         through: how far they asked to acknowledge everything, and by which deliveries.
         done: what was answered to be acknowledged, and by which delivery.
         undone_s: when an acknowledgement was taken back the last time, by entry.
-        refused: how often consumers refused messages of an entry.
+        refused: how often consumers refused messages of an entry; `refused_before`: of the cursor
+            that had this name before, whose letters may still be on their way.
         filters: what it was filtered by, in the order in which that was asked for.
         dropped: chunks that a consumer's client acknowledged since they make no message.
+        kept_back: chunks that it gave back since the rest of their message did not come.
         passed: entries that the dispatcher says it acknowledged though nobody received them.
         lettered: what is in the dead letter topic; of a large message, by chunk.
         remembers_keys: whether its cursor has keys of which a message was dead-lettered.
@@ -242,8 +244,10 @@ class Subscription:
     undone_s: dict[Position, float] = field(default_factory=dict)
     moves: list[Move] = field(default_factory=list)
     refused: Counter[Position] = field(default_factory=Counter)
+    refused_before: Counter[Position] = field(default_factory=Counter)
     filters: list[FilterSet] = field(default_factory=list)
     dropped: set[Position] = field(default_factory=set)
+    kept_back: set[Position] = field(default_factory=set)
     passed: dict[Position, str] = field(default_factory=dict)
     lettered: set[tuple[Position, int]] = field(default_factory=set)
     remembers_keys: bool = False
@@ -275,6 +279,7 @@ class Subscription:
             spent_epoch=max(self.epoch, self.spent_epoch),
             taken_epochs=self.taken_epochs,
             deletions=self.deletions - 1,
+            refused_before=self.refused,
             dead_letter_topic=self.dead_letter_topic,
         )
 

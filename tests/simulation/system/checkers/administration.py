@@ -34,13 +34,17 @@ class Administration:
         self._seen.subscription(topic, name).filters.append(asked)
         return asked
 
-    def explained(self, topic: str, name: str, position: Position, said: Sequence[str]) -> None:
-        """The dispatcher said why an entry is not delivered."""
+    def explained(
+        self, topic: str, name: str, position: Position, said: Sequence[str], asked_s: float
+    ) -> None:
+        """The dispatcher said why an entry is not delivered; it was asked then."""
         subscription, log = self._seen.subscription(topic, name), self._seen.log(topic)
         self._seen.note(f"explained {topic} {name} {position}: {', '.join(said)}")
         what = f"{topic} {name} {position}: {', '.join(said)}"
         is_gone = position not in log.at or log.is_trimmed(position)
-        is_moved = any(each.is_open for each in subscription.moves)
+        is_moved = not subscription.is_made or any(
+            each.answered_s is None or each.answered_s >= asked_s for each in subscription.moves
+        )
         if "REASON_NO_ENTRY" in said and not is_gone:
             self._seen.violate("EXPLAINED", f"{what}, and it is there")
         has_letter = any(lettered == position for lettered, _ in subscription.lettered)

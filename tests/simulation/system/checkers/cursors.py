@@ -96,6 +96,8 @@ class Cursors:
             if not why:
                 skipped.append(position)
         subscription.parts = parts
+        if subscription.start is not None and (mark is None or mark < subscription.start):
+            subscription.start = mark  # it was imported beyond the log, and is taken back
         if lost or lost_parts:
             self._undone(subscription, log, lost, lost_parts)
         if skipped:
@@ -279,12 +281,14 @@ class Cursors:
                     not is_there
                     or log.is_trimmed(first)
                     or first in subscription.acknowledged
+                    or (subscription.start is not None and first <= subscription.start)
                     or bool(self._reason(subscription, log, first))
                 )
             case Because.CYCLE:
                 return entry.generation >= dead.GENERATIONS_MAX
             case Because.LETTER_REFUSED:
                 is_large = entry.payload_bytes > self._terms.payload_bytes_max
-                return is_large or subscription.dead_letter_topic in self._terms.refusing
+                is_refusing = subscription.dead_letter_topic in self._terms.refusing
+                return is_large or is_refusing or self._terms.has_been_full
             case _:
                 return False

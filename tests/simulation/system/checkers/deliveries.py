@@ -64,7 +64,9 @@ class Deliveries:
             self._seen.violate("INVENTED", f"{topic} {name} {dropped}")
         if dropped.reason in FINAL or incomplete is Incomplete.ACKNOWLEDGE:
             subscription.dropped.update(dropped.positions)
-        elif dropped.reason not in COME_AGAIN:
+        elif dropped.reason in COME_AGAIN:
+            subscription.kept_back.update(dropped.positions)
+        else:
             for position in dropped.positions:
                 subscription.refused[position] += 1
 

@@ -195,6 +195,7 @@ class Logs:
         if entry is not None and chunk is not None:
             places = log.attempts[entry.producer, chunk.uuid]
         times = max(subscription.refused[each] for each in places)
+        times = max(times, *(subscription.refused_before[each] for each in places))
         if times <= most:
             self._seen.violate("LETTER_EARLY", f"{origin} was refused {times} times")
 

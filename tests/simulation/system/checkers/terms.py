@@ -19,6 +19,7 @@ class Terms:
         clocks_agree: whether all processes have the same time.
         payload_bytes_max: how large a payload may be that the ledger never refused.
         refusing: topics that were given so low a limit of producers that they may refuse one.
+        has_been_full: whether a store was full: letters may be refused until they are given up.
         is_exact: whether nothing fails in this history but what consumers refuse.
     """
 
@@ -27,6 +28,7 @@ class Terms:
     clocks_agree: bool = False
     payload_bytes_max: int = sys.maxsize
     refusing: set[str] = field(default_factory=set)
+    has_been_full: bool = False
     is_exact: bool = False
 
 
