@@ -1,26 +1,41 @@
 """What the holder of a subscription does to its cursor, in the order in which it does it.
 
-Of a call that is not answered nobody knows whether it is still to be done: by a service that stands
-still, or a network that delays. Acknowledgements and counts may come as late as they like, since
+A call may come late, or again: a service stands still, a network delays, and a proxy repeats what
+it sent before, answered or not. Acknowledgements and counts may come as often as they like, since
 they only add up. What takes the place of something else may not: an acknowledgement of before a
-reset would skip what is to be delivered once more, and properties of before would undo newer ones.
-So, after a call that was not answered, the holder goes on with the next epoch of its lease before
-it replaces anything: whatever is still under way is fenced then.
+reset would skip what is to be delivered once more, the reset would take back what was acknowledged
+since, and properties of before would undo newer ones. So no epoch of a lease holds two calls of
+which the first, coming after the second, would undo it: the holder goes on with the next epoch in
+between, and the first is fenced.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from enum import Enum, auto
 from typing import Final, TypeVar
 
 from seqgate.types import Position, TopicName
 from services.dispatcher.core.effects import Persist
 from services.dispatcher.ports import Cursor, Cursors, Part, Run
-from services.errors import DomainError, Fenced, Kind
+from services.errors import Fenced
 
 T = TypeVar("T")
 
-_UNKNOWN: Final = frozenset({Kind.UNAVAILABLE, Kind.EXHAUSTED})
-"""After these a call may still be done."""
+
+class _Change(Enum):
+    """What a call does to a cursor."""
+
+    ADD = auto()
+    RESET = auto()
+    PUT = auto()
+
+
+_UNDONE_BY: Final[Mapping[_Change, frozenset[_Change]]] = {
+    _Change.ADD: frozenset({_Change.RESET}),
+    _Change.RESET: frozenset({_Change.ADD, _Change.RESET}),
+    _Change.PUT: frozenset({_Change.PUT}),
+}
+"""What may not come after each, if it was sent before."""
 
 
 class Tenure:
@@ -40,9 +55,10 @@ class Tenure:
         self._owner = owner
         self._epoch = epoch
         self._lease_ms = lease_ms
-        self._doubted = 0  # the last epoch with a call that was not answered
+        self._sent: set[_Change] = set()  # under this epoch
         self._left = 0  # the last one after which the next was asked for
         self._renewing = asyncio.Lock()
+        self._putting = asyncio.Lock()
 
     @property
     def epoch(self) -> int:
@@ -67,18 +83,23 @@ class Tenure:
 
     async def persist(self, what: Persist) -> Position | None:
         """Make acknowledgements durable. Returns the mark-delete position."""
-        return await self._done(lambda epoch: self._cursors.persist(*self._names, what, epoch))
+        return await self._changed(
+            _Change.ADD, lambda epoch: self._cursors.persist(*self._names, what, epoch)
+        )
 
     async def record(self, attempts: Sequence[tuple[Position, int]]) -> None:
         """Make durable how often deliveries failed."""
-        await self._done(lambda epoch: self._cursors.record(*self._names, attempts, epoch))
+        await self._changed(
+            _Change.ADD, lambda epoch: self._cursors.record(*self._names, attempts, epoch)
+        )
 
     # ---- what takes the place of something
 
     async def reset(self, mark_delete: Position | None) -> None:
         """Move the cursor, and forget what is acknowledged beyond, and attempts."""
-        await self._without_doubt()
-        await self._done(lambda epoch: self._cursors.reset(*self._names, mark_delete, epoch))
+        await self._changed(
+            _Change.RESET, lambda epoch: self._cursors.reset(*self._names, mark_delete, epoch)
+        )
 
     async def set_properties(self, put: Mapping[str, str], remove: Sequence[str]) -> Cursor:
         """Change the cursor's own properties.
@@ -86,10 +107,11 @@ class Tenure:
         Raises:
             InvalidProperty: a property is too long, or there are too many.
         """
-        await self._without_doubt()
-        return await self._done(
-            lambda epoch: self._cursors.set_properties(*self._names, put, remove, epoch=epoch)
-        )
+        async with self._putting:  # two at once would fence each other in turn
+            return await self._changed(
+                _Change.PUT,
+                lambda epoch: self._cursors.set_properties(*self._names, put, remove, epoch=epoch),
+            )
 
     # ---- the lease
 
@@ -103,8 +125,19 @@ class Tenure:
         """Give the lease back."""
         await self._done(lambda epoch: self._cursors.release(*self._names, epoch))
 
-    async def _done(self, call: Callable[[int], Awaitable[T]]) -> T:
+    async def _changed(self, change: _Change, call: Callable[[int], Awaitable[T]]) -> T:
+        async def changed(epoch: int) -> T:
+            self._sent.add(change)
+            return await call(epoch)
+
+        return await self._done(changed, _UNDONE_BY[change])
+
+    async def _done(
+        self, call: Callable[[int], Awaitable[T]], undone_by: frozenset[_Change] = frozenset()
+    ) -> T:
         while True:
+            while self._sent & undone_by:
+                await self._leave(self._epoch)
             epoch = self._epoch
             try:
                 return await call(epoch)
@@ -114,17 +147,6 @@ class Tenure:
                 if epoch == self._epoch and self._left != epoch:
                     raise
                 await self._leave(epoch)
-            except DomainError as error:
-                if error.kind in _UNKNOWN:
-                    self._doubted = max(self._doubted, epoch)
-                raise
-            except BaseException:
-                self._doubted = max(self._doubted, epoch)
-                raise
-
-    async def _without_doubt(self) -> None:
-        if self._doubted == self._epoch:
-            await self._leave(self._epoch)
 
     async def _leave(self, epoch: int) -> None:
         """Go on with the epoch after this one."""
@@ -136,3 +158,4 @@ class Tenure:
                 *self._names, self._owner, epoch, self._lease_ms, next_epoch=True
             )
             self._epoch = lease.epoch
+            self._sent.clear()

@@ -1,4 +1,4 @@
-"""What was sent before a reset or other properties, and not answered, never comes after them."""
+"""What was sent before a reset or other properties never counts after them, late or again."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,11 +19,13 @@ ACK: Final = Persist(1, (FIRST,), (), ())
 
 
 class Delaying(MemoryCursors):
-    """Of calls that are to be lost, the answer is; they are done at once, later, or both."""
+    """Of calls that are to be lost, the answer is; they are done at once, later, or both. Of calls
+    that are repeated the answer comes, and they are done at once and later."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lost: list[str] = []
+        self.repeated: list[str] = []
         self.is_done_at_once = False
         self.late: list[Callable[[], Awaitable[Any]]] = []
         self.error: Callable[[], BaseException] = lambda: CursorsUnavailable(
@@ -31,6 +33,9 @@ class Delaying(MemoryCursors):
         )
 
     async def _maybe(self, method: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        if method in self.repeated:
+            self.repeated.remove(method)
+            self.late.append(call)
         if method not in self.lost:
             return await call()
         self.lost.remove(method)
@@ -44,6 +49,9 @@ class Delaying(MemoryCursors):
 
     async def reset(self, *args: Any) -> Any:
         return await self._maybe("reset", lambda: MemoryCursors.reset(self, *args))
+
+    async def record(self, *args: Any) -> Any:
+        return await self._maybe("record", lambda: MemoryCursors.record(self, *args))
 
     async def set_properties(self, *args: Any, **named: Any) -> Any:
         return await self._maybe("set", lambda: MemoryCursors.set_properties(self, *args, **named))
@@ -123,15 +131,63 @@ async def test_late_properties_do_not_undo_newer_ones() -> None:
     assert (await cursors.cursor()).own == {"filters": "new"}
 
 
-async def test_who_is_answered_stays_in_its_epoch() -> None:
+async def test_an_acknowledgement_that_is_repeated_does_not_skip_what_a_reset_gives_again() -> None:
+    cursors = Delaying()
+    tenure = await held(cursors)
+    cursors.repeated = ["persist"]
+    assert await tenure.persist(ACK) == FIRST
+    await tenure.reset(None)
+    assert await cursors.arrive() == [False]
+    assert (await cursors.cursor()).mark_delete is None
+
+
+async def test_a_repeated_count_of_attempts_does_not_outlast_a_reset() -> None:
+    cursors = Delaying()
+    tenure = await held(cursors)
+    cursors.repeated = ["record"]
+    await tenure.record([(SECOND, 3)])
+    await tenure.reset(None)
+    assert await cursors.arrive() == [False]
+    assert [each async for each in tenure.attempts()] == []
+
+
+async def test_a_reset_that_is_repeated_does_not_take_back_what_was_acknowledged_since() -> None:
+    cursors = Delaying()
+    tenure = await held(cursors)
+    cursors.repeated = ["reset"]
+    await tenure.reset(None)
+    await tenure.persist(ACK)
+    assert await cursors.arrive() == [False]
+    assert (await cursors.cursor()).mark_delete == FIRST
+
+
+async def test_properties_that_are_repeated_do_not_undo_newer_ones() -> None:
+    cursors = Delaying()
+    tenure = await held(cursors)
+    cursors.repeated = ["set"]
+    await tenure.set_properties({"filters": "old"}, ())
+    await tenure.set_properties({"filters": "new"}, ())
+    assert await cursors.arrive() == [False]
+    assert (await cursors.cursor()).own == {"filters": "new"}
+
+
+async def test_what_only_adds_up_stays_in_its_epoch() -> None:
     cursors = Delaying()
     tenure = await held(cursors)
     epoch = tenure.epoch
-    await tenure.persist(ACK)
     await tenure.set_properties({"a": "1"}, ())
-    await tenure.reset(SECOND)
+    await tenure.persist(ACK)
+    await tenure.record([(SECOND, 1)])
+    await tenure.persist(ACK)
     await tenure.renew()
     assert tenure.epoch == epoch
+
+
+async def test_properties_that_are_set_at_once_are_all_there() -> None:
+    cursors = Delaying()
+    tenure = await held(cursors)
+    await asyncio.gather(*(tenure.set_properties({str(at): "1"}, ()) for at in range(20)))
+    assert (await cursors.cursor()).own == {str(at): "1" for at in range(20)}
 
 
 @pytest.mark.parametrize("is_done", [False, True])
@@ -144,9 +200,10 @@ async def test_the_next_epoch_is_asked_for_again_when_its_answer_is_lost(is_done
     with pytest.raises(CursorsUnavailable):
         await tenure.reset(None)
     assert await tenure.persist(ACK) == FIRST  # whichever epoch it is now
+    assert tenure.epoch == epoch + is_done
     await tenure.reset(None)
-    assert tenure.epoch == epoch + 1
-    assert await cursors.arrive() == [False, True]
+    assert tenure.epoch == epoch + is_done + 1
+    assert await cursors.arrive() == [False, not is_done]
     assert await tenure.persist(ACK) == FIRST
 
 
