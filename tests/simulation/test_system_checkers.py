@@ -75,6 +75,31 @@ def test_a_message_that_a_trim_cut_is_complete_before_its_last_chunk_if_that_is_
     assert bool(seen.violations) != is_right
 
 
+@pytest.mark.parametrize(
+    ("kept_from", "has", "is_right"),
+    [
+        pytest.param(3, 7, True, id="told-of-what-was-trimmed-behind-it"),
+        pytest.param(3, 5, True, id="told-of-it-by-a-trim-before"),
+        pytest.param(2, 7, False, id="of-what-is-not-trimmed"),
+        pytest.param(None, 5, False, id="of-what-never-was"),
+        pytest.param(3, 6, False, id="of-what-is-not-there"),
+    ],
+)
+def test_a_state_may_be_ahead_of_what_is_confirmed_by_what_was_trimmed(
+    kept_from: int | None, has: int, *, is_right: bool
+) -> None:
+    checker = Checker(seen := Seen(lambda: 0.0))
+    log = seen.log(TOPIC)
+    for place, sequence_id in enumerate((3, 5, 7)):
+        log.entries.append(
+            Appended(Position(1, place), "p", (sequence_id,), (), None, append_ms=0, at_s=0.0)
+        )
+    log.kept_from = None if kept_from is None else Position(1, kept_from)
+    state = TopicState(1, 1, Position(1, 0), producers={"p": Tracked(Marks(has, has), 0)})
+    checker.folds.check(str(TOPIC), state, is_all=True)
+    assert bool(seen.violations) != is_right
+
+
 @pytest.mark.parametrize("goes_to", ["t/n/letters", "t/n/others", ""])
 def test_a_letter_may_be_given_up_where_its_topic_may_refuse_its_producer(goes_to: str) -> None:
     checker = Checker(seen := Seen(lambda: 0.0))

@@ -1,9 +1,10 @@
 """What must hold of deduplication's state."""
 
+import itertools
 from dataclasses import dataclass, field
 
 from services.dedup.core.topic import TopicState
-from tests.simulation.system.seen import Log, Seen
+from tests.simulation.system.seen import Appended, Log, Seen
 
 
 class Dedup:
@@ -63,7 +64,9 @@ class Folds:
     """P7: what deduplication says of each topic, held against the log after each step.
 
     A large message of which a trim took the beginning counts as what is left of the log says of it:
-    a state that is built from there has it as complete before its last chunk is confirmed.
+    a state that is built from there has it as complete before its last chunk is confirmed. And what
+    was trimmed is told first and as a whole, of a log that a writer knows less of by then since
+    another one has it: of those producers the state is ahead.
     """
 
     def __init__(self, seen: Seen, dedup: Dedup) -> None:
@@ -83,8 +86,7 @@ class Folds:
         changed = set()
         while known.size < len(entries) and confirmed and entries[known.size].position <= confirmed:
             each = entries[known.size]
-            is_whole = each.chunk is None or each.chunk.is_last
-            known.marks[each.producer] = each.highest if is_whole else each.highest - 1
+            known.marks[each.producer] = _mark_at(each)
             changed.add(each.producer)
             known.size += 1
         if not known.is_compared and confirmed is not None:
@@ -100,13 +102,28 @@ class Folds:
             return
         tracked = state.producers.get(producer)
         has = None if tracked is None else tracked.marks.decided
-        if has == mark + 1 and _is_settled_beyond(self._seen.log(topic), known.size, producer):
+        log = self._seen.log(topic)
+        if has == mark + 1 and _is_settled_beyond(log, known.size, producer):
             return
-        if has != mark:
+        if has != mark and has not in _trimmed_beyond(log, known.size, producer):
             self._seen.violate(
                 "FOLD",
                 f"{topic} {producer}: {has}, and the log up to {state.confirmed} says {mark}",
             )
+
+
+def _mark_at(entry: Appended) -> int:
+    """Its producer's mark, if the log ended there."""
+    is_whole = entry.chunk is None or entry.chunk.is_last
+    return entry.highest if is_whole else entry.highest - 1
+
+
+def _trimmed_beyond(log: Log, size: int, producer: str) -> set[int]:
+    """The marks of a producer at what is trimmed behind the first entries of a log, so many."""
+    entries = itertools.takewhile(
+        lambda each: log.is_trimmed(each.position), itertools.islice(log.entries, size, None)
+    )
+    return {_mark_at(each) for each in entries if each.producer == producer}
 
 
 def _is_settled_beyond(log: Log, size: int, producer: str) -> bool:
