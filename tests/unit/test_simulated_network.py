@@ -349,12 +349,34 @@ def test_loss_breaks_connections_and_nothing_is_out_of_order() -> None:
                     for number in range(20):
                         await call.write(b"%d" % number)
                     await call.done_writing()
-                    got += [int(each) async for each in call]
+                    while (each := await call.read()) is not aio.EOF:
+                        got.append(int(each))
                 except (aio.AioRpcError, asyncio.InvalidStateError):
                     ends += 1
                 assert got == list(range(len(got)))
         assert 0 < ends < 20
         assert network.counts["lost"] > 0
+
+    play(body)
+
+
+def test_nothing_arrives_that_was_sent_after_what_was_lost() -> None:
+    async def body(network: Network, served: Served, process: Process) -> None:
+        there, back = network.link("world", "server"), network.link("server", "world")
+        there.delay = back.delay = uniform(0.1, 0.1)
+        async with channel() as to_server:
+            call = to_server.stream_stream(PATH + "Chat")(wait_for_ready=True)
+            await call.write(b"1")
+            assert await call.read() == b"1"
+            await call.write(b"2")
+            await passes(0.1)
+            there.loss, there.delay, back.delay = 1.0, uniform(1, 1), uniform(1, 1)
+            await call.write(b"lost")  # both hear of the end in a second
+            there.loss, there.delay = 0.0, uniform(0.1, 0.1)
+            await call.write(b"3")
+            await passes(10)
+            assert served.asked.keys() == {b"1", b"2"}
+            assert await call.code() is StatusCode.UNAVAILABLE
 
     play(body)
 

@@ -138,6 +138,7 @@ class Connection:
         "address",
         "ends",
         "held",
+        "is_broken",
         "is_going_away",
         "is_silent",
         "last_at",
@@ -170,6 +171,7 @@ class Connection:
         self.held: tuple[list[Any], list[Any]] = ([], [])
         self.unsaid: list[str | None] = [None, None]
         self.last_at = [0.0, 0.0]  # when the last of what was sent arrives
+        self.is_broken = False
         self.is_silent = False
         self.is_going_away = False
         self.streams: dict[Any, None] = {}
@@ -185,7 +187,7 @@ class Connection:
     ) -> None:
         """Send a frame: `receive` is called with it in the process at the other end, if it
         arrives."""
-        if not self.ends[way].is_open or self.is_silent:
+        if not self.ends[way].is_open or self.is_broken:
             return
         link, network = self.links[way], self.network
         if link.loss and network.random.random() < link.loss:
@@ -261,7 +263,9 @@ class Connection:
             end.closed(self, reason)
 
     def break_(self, *, silent: bool = False) -> None:
-        """It breaks: both ends are told, or none."""
+        """It breaks: both ends are told, or none. Nothing arrives that is sent from now on: TCP
+        hands over no byte after one that it lacks."""
+        self.is_broken = True
         if silent:
             self.network.counts["half-open"] += 1
             self.is_silent = True
