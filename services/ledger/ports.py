@@ -212,7 +212,8 @@ class LedgerStore(Protocol):
     async def find(
         self, topic: TopicName, producer: str, sequence_ids: Sequence[int], *, uuid: str = ""
     ) -> list[Fate]:
-        """Where the messages with these ids are; if an id was stored twice, where it was first."""
+        """Where the messages with these ids are; if an id was stored twice, where it was
+        last completed."""
         ...
 
     async def find_time(self, topic: TopicName, append_ms: int) -> Position | None:

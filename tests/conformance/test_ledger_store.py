@@ -286,11 +286,29 @@ async def test_messages_are_found_by_producer_and_id(store: LedgerStore) -> None
     assert await store.highest(TOPIC, 1, "nobody") is None
 
 
-async def test_a_message_that_was_stored_twice_is_where_it_was_first(store: LedgerStore) -> None:
+async def test_a_message_that_was_stored_twice_is_where_it_was_last(store: LedgerStore) -> None:
     writer = await Writer.of(store)  # deduplication was off
     await writer.append(single(5))
     await writer.append(batch([4, 5]))
-    assert await store.find(TOPIC, "p", [5]) == [Found(Position(1, 0), None)]
+    assert await store.find(TOPIC, "p", [5]) == [Found(Position(1, 1), 1)]
+
+
+async def test_what_is_in_many_blocks_is_where_it_was_last(store: LedgerStore) -> None:
+    writer = await Writer.of(store)  # deduplication was off
+    await writer.append(single(1))
+    await writer.append(*large(2, "a", 2)[:1])
+    for _ in range(100):
+        await writer.append(single(0))
+    await writer.append(single(2))
+    await writer.append(*large(2, "a", 2)[1:])
+    for _ in range(5):
+        await writer.append(single(0))
+    assert await store.find(TOPIC, "p", [0, 1, 2, 3]) == [
+        Found(Position(1, 108), None),
+        Found(Position(1, 0), None),
+        Found(Position(1, 103), None, (Position(1, 1), Position(1, 103)), "a"),
+        Missing.STALE,
+    ]
 
 
 async def test_entries_of_keys_that_interleave_are_told_apart(store: LedgerStore) -> None:
@@ -512,9 +530,9 @@ together_and_apart = pytest.mark.parametrize("apart", [False, True], ids=["toget
         ([A0, batch([4, 5])], Found(Position(1, 1), 1)),
         # deduplication was off
         ([A0, A1, A1, A2], found("a", 0, 1, 3)),
-        ([*A, *A], found("a", 0, 1, 2)),
+        ([*A, *A], found("a", 3, 4, 5)),
         ([*A, B0], found("a", 0, 1, 2)),
-        ([*A, single(5)], found("a", 0, 1, 2)),
+        ([*A, single(5)], Found(Position(1, 3), None)),
     ],
 )
 async def test_a_large_message_is_found_when_one_attempt_is_complete(
@@ -1022,7 +1040,7 @@ async def test_a_topic_that_is_renewed_is_another_incarnation_with_the_same_log(
 async def test_an_attempt_is_found_by_its_uuid(store: LedgerStore) -> None:
     writer = await Writer.of(store)  # deduplication was off
     await writer.append(*A, single(5), *B)
-    assert await store.find(TOPIC, "p", [5]) == [found("a", 0, 1, 2)]
+    assert await store.find(TOPIC, "p", [5]) == [found("b", 4, 5)]
     assert await store.find(TOPIC, "p", [5], uuid="b") == [found("b", 4, 5)]
     assert await store.find(TOPIC, "p", [5], uuid="c") == [Missing.STALE]
 

@@ -55,6 +55,11 @@ CLUSTERS_MAX: Final = 16
 """With how many questions the index is asked at most for ids that lie apart. Each goes through what
 it has of the producer, from the id on; no block is opened that holds none of the ids."""
 
+FIND_BLOCKS: Final = 16
+FIND_FACTOR: Final = 4
+"""So many of the blocks that may hold what is looked up are read first, the last of them, beside
+one for each id; where that does not do, so many times more."""
+
 RETAIN_BLOCKS_MAX: Final = 1_000
 """How many blocks one question about retention looks at."""
 
@@ -408,8 +413,7 @@ class SqliteLedgerStore:
     ) -> list[Fate]:
         def work(db: apsw.Connection) -> list[Fate]:
             topic_id, state = _existing(db, topic)
-            finder = Finder(producer, sequence_ids, uuid)
-            _show(db, topic_id, producer, sequence_ids, state.first, finder)
+            finder = _found(db, topic_id, state.first, producer, sequence_ids, uuid)
             trimmed = _trimmed(db, topic_id, producer)
             return [
                 finder.place(each)
@@ -861,15 +865,16 @@ def _blocks(db: apsw.Connection, topic_id: int, start: Position, columns: str) -
     return map(Block._make, rows)
 
 
-def _show(
+def _found(
     db: apsw.Connection,
     topic_id: int,
+    first: Position | None,
     producer: str,
     sequence_ids: Sequence[int],
-    first: Position | None,
-    finder: Finder,
-) -> None:
-    """Show what may hold a producer's ids to the finder, until it is done."""
+    uuid: str,
+) -> Finder:
+    """What the blocks that may hold a producer's ids come to. Most ids are in one block; where they
+    are in many, the last blocks are read, and from further back only until everything is found."""
     wanted = sorted(set(sequence_ids))
     blocks: set[int] = set()
     for lowest, highest in clusters(wanted, CLUSTERS_MAX):
@@ -877,13 +882,18 @@ def _show(
         for block, block_lowest, block_highest in rows:
             if _is_in(wanted, block_lowest, block_highest):
                 blocks.add(block)
-    for block_id in sorted(blocks):  # of one topic, as they were appended
-        ((*columns,),) = _rows(db, f"SELECT {_ENTRIES_ALONE} FROM block WHERE id = ?", block_id)
-        for stored in decode_block(Block(*columns)):
-            if first is not None and stored.position >= first:
-                finder.show(stored)
-        if finder.done:
-            break
+    in_order = sorted(blocks)  # of one topic, as they were appended
+    count = len(wanted) + FIND_BLOCKS
+    while True:
+        finder = Finder(producer, sequence_ids, uuid)
+        for block_id in in_order[-count:]:
+            ((*columns,),) = _rows(db, f"SELECT {_ENTRIES_ALONE} FROM block WHERE id = ?", block_id)
+            for stored in decode_block(Block(*columns)):
+                if first is not None and stored.position >= first:
+                    finder.show(stored)
+        if finder.done or count >= len(in_order):
+            return finder
+        count *= FIND_FACTOR
 
 
 def _is_in(wanted: Sequence[int], lowest: int, highest: int) -> bool:

@@ -25,21 +25,26 @@ def clusters(ids: Sequence[int], count_max: int) -> list[tuple[int, int]]:
 class Finder:
     """Looks for messages of one producer among entries that it is shown in the order of the log.
 
-    A message that is there more than once (deduplication was off) is where it was first. With a
-    uuid, only this attempt at a large message is looked for.
+    A message that is there more than once (deduplication was off, or the producer started over) is
+    where it was last completed, as in deduplication's own fold: what is asked about is the message
+    that was sent last. With a uuid, only this attempt at a large message is looked for.
+
+    Attributes:
+        done: whether every message was found, and nothing that comes before what was shown can
+            change where.
     """
 
     def __init__(self, producer: str, sequence_ids: Iterable[int], uuid: str = "") -> None:
         self._producer = producer
         self._uuid = uuid
-        self._wanted = set(sequence_ids)
+        self._wanted = frozenset(sequence_ids)
         self._open: dict[int, dict[Layout, list[Position]]] = {}
         self._found: dict[int, Found] = {}
+        self._is_headless = False
 
     @property
     def done(self) -> bool:
-        """Whether every message was found."""
-        return not self._wanted
+        return not self._is_headless and len(self._found) == len(self._wanted)
 
     def show(self, stored: StoredEntry) -> None:
         """Here is the next entry."""
@@ -53,7 +58,6 @@ class Finder:
             return
         for sequence_id, batch_index in places(entry):
             if sequence_id in self._wanted:
-                self._wanted.discard(sequence_id)
                 self._found[sequence_id] = Found(stored.position, batch_index)
 
     def place(self, sequence_id: int) -> Found | Unfinished | None:
@@ -73,8 +77,8 @@ class Finder:
             attempts[chunk.layout] = []
         chunks = attempts.setdefault(chunk.layout, [])
         if len(chunks) != chunk.chunk_id:
+            self._is_headless |= len(chunks) < chunk.chunk_id
             return
         chunks.append(stored.position)
         if chunk.is_last:
-            self._wanted.discard(sequence_id)
             self._found[sequence_id] = Found(stored.position, None, tuple(chunks), chunk.uuid)

@@ -255,7 +255,8 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FindMessage(self, request, context):
-        """FindMessage looks for the entry that holds a producer's sequence id.
+        """FindMessage looks for the entry that holds a producer's sequence id; of
+        several, which are possible while deduplication is off, the last one.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PRODUCER_NAME or
         INVALID_SEQUENCE_ID.

@@ -128,7 +128,8 @@ class LedgerServiceStub:
     LastMessageId: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.LastMessageIdRequest, _ledger_pb2.LastMessageIdResponse]
     """LastMessageId tells where a topic ends now. Retry: safe."""
     FindMessage: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.FindMessageRequest, _ledger_pb2.FindMessageResponse]
-    """FindMessage looks for the entry that holds a producer's sequence id.
+    """FindMessage looks for the entry that holds a producer's sequence id; of
+    several, which are possible while deduplication is off, the last one.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PRODUCER_NAME or
     INVALID_SEQUENCE_ID.
@@ -262,7 +263,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     LastMessageId: _aio.UnaryUnaryMultiCallable[_ledger_pb2.LastMessageIdRequest, _ledger_pb2.LastMessageIdResponse]  # type: ignore[assignment]
     """LastMessageId tells where a topic ends now. Retry: safe."""
     FindMessage: _aio.UnaryUnaryMultiCallable[_ledger_pb2.FindMessageRequest, _ledger_pb2.FindMessageResponse]  # type: ignore[assignment]
-    """FindMessage looks for the entry that holds a producer's sequence id.
+    """FindMessage looks for the entry that holds a producer's sequence id; of
+    several, which are possible while deduplication is off, the last one.
 
     Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PRODUCER_NAME or
     INVALID_SEQUENCE_ID.
@@ -459,7 +461,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.FindMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.FindMessageResponse, _abc.Awaitable[_ledger_pb2.FindMessageResponse]]:
-        """FindMessage looks for the entry that holds a producer's sequence id.
+        """FindMessage looks for the entry that holds a producer's sequence id; of
+        several, which are possible while deduplication is off, the last one.
 
         Retry: safe. Errors: INVALID_ARGUMENT with reason INVALID_PRODUCER_NAME or
         INVALID_SEQUENCE_ID.
