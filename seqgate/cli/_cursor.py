@@ -9,7 +9,6 @@ import typer
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
-from seqgate.cli import _placement
 from seqgate.cli._command import Run, command, group, topic_name
 from seqgate.cli._failure import DONE, InvalidInput, OutputFailed, WrongUsage
 from seqgate.cli._output import time_shown
@@ -165,33 +164,6 @@ def export(
 ) -> Coroutine[Any, Any, int]:
     """Write a cursor to a file, as Pulsar's ManagedCursorInfo."""
     return _export(run, topic_name(topic), _cursor_name(name), file)
-
-
-@command(app, "where")
-def where(
-    run: Run,
-    prefix: Annotated[
-        str,
-        typer.Argument(
-            metavar="PREFIX", help="Only topics whose names start so.", show_default=False
-        ),
-    ] = "",
-) -> Coroutine[Any, Any, int]:
-    """Show which instances of the cursor service have which topics' cursors, where it has several.
-
-    A topic whose cursors were removed keeps its place.
-    """
-    return _placement.where(run, "cursor", prefix)
-
-
-@command(app, "move")
-def move(run: Run, topic: Topic, *, to: _placement.To) -> Coroutine[Any, Any, int]:
-    """Move a topic's cursors to another instance of the cursor service, subscriptions included.
-
-    Acknowledgements wait meanwhile; deliveries go on. If it is cut short, the cursors are where
-    they were, or where they were to go: run it again. It goes on after --timeout.
-    """
-    return _placement.move(run, "cursor", topic_name(topic), to)
 
 
 async def _ls(run: Run, topic: str) -> int:

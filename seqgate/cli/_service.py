@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from grpc import aio
 
@@ -11,16 +11,12 @@ from seqgate.api.dedup.v1 import dedup_pb2_grpc
 from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc
 from seqgate.api.filter.v1 import filter_pb2_grpc
 from seqgate.api.ledger.v1 import ledger_pb2_grpc
-from seqgate.api.placement.v1 import placement_pb2_grpc
 from seqgate.cli._failure import InvalidSettings
 from seqgate.cli._settings import Settings
 from seqgate.client import Client, connect
 from seqgate.client._channel import open_channel, translated
 from seqgate.errors import InUseError, UnavailableError
 from seqgate.owners import FollowingChannel
-
-Placing = Literal["ledger", "cursor"]
-"""The services whose topics may be spread over instances."""
 
 REDIRECTS_MAX: Final = 2
 """How often a request is sent on to the instance that is said to have a subscription."""
@@ -100,15 +96,6 @@ async def cursor_service(settings: Settings) -> AsyncIterator[Service]:
     async with FollowingChannel(target, opener(settings)) as channel:
         stub = cursor_pb2_grpc.CursorServiceStub(channel)  # type: ignore[call-overload]
         yield Service("cursor", target, stub, settings.timeout_s)
-
-
-@asynccontextmanager
-async def placement_service(settings: Settings, placing: Placing) -> AsyncIterator[Service]:
-    """What says which instances of a service have which topics."""
-    target = (settings.ledger if placing == "ledger" else settings.cursor).value
-    async with FollowingChannel(target, opener(settings)) as channel:
-        stub = placement_pb2_grpc.PlacementServiceStub(channel)  # type: ignore[call-overload]
-        yield Service(placing, target, stub, settings.timeout_s)
 
 
 @asynccontextmanager

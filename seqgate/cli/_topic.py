@@ -10,7 +10,6 @@ import typer
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
-from seqgate.cli import _placement
 from seqgate.cli._command import Run, command, group, topic_name
 from seqgate.cli._dedup import status_record
 from seqgate.cli._failure import DONE, WrongUsage, reason_of
@@ -106,35 +105,6 @@ def trim(
     batch is kept, and of a large message all chunks.
     """
     return _trim(run, topic_name(topic), _kept(before))
-
-
-@command(app, "where")
-def where(
-    run: Run,
-    prefix: Annotated[
-        str,
-        typer.Argument(
-            metavar="PREFIX",
-            help="Only names that start so; without a slash, names in public/default.",
-            show_default=False,
-        ),
-    ] = "",
-) -> Coroutine[Any, Any, int]:
-    """Show which instances of the ledger service have which topics, where it has several.
-
-    A topic that was deleted keeps its place.
-    """
-    return _placement.where(run, "ledger", _expanded(prefix))
-
-
-@command(app, "move")
-def move(run: Run, topic: Topic, *, to: _placement.To) -> Coroutine[Any, Any, int]:
-    """Move a topic's log to another instance of the ledger service.
-
-    Producers wait meanwhile, and go on there; readers notice nothing. If it is cut short, the topic
-    is where it was, or where it was to go: run it again. It goes on after --timeout.
-    """
-    return _placement.move(run, "ledger", topic_name(topic), to)
 
 
 async def _stat(run: Run, name: TopicName) -> int:

@@ -420,24 +420,6 @@ async def test_the_command_line_shows_what_it_is_told_to(
     assert missing.error["reason"] == "INVALID_SETTINGS"
 
 
-async def test_an_operator_moves_a_topic_between_instances_that_show_certificates(
-    secured: SecuredStack, command: CommandLine
-) -> None:
-    topic = "acme/shop/moved"
-    security = secured.security()
-    async with (
-        connect(secured.target("ledger"), tls=security.tls) as client,
-        client.producer(topic, name="p") as producer,
-    ):
-        await producer.send(b"1")
-        for instance in ("ledger", "ledger-1"):
-            ended = await command("topic", "move", topic, "--to", secured.address(instance))
-            assert ended.code == 0, ended.err
-        await producer.send(b"2")
-        read = [message.payload async for message in client.reader(topic, follow=False)]
-    assert read == [b"1", b"2"]
-
-
 async def test_services_go_on_when_their_certificates_are_renewed(secured: SecuredStack) -> None:
     security = secured.security()
     async with connect(

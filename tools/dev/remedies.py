@@ -22,7 +22,6 @@ WORDS: Final[Mapping[str, str]] = {
     "INTERNAL": "The service failed in a way that it did not foresee; its log has a line "
     "`unexpected` that tells how. Nothing of it is in the answer.",
     "UNREACHABLE": "A service cannot be connected to. `cause` has gRPC's words.",
-    "ONE_INSTANCE": "The service has one instance: its topics are not placed, and not moved.",
     "CHANGED": "What a rebuild is to put in place is older than what is there by now: start it "
     "again.",
     "SPARK_JOB_FAILED": "Spark gave up on a topic's rebuild. Its own log tells why.",
