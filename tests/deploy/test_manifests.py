@@ -386,7 +386,7 @@ def test_executors_reach_the_driver(manifests: Manifests) -> None:
 
 
 def test_certificates_have_the_names_under_which_services_are_called(tmp_path: Path) -> None:
-    chosen = ("mtls", "certificates", "instances")
+    chosen = ("mtls", "certificates")
     manifests = Manifests(read(render(kustomization(tmp_path / "mtls", chosen))))
     certificates = {
         each["spec"]["secretName"]: each["spec"] for each in manifests.of_kind("Certificate")
@@ -483,28 +483,9 @@ def test_templates_of_executors_differ_by_the_certificate_alone() -> None:
     assert mtls == base
 
 
-def test_instances_are_as_many_as_are_listed(tmp_path: Path) -> None:
-    chosen = ("insecure", "instances")
-    manifests = Manifests(read(render(kustomization(tmp_path / "instances", chosen))))
-    for component in ("ledger", "cursor"):
-        workload = manifests.workload(component)
-        listed = json.loads(workload.variables()[f"SEQGATE_{component.upper()}_INSTANCES"].value)
-        replicas = workload.document["spec"]["replicas"]
-        advertised = [
-            workload.variables(f"{workload.name}-{number}")[
-                f"SEQGATE_{component.upper()}_ADVERTISED"
-            ].value
-            for number in range(replicas)
-        ]
-        assert listed == advertised
-
-
 @pytest.mark.parametrize("redis", ["", "redis-cluster", "redis-sentinel"])
 def test_policies_let_through_what_the_settings_ask_for(tmp_path: Path, redis: str) -> None:
-    chosen = (
-        *("insecure", "network-policies", "instances", "toolbox"),
-        *filter(None, [redis]),
-    )
+    chosen = ("insecure", "network-policies", "toolbox", *filter(None, [redis]))
     manifests = Manifests(read(render(kustomization(tmp_path / "policies", chosen))))
     policies = [each["spec"] for each in manifests.of_kind("NetworkPolicy")]
     (closed,) = (
@@ -587,17 +568,10 @@ def test_images_are_of_this_version(root: Path, manifests: Manifests) -> None:
     assert {each.rpartition(":")[2] for each in ours} == {version}
 
 
-@pytest.mark.parametrize("ordinal", [0, 1])
-def test_pods_for_maintenance_have_the_volumes_of_the_stores(ordinal: int) -> None:
-    rendered = render(K8S / "maintenance")
-    if ordinal:
-        (filter_,) = re.findall(r"sed '([^']+)'", (K8S / "README.md").read_text())
-        sed = ["sed", filter_]
-        rendered = subprocess.run(sed, input=rendered, capture_output=True, text=True).stdout
-    pods = Manifests(read(rendered)).documents
-    between = f"-{ordinal}" if ordinal else ""
+def test_pods_for_maintenance_have_the_volumes_of_the_stores() -> None:
+    pods = Manifests(read(render(K8S / "maintenance"))).documents
     assert {each["metadata"]["name"]: claims_of(each) for each in pods} == {
-        f"seqgate-{store}{between}-maintenance": [f"data-seqgate-{store}-{ordinal}"]
+        f"seqgate-{store}-maintenance": [f"data-seqgate-{store}-0"]
         for store in ("cursor", "ledger")
     }
 
