@@ -22,9 +22,6 @@ from grpc_status import rpc_status
 NOT_OWNER: Final = "NOT_OWNER"
 """The reason with which an instance refuses what another one has."""
 
-CHANGING_HANDS: Final = frozenset({NOT_OWNER, "MOVING", "PLACEMENT_UNAVAILABLE"})
-"""Reasons that pass: a topic is on its way, or who knows where it is does not answer."""
-
 FOLLOW_MAX: Final = 4
 """How often a call is sent on to another instance before it is refused."""
 

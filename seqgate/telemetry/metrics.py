@@ -233,11 +233,11 @@ CLIENT_CALLS: Final = Metric(
     "rpc.client.call.duration",
     Kind.HISTOGRAM,
     "s",
-    "How long a call to another service, or another instance, took",
-    ("ledger", "dedup", "cursor", "dispatcher"),
+    "How long a call to another service took",
+    ("ledger", "dedup", "dispatcher"),
     (RPC_SYSTEM, RPC_METHOD, RPC_CODE, CLIENT_ERROR),
     DURATIONS_S,
-    is_optional=True,  # of cursor where it has several instances; of dedup where it has a cursor
+    is_optional=True,  # of dedup where it has a cursor service
 )
 CPU_TIME: Final = Metric(
     "process.cpu.time",

@@ -5,11 +5,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from services.placement.config import PlacedConfig
-from services.runtime.config import Port, settings_for
+from services.runtime.config import Port, ServiceConfig, settings_for
 
 
-class CursorConfig(PlacedConfig):
+class CursorConfig(ServiceConfig):
     """What the cursor service can be told."""
 
     model_config = settings_for("cursor")

@@ -12,7 +12,6 @@ from google.protobuf.message import DecodeError
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import managed_pb2
-from services.placement.rights import rights_among
 from services.runtime.access import SYSTEM_CURSOR, Need, Part, Role, Verb
 from services.runtime.rights import (
     NOBODY,
@@ -67,7 +66,7 @@ def _import(request: Any) -> Sequence[Need]:
 
 _DISPATCHER: Final = roles(Role.DISPATCHER)
 
-_OWN: Final = table(
+RIGHTS: Final[Rights] = table(
     SERVICE.full_name,
     {
         "CreateCursor": Right(_create, roles(Role.DISPATCHER, Role.DEDUP)),
@@ -76,7 +75,7 @@ _OWN: Final = table(
         ),
         "ListCursors": Right(
             _list_cursors,
-            roles(Role.DISPATCHER, Role.LEDGER, Role.JOBS, Role.CURSOR),
+            roles(Role.DISPATCHER, Role.LEDGER, Role.JOBS),
             Shown("cursors", of_cursor(CONSUME, ADMINISTER, KEEP)),
         ),
         "DeleteCursor": Right(
@@ -97,6 +96,4 @@ _OWN: Final = table(
     },
     SERVICE.methods_by_name,
 )
-
-RIGHTS: Final[Rights] = {**_OWN, **rights_among(Role.CURSOR)}
 """By the full names of the methods."""

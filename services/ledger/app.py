@@ -3,25 +3,20 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Final
 
 from grpc import aio
 
-from seqgate.api.ledger.v1 import ledger_pb2, ledger_pb2_grpc
+from seqgate.api.ledger.v1 import ledger_pb2_grpc
 from seqgate.telemetry.metrics import LEDGER_STORE_FREE, LEDGER_STORE_SIZE
-from seqgate.types import TopicName
 from services.ledger.adapters.cursors import GrpcCursors, NoCursors
 from services.ledger.adapters.dedup import GrpcDeduplicator
-from services.ledger.adapters.rows import LedgerRows
 from services.ledger.adapters.sqlite import open_sqlite_store
 from services.ledger.config import LedgerConfig
 from services.ledger.ports import Cursors, Deduplicator, LedgerStore
 from services.ledger.rights import RIGHTS
 from services.ledger.service import Ledger
-from services.ledger.servicer import PAGE_DEFAULT, LedgerServicer, Limits
-from services.placement.guard import Guarding, Listing
-from services.placement.servicer import SERVICE as PLACEMENT
-from services.placement.wiring import Placed, placed, settling
+from services.ledger.servicer import LedgerServicer, Limits
 from services.runtime.channels import following_channel, peer_channel
 from services.runtime.drain import Drain
 from services.runtime.metrics import OFF, Metrics, tell_store, telling
@@ -29,10 +24,6 @@ from services.runtime.server import grpc_server, told_to_stop
 from services.runtime.tasks import end
 
 SERVICE: Final = "seqgate.api.ledger.v1.LedgerService"
-DESCRIPTOR: Final = ledger_pb2.DESCRIPTOR.services_by_name["LedgerService"]
-
-WRITES: Final = frozenset({"Publish", "CreateTopic", "TrimTopic", "DeleteTopic"})
-"""The methods that change a topic."""
 
 
 async def run(config: LedgerConfig) -> None:
@@ -48,7 +39,6 @@ async def run(config: LedgerConfig) -> None:
             config.dedup_target, keepalive_s=config.keepalive_s, as_caller=config, metrics=metrics
         ) as channel,
         connect_cursors(config, metrics) as cursors,
-        placed(config, store.connections, LedgerRows(), store.remove_deleted, metrics) as places,
     ):
         tell_store(
             metrics,
@@ -59,7 +49,7 @@ async def run(config: LedgerConfig) -> None:
         )
         dedup = GrpcDeduplicator(channel, timeout_s=config.dedup_timeout_s)
         try:
-            await serve(config, store, dedup, cursors, places, metrics)
+            await serve(config, store, dedup, cursors, metrics)
         finally:
             dedup.close()
 
@@ -81,26 +71,18 @@ async def serve(
     store: LedgerStore,
     dedup: Deduplicator,
     cursors: Cursors,
-    places: Placed | None = None,
     metrics: Metrics = OFF,
 ) -> None:
     """Serve from any store until told to stop."""
     drain = Drain()
     async with asyncio.TaskGroup() as tasks:
         ledger = Ledger(config, store, dedup, cursors, tasks, metrics)
-        if places is not None:
-            ledger.keep_to(places.places.check_writable)
-            places.places.release_with(ledger.let_go)
 
         def register(server: aio.Server) -> None:
             limits = Limits(
                 config.max_message_bytes, config.max_large_message_bytes, config.max_chunks
             )
-            servicer: Any = LedgerServicer(ledger, drain, limits)
-            if places is not None:
-                places.register(server)
-                stub = ledger_pb2_grpc.LedgerServiceStub
-                servicer = places.guard(servicer, DESCRIPTOR, _guarding(ledger), stub)
+            servicer = LedgerServicer(ledger, drain, limits)
             ledger_pb2_grpc.add_LedgerServiceServicer_to_server(servicer, server)
 
         watching = [
@@ -109,34 +91,18 @@ async def serve(
             tasks.create_task(ledger.trim_forever()),
             tasks.create_task(_drain(ledger, drain)),
         ]
-        async with (
-            settling(places),
-            grpc_server(
-                config,
-                drain,
-                register=register,
-                services=[SERVICE] if places is None else [SERVICE, PLACEMENT],
-                checks={"store": store.check, "dedup": dedup.check},
-                rights=RIGHTS,
-                metrics=metrics,
-            ),
+        async with grpc_server(
+            config,
+            drain,
+            register=register,
+            services=[SERVICE],
+            checks={"store": store.check, "dedup": dedup.check},
+            rights=RIGHTS,
+            metrics=metrics,
         ):
             await told_to_stop()
         await ledger.finish(config.stop_grace_s)
         await end(*watching)
-
-
-def _guarding(ledger: Ledger) -> Guarding:
-    def creates(request: object) -> bool:
-        if isinstance(request, ledger_pb2.PublishRequest):
-            return ledger.may_create(TopicName.parse(request.open.topic))
-        return isinstance(request, ledger_pb2.CreateTopicRequest)
-
-    return Guarding(
-        reads=frozenset(DESCRIPTOR.methods_by_name) - WRITES,
-        creates=creates,
-        lists={"ListTopics": Listing("topics", lambda topic: (topic.name,), PAGE_DEFAULT)},
-    )
 
 
 async def _drain(ledger: Ledger, drain: Drain) -> None:

@@ -6,8 +6,7 @@ from typing import Annotated, ClassVar, Final
 from pydantic import Field
 
 from seqgate.types import LARGE_MESSAGE_BYTES_MAX
-from services.placement.config import PlacedConfig
-from services.runtime.config import Port, Seconds, settings_for
+from services.runtime.config import CallerConfig, Port, Seconds, settings_for
 
 MINUTES_MAX: Final = 100 * 366 * 24 * 60
 """A hundred years."""
@@ -17,7 +16,7 @@ ENVELOPE_BYTES: Final = 16 * 1024
 """What the metadata of an entry and the request around it take of a gRPC message, in most cases."""
 
 
-class LedgerConfig(PlacedConfig):
+class LedgerConfig(CallerConfig):
     """What the ledger service can be told."""
 
     model_config = settings_for("ledger")

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
-from services.placement.rights import rights_among
 from services.runtime.access import SYSTEM_PRODUCER, Need, Role, Verb
 from services.runtime.rights import (
     ANY_VERB,
@@ -49,7 +48,7 @@ def _of_listed(topic: Any) -> Sequence[Need]:
 
 _READERS: Final = roles(Role.DISPATCHER, Role.JOBS)
 
-_OWN: Final = table(
+RIGHTS: Final[Rights] = table(
     SERVICE.full_name,
     {
         # The dispatcher publishes dead letters; whoever names a dead letter topic of their own
@@ -65,15 +64,11 @@ _OWN: Final = table(
         "FindPosition": Right(of_topic(READ), roles(Role.DISPATCHER)),
         # Whoever has to do with a topic may know that it is there.
         "GetTopic": Right(of_topic_somehow(*ANY_VERB), _READERS),
-        "ListTopics": Right(
-            _list_topics, roles(Role.JOBS, Role.LEDGER), Shown("topics", _of_listed)
-        ),
+        "ListTopics": Right(_list_topics, roles(Role.JOBS), Shown("topics", _of_listed)),
         "CreateTopic": Right(of_topic(ADMINISTER)),
         "TrimTopic": Right(of_topic(ADMINISTER)),
         "DeleteTopic": Right(of_topic(ADMINISTER)),
     },
     SERVICE.methods_by_name,
 )
-
-RIGHTS: Final[Rights] = {**_OWN, **rights_among(Role.LEDGER)}
 """By the full names of the methods."""

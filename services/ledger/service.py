@@ -8,7 +8,7 @@ import fnmatch
 import time
 import uuid
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import structlog
@@ -159,7 +159,6 @@ class Ledger:
         """All streams that are read."""
         self._streams = 0
         self._nothing_grows = Pulse()
-        self._check_writable: Callable[[str], None] = lambda _: None
         self._metrics = LedgerMetrics(metrics)
         tell_topics(metrics, self._written, producers_max=config.publish_streams_max)
 
@@ -209,19 +208,6 @@ class Ledger:
         patterns = self._config.auto_create
         return any(fnmatch.fnmatchcase(topic.namespace, pattern) for pattern in patterns)
 
-    def keep_to(self, check_writable: Callable[[str], None]) -> None:
-        """Write only topics of which this returns; it raises of those that others hold."""
-        self._check_writable = check_writable
-
-    async def let_go(self, topic: str, error: DomainError) -> None:
-        """Write a topic no more, for those who are connected end with this error. After it, nothing
-        is written here unless the topic is taken again."""
-        name = TopicName.parse(topic)
-        async with self._changing.of(name):
-            live = self._live.pop(name, None)
-            if live is not None:
-                live.stop(error)
-
     def _written(self) -> list[LiveTopic]:
         return [live for live in self._live.values() if not live.stopped]
 
@@ -229,7 +215,6 @@ class Ledger:
         async with self._changing.of(topic):
             live = self._live.get(topic)
             if live is None or live.stopped:
-                self._check_writable(str(topic))
                 state = await self._store.take(topic, create=self.may_create(topic))
                 log.info("topic taken", topic=str(topic), ledger_id=state.ledger_id)
                 limits = Limits(
@@ -520,9 +505,8 @@ class Ledger:
         removed_entries = 0
         may_cut = True  # what is complete, or overtaken, stays so
         while True:
-            # Step by step: who opens the topic, or has it moved, has a turn between.
+            # Step by step: who opens the topic has a turn between.
             async with self._changing.of(topic):
-                self._check_writable(str(topic))
                 may_cut = may_cut and await self._store.cuts_unfinished(topic, before)
                 if may_cut:
                     live = self._live.pop(topic, None)
@@ -607,13 +591,6 @@ class Ledger:
 
     async def _sweep(self, topic: TopicName) -> None:
         async with self._changing.of(topic):
-            try:
-                self._check_writable(str(topic))
-            except DomainError as error:
-                if error.kind is Kind.UNAVAILABLE:
-                    raise
-                await self._store.left(topic)  # another instance has it, and knows by itself
-                return
             try:
                 await self._store.get(topic)
             except TopicNotFound:

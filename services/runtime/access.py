@@ -61,8 +61,6 @@ class Role(Enum):
     LEDGER = "ledger"
     DEDUP = "dedup"
     DISPATCHER = "dispatcher"
-    CURSOR = "cursor"
-    """Its instances, among themselves."""
     JOBS = "jobs"
     """The rebuild and the audit."""
 

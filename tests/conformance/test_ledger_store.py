@@ -12,7 +12,6 @@ import pytest_asyncio
 from seqgate.types import Position, TopicName
 from services.errors import DomainError, Fenced
 from services.ledger.adapters.memory import MemoryLedgerStore
-from services.ledger.adapters.rows import LedgerRows
 from services.ledger.adapters.sqlite import open_sqlite_store
 from services.ledger.core.entry import Entry, StoredEntry
 from services.ledger.core.receipt import Fate, Found, Missing, Unfinished
@@ -394,29 +393,6 @@ async def test_what_deleted_topics_leave_outlasts_the_process(tmp_path: Path) ->
         await store.delete(TOPIC, leaves_cursors=True)
     async with open_sqlite_store(tmp_path / "ledger.db") as store:
         assert await store.leaving(after="", limit=9) == [TOPIC]
-
-
-async def test_what_a_deleted_topic_leaves_moves_with_its_name(tmp_path: Path) -> None:
-    rows = LedgerRows()
-    async with (
-        open_sqlite_store(tmp_path / "from.db") as source,
-        open_sqlite_store(tmp_path / "to.db") as target,
-    ):
-        await source.create(TOPIC)
-        await source.delete(TOPIC, leaves_cursors=True)
-        sent, place = await source.connections.write(lambda db: rows.page(db, str(TOPIC), None))
-        assert place is None
-        for row in sent:
-            await target.connections.write(lambda db, row=row: rows.insert(db, "m", 0, row))
-        assert await target.leaving(after="", limit=9) == [], "it is not there yet"
-        await target.connections.write(lambda db: rows.show(db, str(TOPIC), "m"))
-        await source.connections.write(lambda db: rows.forget(db, str(TOPIC)))
-        assert await source.leaving(after="", limit=9) == []
-        assert await target.leaving(after="", limit=9) == [TOPIC]
-        for row in sent:
-            await target.connections.write(lambda db, row=row: rows.insert(db, "n", 0, row))
-        await target.connections.write(lambda db: rows.unstage(db, "n"))
-        assert await target.leaving(after="", limit=9) == [TOPIC]
 
 
 @pytest.mark.parametrize("apart", [False, True])

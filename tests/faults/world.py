@@ -7,12 +7,12 @@ from random import Random
 
 from tests.support.application import Application
 from tests.support.crash_points import ORDER, REPLAY_PAGE, Order
-from tools.stack.stack import PLACED, Stack
+from tools.stack.stack import Stack
 
 REPLAY_PAGE_ENTRIES = 40
 
 CRASHING = ("dedup", "ledger", "dispatcher")
-"""The services that can be told where to die; where there are several instances, also these."""
+"""The services that can be told where to die."""
 
 NO_SNAPSHOTS = "[cluster]\nsnapshot_entries = 0\nsnapshot_interval_s = 0\n"
 """So that a replay is as long as the log, and crashes of it can be aimed at."""
@@ -27,22 +27,17 @@ class World:
         *,
         ports: Mapping[str, int] | None = None,
         policies: str = NO_SNAPSHOTS,
-        instances: int = 1,
         **environment: str,
     ) -> None:
-        more = [f"{service}-{i}" for service in PLACED for i in range(1, instances)]
-        crashing = [*CRASHING, *(["cursor", *more] if more else [])]
-        self.orders = {name: folder / f"order-{name}" for name in crashing}
+        self.orders = {name: folder / f"order-{name}" for name in CRASHING}
         commands = {}
-        for name, file in self.orders.items():
-            service = name.partition("-")[0]
+        for service, file in self.orders.items():
             module = [sys.executable, "-m", "tests.support.crash_points", service]
-            commands[name] = ["env", f"{ORDER}={file}", *module]
+            commands[service] = ["env", f"{ORDER}={file}", *module]
         self.stack = Stack(
             folder,
             commands=commands,
             ports=ports,
-            instances=instances,
             environment={REPLAY_PAGE: str(REPLAY_PAGE_ENTRIES), **environment},
         )
         self._topics = 0

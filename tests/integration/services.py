@@ -151,7 +151,6 @@ async def running(
     *,
     services: Sequence[str] = SERVICES,
     policies: str = "",
-    instances: int = 1,
     **environment: str,
 ) -> AsyncIterator[Services]:
     """A stack of a test's own.
@@ -160,10 +159,9 @@ async def running(
         folder: where it keeps its data.
         services: which services it has; the stubs of others reach nobody.
         policies: the deduplication policies, as TOML.
-        instances: how many the ledger and the cursor service have.
         environment: settings, by their full name.
     """
-    stack = Stack(folder, services=services, environment=environment, instances=instances)
+    stack = Stack(folder, services=services, environment=environment)
     stack.folder.mkdir(parents=True, exist_ok=True)
     if policies:
         stack.policy_file.write_text(policies)

@@ -22,6 +22,7 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client import Batching, Compression, connect
 from tests.integration.services import Services, serving
+from tests.support.fake_ledger import running_instance
 from tests.support.raw_consumer import consuming
 from tests.support.waiting import eventually
 from tools.stack.child import bound_to_us, tell
@@ -381,12 +382,12 @@ async def test_both_are_led_to_the_instance_that_has_the_topic(
     private: Callable[..., AbstractAsyncContextManager[Services]], example: Path, topic: str
 ) -> None:
     lines = [{"sequenceId": str(each), "payload": f"#{each}", "key": "k"} for each in range(10)]
-    async with private(instances=2) as services:
+    async with private() as services, running_instance() as elsewhere:
         stack = services.stack
-        names = stack.instances["ledger"]
-        for name in names:  # one of them does not have it
-            said = await run(example, "publish.mjs", stack.address(name), topic, "p", lines=lines)
-        assert {each["status"] for each in said} == {"DUPLICATE"}
+        elsewhere.owner = stack.address("ledger")
+        said = await run(example, "publish.mjs", elsewhere.address, topic, "p", lines=lines)
+        assert {each["status"] for each in said} == {"STORED"}
+        assert elsewhere.asked == 1
         async with (
             second_dispatcher(stack) as address,
             consuming(services.dispatcher, topic, "s") as holder,

@@ -57,13 +57,9 @@ def methods() -> Iterator[MethodDescriptor]:
             yield method
 
 
-def is_placement(method: MethodDescriptor) -> bool:
-    return ".placement." in method.full_name
-
-
 def service_of(method: MethodDescriptor) -> str:
     name: str = method.containing_service.full_name.split(".")[2]
-    return "ledger" if is_placement(method) else name
+    return name
 
 
 @asynccontextmanager
@@ -82,36 +78,16 @@ async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Se
         yield services
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def several(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
-    folder = tmp_path_factory.mktemp("malformed") / "several"
-    async with witnessed(folder, services=("dedup", "ledger", "cursor"), instances=2) as services:
-        yield services
-
-
 def by_name(method: MethodDescriptor) -> str:
     name: str = method.full_name.split(".", 2)[2]
     return name
 
 
-@pytest.mark.parametrize(
-    "method", [each for each in methods() if not is_placement(each)], ids=by_name
-)
+@pytest.mark.parametrize("method", list(methods()), ids=by_name)
 async def test_a_service_answers_whatever_it_is_sent(
     services: Services, method: MethodDescriptor, seed: int
 ) -> None:
-    await answers_and_stays(services, method, seed)
-
-
-@pytest.mark.parametrize("method", [each for each in methods() if is_placement(each)], ids=by_name)
-async def test_so_do_services_of_several_instances(
-    several: Services, method: MethodDescriptor, seed: int
-) -> None:
-    await answers_and_stays(several, method, seed)
-
-
-async def answers_and_stays(services: Services, method: MethodDescriptor, seed: int) -> None:
-    """A method answers, changes nothing when it refuses, and its service stays healthy."""
+    """It changes nothing when it refuses, and stays healthy."""
     before = await services.state(WITNESS)
     streams = st.lists(messages(method.input_type), min_size=1, max_size=STREAMED_MAX)
     examples: list[list[Any]] = []

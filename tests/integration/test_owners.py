@@ -10,84 +10,23 @@ from typing import Any
 import grpc
 import pytest
 from grpc import StatusCode, aio
-from grpc_status import rpc_status
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
-from seqgate.api.ledger.v1.ledger_pb2_grpc import (
-    LedgerServiceServicer,
-    LedgerServiceStub,
-    add_LedgerServiceServicer_to_server,
-)
+from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.owners import FOLLOW_MAX, FollowingChannel
 from seqgate.spark._owners import FollowingChannel as WaitingChannel
-from services.placement.ports import Moving, NotOwner
-from services.runtime.status import grpc_code, status_of
 from tests.integration.refusals import refused
 from tests.integration.services import channel_to
+from tests.support.fake_ledger import Instance, running_instance
 
 TOPIC = "public/default/t"
-
-
-class Instance(LedgerServiceServicer):
-    """An instance. `owner` is whom it names; "": it has the topic itself."""
-
-    def __init__(self) -> None:
-        self.address = ""
-        self.owner = ""
-        self.is_moving = False
-        self.asked = 0
-        self.breaks_off = False
-
-    async def _check(self, context: Any) -> None:
-        self.asked += 1
-        error: Moving | NotOwner | None = None
-        if self.is_moving:
-            error = Moving("the topic is being moved", retry_after_s=0.1)
-        elif self.owner:
-            error = NotOwner("another instance holds the topic", owner=self.owner)
-        if error is not None:
-            status = status_of(error)
-            context.set_code(grpc_code(status))
-            await context.abort_with_status(rpc_status.to_status(status))
-
-    async def GetTopic(self, request: Any, context: Any) -> Any:
-        await self._check(context)
-        return pb.GetTopicResponse(topic=pb.Topic(name=self.address))
-
-    async def ListTopics(self, request: Any, context: Any) -> Any:
-        self.asked += 1
-        return pb.ListTopicsResponse(topics=[pb.Topic(name=self.address)])
-
-    async def Read(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        await self._check(context)
-        yield pb.ReadResponse(started=pb.Started())
-        if self.breaks_off:
-            self.owner = "elsewhere:1"
-            await self._check(context)
-        yield pb.ReadResponse(draining=pb.Draining())
-
-    async def Publish(self, request_iterator: Any, context: Any) -> None:
-        opening = await context.read()
-        await self._check(context)
-        await context.write(pb.PublishResponse(opened=pb.Opened(producer_name=self.address)))
-        while (request := await context.read()) is not aio.EOF:
-            receipt = pb.Receipt(request_id=request.publications.publications[0].request_id)
-            await context.write(pb.PublishResponse(receipts=pb.Receipts(receipts=[receipt])))
-        assert opening.open.topic == TOPIC
 
 
 @pytest.fixture
 async def instances() -> AsyncIterator[list[Instance]]:
     """Three of them."""
-    made = [Instance() for _ in range(3)]
     async with AsyncExitStack() as stack:
-        for each in made:
-            server = aio.server()
-            add_LedgerServiceServicer_to_server(each, server)
-            each.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-            await server.start()
-            stack.push_async_callback(server.stop, None)
-        yield made
+        yield [await stack.enter_async_context(running_instance()) for _ in range(3)]
 
 
 @pytest.fixture
@@ -160,6 +99,7 @@ async def test_what_is_written_before_the_answer_comes_to_the_owner(
     await call.done_writing()
     assert await call.read() is aio.EOF
     assert await call.code() is StatusCode.OK
+    assert [each.opened for each in instances] == [[TOPIC]] * 3
 
 
 async def test_instances_that_name_each_other_are_not_followed_for_ever(
@@ -188,10 +128,10 @@ async def test_an_owner_that_is_away_is_forgotten(
 ) -> None:
     chain(*instances[:2])
     await ask(channel)
-    instances[1].is_moving = True
-    with refused(StatusCode.UNAVAILABLE, "MOVING"):
+    instances[1].is_draining = True
+    with refused(StatusCode.UNAVAILABLE, "DRAINING"):
         await ask(channel)
-    instances[1].is_moving = False
+    instances[1].is_draining = False
     chain(instances[0], instances[2])
     assert await ask(channel) == instances[2].address
 

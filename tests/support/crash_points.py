@@ -1,6 +1,6 @@
 """A service that can be told where to die.
 
-    python -m tests.support.crash_points ledger|cursor|dedup|dispatcher
+    python -m tests.support.crash_points ledger|dedup|dispatcher
 
 runs the real service with its ports wrapped. Each call through a port passes two points,
 `<verb>.before` and `<verb>.after`; the ledger also passes `receipts.before` and `receipts.after`,
@@ -19,10 +19,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from services.cursor import app as cursor_app
-from services.cursor.adapters.rows import CursorRows
-from services.cursor.adapters.sqlite import open_sqlite_store as open_cursor_store
-from services.cursor.config import CursorConfig
 from services.dedup import app as dedup_app
 from services.dedup.adapters.connect import connect_redis
 from services.dedup.adapters.redis import RedisStateStore
@@ -35,12 +31,10 @@ from services.dispatcher.adapters.letters import GrpcDeadLetters
 from services.dispatcher.config import DispatcherConfig
 from services.ledger import app as ledger_app
 from services.ledger.adapters.dedup import GrpcDeduplicator
-from services.ledger.adapters.rows import LedgerRows
 from services.ledger.adapters.sqlite import open_sqlite_store
 from services.ledger.config import LedgerConfig
 from services.ledger.core import writer
 from services.ledger.live import News, Session
-from services.placement.wiring import Placed
 from services.runtime.channels import following_channel, peer_channel
 from services.runtime.process import run_service
 
@@ -146,32 +140,6 @@ SNAPSHOT_VERBS = ("freeze", "mark_delete", "note_saved")
 RECOVERY_VERBS = ("get", "load")
 
 
-SHELF_VERBS = ("seal", "stage", "show", "forget", "hold")
-"""What an instance does with a topic that moves, from it or to it."""
-PEER_VERBS = ("send", "locate")
-
-
-def _point_places(placed: Placed | None, points: Points) -> None:
-    if placed is not None:
-        places: Any = placed.places
-        places.shelf = Pointed(places.shelf, points, SHELF_VERBS)
-        places.keeper = Pointed(places.keeper, points, ("place",))
-        places._peers = Pointed(places._peers, points, PEER_VERBS)
-        places.received = _passing(places.received, points, "received")
-
-
-async def run_cursor(config: CursorConfig) -> None:
-    points = Points(Path(os.environ[ORDER]))
-    async with (
-        open_cursor_store(config.store_path) as store,
-        cursor_app.placed(
-            config, store.connections, CursorRows(store.now_ms), store.remove_deleted
-        ) as placed,
-    ):
-        _point_places(placed, points)
-        await cursor_app.serve(config, store, placed)
-
-
 async def run_ledger(config: LedgerConfig) -> None:
     points = Points(Path(os.environ[ORDER]))
     _point_receipts(points)
@@ -185,16 +153,11 @@ async def run_ledger(config: LedgerConfig) -> None:
         dedup = GrpcDeduplicator(channel, timeout_s=config.dedup_timeout_s)
         stack.callback(dedup.close)
         cursors = await stack.enter_async_context(ledger_app.connect_cursors(config))
-        placed = await stack.enter_async_context(
-            ledger_app.placed(config, store.connections, LedgerRows(), store.remove_deleted)
-        )
-        _point_places(placed, points)
         await ledger_app.serve(
             config,
             Pointed(store, points, STORE_VERBS),  # type: ignore[arg-type]
             Pointed(dedup, points, DEDUP_VERBS),  # type: ignore[arg-type]
             cursors,
-            placed,
         )
 
 
@@ -244,8 +207,6 @@ def main() -> int:
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
     if sys.argv[1] == "ledger":
         return run_service(LedgerConfig, run_ledger)
-    if sys.argv[1] == "cursor":
-        return run_service(CursorConfig, run_cursor)
     if sys.argv[1] == "dispatcher":
         return run_service(DispatcherConfig, run_dispatcher)
     return run_service(DedupConfig, run_dedup)

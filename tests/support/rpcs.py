@@ -16,7 +16,6 @@ from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
-from seqgate.api.placement.v1 import placement_pb2
 from services.cursor.rights import RIGHTS as CURSOR
 from services.dedup.rights import RIGHTS as DEDUP
 from services.dispatcher.rights import RIGHTS as DISPATCHER
@@ -28,17 +27,16 @@ TOPIC: Final = "acme/shop/orders"
 SUBSCRIPTION: Final = "billing"
 
 VERBS: Final = ("publish", "consume", "read", "administer", "keep")
-ROLES: Final = ("ledger", "dedup", "cursor", "dispatcher", "jobs")
+ROLES: Final = ("ledger", "dedup", "dispatcher", "jobs")
 
 TABLES: Final[Mapping[str, Rights]] = {
-    "cursor": {path: right for path, right in CURSOR.items() if ".cursor." in path},
+    "cursor": CURSOR,
     "dedup": DEDUP,
     "dispatcher": DISPATCHER,
     "filter": FILTER,
-    "ledger": {path: right for path, right in LEDGER.items() if ".ledger." in path},
-    "placement": {path: right for path, right in LEDGER.items() if ".placement." in path},
+    "ledger": LEDGER,
 }
-"""By the service. Ledger and cursor serve placement, too; it is the ledger's here."""
+"""By the service."""
 
 PROTOS: Final[Mapping[str, Any]] = {
     "cursor": cursor_pb2,
@@ -46,7 +44,6 @@ PROTOS: Final[Mapping[str, Any]] = {
     "dispatcher": dispatcher_pb2,
     "filter": filter_pb2,
     "ledger": ledger_pb2,
-    "placement": placement_pb2,
 }
 
 _ALL: Final = " ".join(VERBS)
@@ -62,7 +59,7 @@ ALLOWED: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "ListTrimmedProducers": ("read", "jobs"),
         "CreateTopic": ("administer", ""),
         "GetTopic": (_ALL, "dispatcher jobs"),
-        "ListTopics": ("read administer", "ledger jobs"),
+        "ListTopics": ("read administer", "jobs"),
         "LastMessageId": ("read", "jobs"),
         "FindMessage": ("read publish", "jobs"),
         "FindPosition": ("read", "dispatcher"),
@@ -88,7 +85,7 @@ ALLOWED: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "cursor": {
         "CreateCursor": ("keep", "dispatcher dedup"),
         "GetCursor": ("consume administer keep", "dispatcher dedup jobs"),
-        "ListCursors": ("consume administer keep", "dispatcher ledger cursor jobs"),
+        "ListCursors": ("consume administer keep", "dispatcher ledger jobs"),
         "DeleteCursor": ("administer keep", "dispatcher dedup ledger"),
         "ResetCursor": ("administer keep", "dispatcher"),
         "MarkDelete": ("keep", "dedup"),
@@ -117,13 +114,6 @@ ALLOWED: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "AnalyzeBacklog": ("consume administer", ""),
         "Report": ("consume administer", ""),
         "Explain": ("consume administer", ""),
-    },
-    "placement": {
-        "Locate": (_ALL, "ledger"),
-        "ListPlacements": ("read administer", "ledger"),
-        "MoveTopic": ("administer", ""),
-        "Record": ("", "ledger"),
-        "ReceiveTopic": ("", "ledger"),
     },
     "filter": {
         "Evaluate": ("keep", "dispatcher"),

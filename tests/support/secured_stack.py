@@ -17,7 +17,7 @@ from tools.stack import stack as stack_module
 from tools.stack.ports import free_ports
 from tools.stack.stack import SERVICES, Stack
 
-ROLES: Final = ("ledger", "dedup", "cursor", "dispatcher", "jobs")
+ROLES: Final = ("ledger", "dedup", "dispatcher", "jobs")
 
 USER: Final = "spiffe://example/user"
 
@@ -83,7 +83,7 @@ class SecuredStack(Stack):
                 "JWT_ISSUER": self.issuer.NAME,
                 "ACCESS_FILE": self.access_file,
             }
-            if service != "filter":  # it calls nobody
+            if service not in ("cursor", "filter"):  # these call nobody
                 own |= {
                     "PEER_CA_FILE": self.authority.file,
                     "PEER_CERTIFICATE_FILE": mine.certificate,

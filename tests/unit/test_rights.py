@@ -34,7 +34,7 @@ def rules(verb: str, topics: str = "acme/shop/*", subscriptions: str | None = No
     return Access.parse({"rules": [rule]})
 
 
-_ABOUT_NONE = ("ledger.ListTopics", "placement.ListPlacements", "filter.Compile", "filter.Explain")
+_ABOUT_NONE = ("ledger.ListTopics", "filter.Compile", "filter.Explain")
 
 
 def allows(access: Access, right: Right, request: object) -> bool:
@@ -48,12 +48,6 @@ def test_no_method_is_forgotten() -> None:
     assert {rpc.name for rpc in rpcs()} == {
         f"{service}.{method}" for service, methods in ALLOWED.items() for method in methods
     }
-
-
-def test_instances_of_one_service_call_one_another_and_those_of_no_other() -> None:
-    record = "/seqgate.api.placement.v1.PlacementService/Record"
-    assert LEDGER[record].roles == {Role.LEDGER}
-    assert CURSOR[record].roles == {Role.CURSOR}
 
 
 @by_rpc
@@ -78,7 +72,7 @@ def test_a_right_to_a_subscription_is_none_to_another_or_to_the_topic(rpc: Rpc, 
     fields = {field.name for field in rpc.descriptor.input_type.fields}
     one = fields & {"subscription", "subscribe"} or (rpc.service == "cursor" and "name" in fields)
     given = rules(verb, subscriptions="billing")
-    if rpc.name in ("ledger.GetTopic", "placement.Locate") or rpc.service == "filter":
+    if rpc.name == "ledger.GetTopic" or rpc.service == "filter":
         return  # it is enough to have to do with the topic
     assert allows(given, rpc.right, rpc.request()) is (bool(one) and verb in rpc.verbs)
     assert not allows(given, rpc.right, rpc.request(subscription="another"))
@@ -125,7 +119,6 @@ LISTS = {
         "subscriptions", "dispatcher.GetSubscription", "topic", "name"
     ),
     "ledger.ListTopics": ("topics", "ledger.GetTopic", "name", None),
-    "placement.ListPlacements": ("placements", "placement.Locate", "topic", None),
 }  # fmt: skip
 
 WITHIN = {

@@ -16,7 +16,6 @@ from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
 from services.ledger.config import LedgerConfig
 from services.ledger.ports import CursorsUnavailable, EntryCorrupt, LogState, TopicNotFound, Trimmed
 from services.ledger.service import Ledger, Opening, Trim
-from services.placement.ports import NotOwner
 from tests.simulation.defects import find
 from tests.support.deduplicator import FakeDeduplicator
 from tests.support.entries import single
@@ -358,20 +357,6 @@ async def test_a_topic_that_is_made_again_while_it_is_deleted_keeps_its_new_curs
     assert parts.cursors.cursors == {TOPIC: {"new": None}}
 
 
-async def test_cursors_of_a_topic_that_is_another_instances_are_let_alone(parts: Parts) -> None:
-    parts.cursors.cursors = {TOPIC: {"c": None}}
-    parts.cursors.available = False
-    await parts.ledger.delete(TOPIC, force=False)
-    parts.cursors.available = True
-
-    def check_writable(topic: str) -> None:
-        raise NotOwner("another instance holds the topic", owner="b:1")
-
-    parts.ledger.keep_to(check_writable)
-    await swept(parts)
-    assert parts.cursors.cursors == {TOPIC: {"c": None}}
-
-
 @pytest.mark.parametrize("failing", ["dedup", "cursors"])
 async def test_a_topic_is_deleted_though_its_belongings_cannot_be(
     parts: Parts, failing: str
@@ -399,8 +384,8 @@ async def test_a_topic_whose_deletion_fails_at_once_is_still_the_one_that_is_wri
         with pytest.raises(StoreUnavailable):
             await parts.ledger.delete(TOPIC, force=True)
     assert parts.ledger.connected(TOPIC) == 1
-    await parts.ledger.let_go(str(TOPIC), TopicNotFound("moved"))
-    assert opened.topic.stopped, "who moves it away reaches who writes it"
+    await parts.ledger.delete(TOPIC, force=True)
+    assert opened.topic.stopped, "the next deletion reaches who writes it"
     parts.ledger.close(opened)
 
 
@@ -466,7 +451,7 @@ async def test_a_long_trim_lets_others_at_its_topic_between_its_steps(
 
         async def then_wait_for_a_turn(*args: Any, **kwargs: Any) -> Trimmed:
             trimmed = await trim(*args, **kwargs)
-            waits = tasks.create_task(ledger.let_go(str(TOPIC), TopicNotFound("moved")))
+            waits = tasks.create_task(ledger.create(TOPIC))
             waits.add_done_callback(lambda _: turns.append(trimmed.first))
             return trimmed
 

@@ -35,8 +35,6 @@ PAGE: Final = ROOT / "docs" / "errors.md"
 
 SERVICES: Final = ("ledger", "dedup", "cursor", "dispatcher", "filter")
 COMMON: Final = "all"
-PLACED: Final = "ledger, cursor"
-"""What services/placement is part of."""
 
 INSIDE: Final = "Stays inside the service"
 """What the docstring of a refusal says that no caller ever sees."""
@@ -149,8 +147,6 @@ def _reason(
 
 def _who(module: str) -> str:
     part = module.split(".")[1]
-    if part == "placement":
-        return PLACED
     return part if part in SERVICES else COMMON
 
 

@@ -29,7 +29,6 @@ WORDS: Final[Mapping[str, str]] = {
 """What reasons mean that have no class of their own."""
 
 REMEDIES: Final[Mapping[str, str]] = {
-    "ALREADY_HERE": "Nothing: the topic is where it was to go.",
     "ALREADY_MARK_DELETED": "Nothing: the cursor is there, and further.",
     "CHECKSUM_MISMATCH": "Send the message again from the original: it was damaged on its way.",
     "CURSORS_REFUSED": "Subscribe again, as clients do: the subscription goes on with what is "
@@ -57,8 +56,6 @@ REMEDIES: Final[Mapping[str, str]] = {
     "`bin/java -version` in that folder says whether Java runs at all.",
     "LEASE_HELD": "Wait until the lease is over, or until its holder releases it.",
     "LEDGER_UNAVAILABLE": "See that the ledger service runs and answers.",
-    "MOVING": "Wait: the topic is at its new instance soon.",
-    "NOT_KEEPER": "Ask the instance that `owner` names.",
     "NOT_OWNER": "Ask the instance that `owner` names. Clients do so by themselves.",
     "PERMISSION_DENIED": "Have the right granted in the access file: the details name it.",
     "LEDGER_BUSY": "Send again after the delay. Clients do. If it goes on, raise "
@@ -88,7 +85,6 @@ REMEDIES: Final[Mapping[str, str]] = {
     "report it.",
     "TOO_MANY_PRODUCERS": "Raise max_producers of the topic's policy, or let it evict.",
     "TOPIC_FAILED": "Connect again. Clients do. The ledger's log has what happened: report it.",
-    "TOPIC_LOST": "Start the instance with the store that it had.",
     "VERSION_CONFLICT": "Read the cursor again, and decide anew.",
     "WINDOW_EXCEEDED": "Keep to the window that Opened grants. Clients do.",
 }

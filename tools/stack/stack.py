@@ -7,7 +7,6 @@ goes on from it:
     redis-1/ ...  those of further Redis servers
     ledger/       the SQLite database of the logs
     cursor/       the SQLite database of the cursors
-    ledger-1/ ... those of further instances
     logs/         what each process wrote, appended
     policies.toml deduplication policies, if there are any
 """
@@ -42,8 +41,8 @@ SERVICES: Final = ("cursor", "dedup", "ledger", "filter", "dispatcher")
 PORTS: Final = ("redis", "dedup", "ledger", "cursor", "dispatcher", "filter")
 """In the order of their ports, where these are consecutive."""
 
-PLACED: Final = ("cursor", "ledger")
-"""The services whose topics may be spread over instances."""
+STORES: Final = ("cursor", "ledger")
+"""The services that keep a SQLite database."""
 
 
 class StackError(Exception):
@@ -66,7 +65,6 @@ class Stack:
         instances: int = 1,
         replicas: int = 1,
         redis_servers: int = 1,
-        one_store: bool = False,
     ) -> None:
         """
         Args:
@@ -75,15 +73,14 @@ class Stack:
             environment: settings (SEQGATE_<SERVICE>_<NAME>) on top of the stack's own.
             commands: what to run instead of `python -m services.<name>`.
             ports: on which ports to listen, by name; free ones otherwise.
-            instances: how many each of PLACED has: ledger, ledger-1, ledger-2 ...
+            instances: how many processes each of STORES has, all on its one store: ledger,
+                ledger-1, ledger-2 ...
             replicas: how many each of the others has, in the same way.
             redis_servers: how many of these: redis, redis-1 ... They know nothing of each other
                 until somebody tells them.
-            one_store: whether the instances of a service share one store, and any of them takes a
-                topic from any other, instead of each having some of the topics.
         """
         self.folder = folder.resolve()
-        counts = {service: instances if service in PLACED else replicas for service in SERVICES}
+        counts = {service: instances if service in STORES else replicas for service in SERVICES}
         self.instances = {
             service: [service, *(f"{service}-{number}" for number in range(1, count))]
             for service, count in counts.items()
@@ -92,7 +89,6 @@ class Stack:
         self.services = tuple(name for service in services for name in self.instances[service])
         self.redis = ["redis", *(f"redis-{number}" for number in range(1, redis_servers))]
         """The names of the Redis servers."""
-        self._one_store = one_store
         self.environment = dict(environment or {})
         """Settings on top of the stack's own; a change counts from a process's next start on."""
         self._commands = dict(commands or {})
@@ -164,8 +160,7 @@ class Stack:
         Raises:
             StackError: a process ended, or was not ready in time; another stack has the folder.
         """
-        stores = [each for service in PLACED for each in self.instances[service]]
-        for part in ("logs", *self.redis, *stores):
+        for part in ("logs", *self.redis, *STORES):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
         if not self.policy_file.exists():
             self.policy_file.write_text("# Deduplication policies; read again when this changes.\n")
@@ -268,15 +263,9 @@ class Stack:
     def _own_settings(self, name: str) -> dict[str, str]:
         """What one of several instances is told besides."""
         service = _service(name)
-        instances = self.instances.get(service, [])
-        if len(instances) < 2:
+        if len(self.instances.get(service, [])) < 2:
             return {}
-        own = {"LISTEN": self.address(name)}
-        if service in PLACED and not self._one_store:
-            own["STORE_PATH"] = str(self.folder / name / f"{service}.db")
-            own["INSTANCES"] = json.dumps([self.address(each) for each in instances])
-            own["ADVERTISED"] = self.address(name)
-        return {f"SEQGATE_{service.upper()}_{key}": value for key, value in own.items()}
+        return {f"SEQGATE_{service.upper()}_LISTEN": self.address(name)}
 
     @property
     def settings(self) -> dict[str, str]:

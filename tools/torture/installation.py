@@ -166,7 +166,6 @@ class Installation:
             instances=self._count,
             replicas=self._count,
             redis_servers=len(REDIS),
-            one_store=True,
         )
 
     def _told(self, name: str) -> dict[str, str]:

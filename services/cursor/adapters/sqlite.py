@@ -28,7 +28,6 @@ from services.cursor.core.cursor import CursorState
 from services.cursor.core.state import LEASE_MAX_MS, PAGE_ENTRIES, Batch, Head, Lease
 from services.cursor.ports import CursorCorrupt, CursorNotFound
 from services.errors import DomainError, StoreUnavailable
-from services.placement.adapters.sqlite import STAGED
 from services.runtime.clock import Clock, SteadyClock
 from services.runtime.sqlite import Connections, connections
 
@@ -183,8 +182,7 @@ _SUCCESSION: Final = """SELECT next_ledger, next_entry FROM succession
     WHERE topic = ? AND last_ledger = ? AND last_entry = ?"""
 _PUT_SUCCESSION: Final = "INSERT OR REPLACE INTO succession VALUES (?, ?, ?, ?, ?)"
 
-_NOBODYS: Final = """SELECT id FROM cursor
-    WHERE topic IS NULL AND id NOT IN (SELECT id FROM staged) LIMIT 1"""
+_NOBODYS: Final = "SELECT id FROM cursor WHERE topic IS NULL LIMIT 1"
 _REMOVE_SOME: Final = (
     "DELETE FROM page WHERE rowid IN (SELECT rowid FROM page WHERE cursor = ? LIMIT ?)",
     "DELETE FROM properties WHERE rowid IN (SELECT rowid FROM properties WHERE cursor = ? LIMIT ?)",
@@ -212,7 +210,6 @@ async def open_sqlite_store(
 
     def prepare(db: apsw.Connection) -> None:
         _make_tables(db)
-        db.execute(STAGED)
         bound_leases(db, now_ms())
 
     async with connections(
@@ -273,11 +270,6 @@ class SqliteCursorStore:
         self._connections = opened
         self._properties = _Properties()
         self.now_ms: Final = now_ms
-
-    @property
-    def connections(self) -> Connections:
-        """For what is noted beside the cursors."""
-        return self._connections
 
     async def create(
         self,

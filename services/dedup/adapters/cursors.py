@@ -13,7 +13,7 @@ import structlog
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import cursor_pb2_grpc as pb_grpc
 from seqgate.api.entry.v1 import entry_pb2
-from seqgate.owners import CHANGING_HANDS, FollowingChannel
+from seqgate.owners import NOT_OWNER, FollowingChannel
 from seqgate.types import Position, TopicName
 from services.dedup.ports import Cursor, CursorConflict, CursorsUnavailable
 from services.runtime.refused import Refused, answer
@@ -31,8 +31,8 @@ NOT_FOUND: Final = "CURSOR_NOT_FOUND"
 CONFLICTS: Final = frozenset({"VERSION_CONFLICT", "ALREADY_MARK_DELETED", NOT_FOUND})
 """Why the cursor service does not move a cursor: it is not what the caller took it for."""
 
-EXPECTED: Final = (
-    frozenset({"", "STORE_UNAVAILABLE", "STORE_FULL", "SERVICE_BUSY", "DRAINING"}) | CHANGING_HANDS
+EXPECTED: Final = frozenset(
+    {"", "STORE_UNAVAILABLE", "STORE_FULL", "SERVICE_BUSY", "DRAINING", NOT_OWNER}
 )
 """Why it does nothing now; for any other reason, somebody has to look."""
 

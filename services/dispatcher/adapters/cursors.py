@@ -16,7 +16,7 @@ from grpc import StatusCode
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import cursor_pb2_grpc as pb_grpc
 from seqgate.api.entry.v1 import entry_pb2
-from seqgate.owners import CHANGING_HANDS, FollowingChannel
+from seqgate.owners import NOT_OWNER, FollowingChannel
 from seqgate.types import Position, TopicName
 from services.dispatcher.core.effects import Persist
 from services.dispatcher.ports import (
@@ -57,8 +57,8 @@ CALL_ENTRIES_MAX: Final = 100_000_000
 CALL_INDEXES_MAX: Final = 1_000_000
 """How many messages the batches of one call name together: two bytes each."""
 
-EXPECTED: Final = (
-    frozenset({"", "STORE_UNAVAILABLE", "STORE_FULL", "SERVICE_BUSY", "DRAINING"}) | CHANGING_HANDS
+EXPECTED: Final = frozenset(
+    {"", "STORE_UNAVAILABLE", "STORE_FULL", "SERVICE_BUSY", "DRAINING", NOT_OWNER}
 )
 """Why the cursor service does nothing now."""
 
@@ -242,7 +242,7 @@ class GrpcCursors:
         await self._call(self._stub.ReleaseLease, request)
 
     async def check(self) -> None:
-        await self._call(self._stub.ListCursors, pb.ListCursorsRequest(page_size=1, local=True))
+        await self._call(self._stub.ListCursors, pb.ListCursorsRequest(page_size=1))
 
     async def _in_parts(self, method: Any, request: Message, *fields: str) -> Any:
         """Do what a request asks, in halves and halves of these where the service takes no message

@@ -13,7 +13,7 @@ from grpc import aio
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
-from seqgate.owners import CHANGING_HANDS, FollowingChannel
+from seqgate.owners import NOT_OWNER, FollowingChannel
 from seqgate.types import Position, TopicName
 from services.dispatcher.ports import (
     Ends,
@@ -43,7 +43,7 @@ SCAN_BYTES_MAX: Final = 4 * 1024 * 1024
 """After how many bytes a page of a scan ends, though there is more."""
 
 _BUSY: Final = frozenset({"SERVICE_BUSY", "TOO_MANY_STREAMS", "SLOW_READER"})
-EXPECTED: Final = frozenset({"", "STORE_UNAVAILABLE", "DRAINING"}) | _BUSY | CHANGING_HANDS
+EXPECTED: Final = frozenset({"", "STORE_UNAVAILABLE", "DRAINING", NOT_OWNER}) | _BUSY
 """Why the ledger does nothing now; for any other reason, somebody has to look."""
 
 

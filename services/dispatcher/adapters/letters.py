@@ -9,7 +9,7 @@ from grpc import StatusCode, aio
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
-from seqgate.owners import CHANGING_HANDS, FollowingChannel
+from seqgate.owners import NOT_OWNER, FollowingChannel
 from seqgate.types import PRODUCER_NAME_BYTES_MAX
 from services.dispatcher.ports import GENERATION, LedgerUnavailable, Letter, LetterRefused
 from services.runtime.refused import refused
@@ -98,7 +98,7 @@ class GrpcDeadLetters:
         except aio.AioRpcError as error:
             said = refused(error)
             because = said.reason or said.code.name
-            if said.code in _REFUSING and said.reason not in CHANGING_HANDS:
+            if said.code in _REFUSING and said.reason != NOT_OWNER:
                 raise _refused(letter, because) from error
             raise LedgerUnavailable(
                 "the dead letter topic does not answer",

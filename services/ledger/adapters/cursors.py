@@ -11,7 +11,7 @@ import structlog
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import cursor_pb2_grpc as pb_grpc
-from seqgate.owners import CHANGING_HANDS, FollowingChannel
+from seqgate.owners import NOT_OWNER, FollowingChannel
 from seqgate.types import Position, TopicName
 from services.ledger.ports import CursorsUnavailable
 from services.runtime.refused import Refused, answer
@@ -26,8 +26,8 @@ PAGE_SIZE: Final = 1_000
 
 NOT_FOUND: Final = "CURSOR_NOT_FOUND"
 
-EXPECTED: Final = (
-    frozenset({"", "STORE_UNAVAILABLE", "STORE_FULL", "SERVICE_BUSY", "DRAINING"}) | CHANGING_HANDS
+EXPECTED: Final = frozenset(
+    {"", "STORE_UNAVAILABLE", "STORE_FULL", "SERVICE_BUSY", "DRAINING", NOT_OWNER}
 )
 """Why the cursor service does nothing now; for any other reason, somebody has to look."""
 

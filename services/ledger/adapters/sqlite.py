@@ -37,7 +37,6 @@ from services.ledger.ports import (
     TopicNotFound,
     Trimmed,
 )
-from services.placement.adapters.sqlite import STAGED
 from services.runtime.sqlite import Connections, connections
 
 LAYOUT: Final = 3
@@ -190,8 +189,7 @@ _LAST_APPEND: Final = """SELECT append_ms FROM block
 _CLOCK: Final = "SELECT append_ms FROM topic_clock WHERE topic = ?"
 _HOLDING: Final = """SELECT block, lowest, highest FROM producer_block
     WHERE topic = ? AND producer = ? AND highest >= ? AND lowest <= ?"""
-_NOBODYS: Final = """SELECT id FROM topic
-    WHERE name IS NULL AND id NOT IN (SELECT id FROM staged) LIMIT 1"""
+_NOBODYS: Final = "SELECT id FROM topic WHERE name IS NULL LIMIT 1"
 _LOG: Final = """name, incarnation, ledger_id, created_ms, first_ledger, first_entry, tail_ledger,
     tail_entry, entries, messages, size_bytes"""
 
@@ -212,7 +210,6 @@ async def open_sqlite_store(
         elif version != LAYOUT:
             raise StoreUnavailable("the database has another layout", found=version, known=LAYOUT)
         connection.execute(INDEXES)
-        connection.execute(STAGED)
         connection.execute(INSTANCES)
         connection.execute(CLOCKS)
         connection.execute(LEAVING)
@@ -230,11 +227,6 @@ class SqliteLedgerStore:
 
     def __init__(self, opened: Connections) -> None:
         self._connections = opened
-
-    @property
-    def connections(self) -> Connections:
-        """For what is noted beside the logs."""
-        return self._connections
 
     async def create(self, topic: TopicName) -> tuple[LogState, bool]:
         def work(db: apsw.Connection) -> tuple[LogState, bool]:
@@ -595,8 +587,7 @@ class SqliteLedgerStore:
         await self.remove_deleted()
 
     async def leaving(self, *, after: str, limit: int) -> list[TopicName]:
-        asked = """SELECT name FROM leaving WHERE name > ? AND substr(name, 1, 1) <> '/'
-            ORDER BY name LIMIT ?"""
+        asked = "SELECT name FROM leaving WHERE name > ? ORDER BY name LIMIT ?"
         rows = await self._connections.read(lambda db: _rows(db, asked, after, limit))
         return [TopicName.parse(name) for (name,) in rows]
 

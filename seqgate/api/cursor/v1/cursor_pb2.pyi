@@ -157,8 +157,8 @@ class Lease(_message.Message):
     @_builtins.property
     def expires(self) -> _timestamp_pb2.Timestamp:
         """By the store's clock; a lease that was released expired then. That clock does
-        not jump while the service runs. When the service is started again, or the
-        topic moves, a lease lasts for the duration that was asked for at most.
+        not jump while the service runs. When the service is started again, a
+        lease lasts for the duration that was asked for at most.
         """
 
     def __init__(
@@ -428,7 +428,6 @@ class ListCursorsRequest(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    LOCAL_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """tenant/namespace/name; empty: of all topics, in the order of topic and name."""
     page_size: _builtins.int
@@ -437,21 +436,16 @@ class ListCursorsRequest(_message.Message):
     """
     page_token: _builtins.str
     """next_page_token of the page before; empty: the first page."""
-    local: _builtins.bool
-    """Of all topics, only those of the instance that is asked: so instances ask one
-    another.
-    """
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
-        local: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["local", b"local", "page_size", b"page_size", "page_token", b"page_token", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

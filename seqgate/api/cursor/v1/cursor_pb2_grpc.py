@@ -47,8 +47,10 @@ class CursorServiceStub:
     RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
     cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
     epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    nobody ever got that one. Where the service has several instances, also those of
-    PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
+    nobody ever got that one.
+
+    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
+    to ask instead, as `owner`. A service of one instance never answers so.
     """
 
     def __init__(self, channel):
@@ -161,8 +163,10 @@ class CursorServiceServicer:
     RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
     cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
     epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    nobody ever got that one. Where the service has several instances, also those of
-    PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
+    nobody ever got that one.
+
+    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
+    to ask instead, as `owner`. A service of one instance never answers so.
     """
 
     def CreateCursor(self, request, context):
@@ -183,8 +187,7 @@ class CursorServiceServicer:
 
     def ListCursors(self, request, context):
         """ListCursors pages through a topic's cursors in the order of their names,
-        or through those of all topics. Of a topic that is moved to another instance
-        meanwhile, the latter may lack all.
+        or through those of all topics.
         Where callers must show who they are, one that the caller may not read by
         itself is left out.
 
@@ -441,8 +444,10 @@ class CursorService:
     RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
     cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
     epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    nobody ever got that one. Where the service has several instances, also those of
-    PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
+    nobody ever got that one.
+
+    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
+    to ask instead, as `owner`. A service of one instance never answers so.
     """
 
     @staticmethod

@@ -48,8 +48,10 @@ class CursorServiceStub:
     RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
     cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
     epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    nobody ever got that one. Where the service has several instances, also those of
-    PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
+    nobody ever got that one.
+
+    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
+    to ask instead, as `owner`. A service of one instance never answers so.
     """
 
     @_typing.overload
@@ -65,8 +67,7 @@ class CursorServiceStub:
     """GetCursor returns a cursor. Retry: safe."""
     ListCursors: _grpc.UnaryUnaryMultiCallable[_cursor_pb2.ListCursorsRequest, _cursor_pb2.ListCursorsResponse]
     """ListCursors pages through a topic's cursors in the order of their names,
-    or through those of all topics. Of a topic that is moved to another instance
-    meanwhile, the latter may lack all.
+    or through those of all topics.
     Where callers must show who they are, one that the caller may not read by
     itself is left out.
 
@@ -177,8 +178,10 @@ class CursorServiceAsyncStub(CursorServiceStub):
     RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
     cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
     epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    nobody ever got that one. Where the service has several instances, also those of
-    PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
+    nobody ever got that one.
+
+    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
+    to ask instead, as `owner`. A service of one instance never answers so.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -191,8 +194,7 @@ class CursorServiceAsyncStub(CursorServiceStub):
     """GetCursor returns a cursor. Retry: safe."""
     ListCursors: _aio.UnaryUnaryMultiCallable[_cursor_pb2.ListCursorsRequest, _cursor_pb2.ListCursorsResponse]  # type: ignore[assignment]
     """ListCursors pages through a topic's cursors in the order of their names,
-    or through those of all topics. Of a topic that is moved to another instance
-    meanwhile, the latter may lack all.
+    or through those of all topics.
     Where callers must show who they are, one that the caller may not read by
     itself is left out.
 
@@ -302,8 +304,10 @@ class CursorServiceServicer(metaclass=_abc_1.ABCMeta):
     RESOURCE_EXHAUSTED with reason STORE_FULL. For every method that names a
     cursor: NOT_FOUND with reason CURSOR_NOT_FOUND. For every method that takes an
     epoch: ABORTED with reason FENCED when the cursor's lease has a newer one, or
-    nobody ever got that one. Where the service has several instances, also those of
-    PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
+    nobody ever got that one.
+
+    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
+    to ask instead, as `owner`. A service of one instance never answers so.
     """
 
     @_abc_1.abstractmethod
@@ -332,8 +336,7 @@ class CursorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cursor_pb2.ListCursorsResponse, _abc.Awaitable[_cursor_pb2.ListCursorsResponse]]:
         """ListCursors pages through a topic's cursors in the order of their names,
-        or through those of all topics. Of a topic that is moved to another instance
-        meanwhile, the latter may lack all.
+        or through those of all topics.
         Where callers must show who they are, one that the caller may not read by
         itself is left out.
 

@@ -1652,26 +1652,22 @@ class ListTopicsRequest(_message.Message):
     PREFIX_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    LOCAL_FIELD_NUMBER: _builtins.int
     prefix: _builtins.str
     """Only names that start so; empty: all."""
     page_size: _builtins.int
     """How many to return at most, 1 to 10,000; 0: 1,000."""
     page_token: _builtins.str
     """next_page_token of the page before; empty: the first page."""
-    local: _builtins.bool
-    """Only those of the instance that is asked: so instances ask one another."""
     def __init__(
         self,
         *,
         prefix: _builtins.str = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
-        local: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["local", b"local", "page_size", b"page_size", "page_token", b"page_token", "prefix", b"prefix"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "prefix", b"prefix"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -33,8 +33,10 @@ class LedgerServiceStub:
     tenant/namespace/name; NOT_FOUND with reason
     TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
     the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
-    does not match its checksum. Where the service has several instances, also those
-    of PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
+    does not match its checksum.
+
+    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
+    to ask instead, as `owner`. A service of one instance never answers so.
     """
 
     def __init__(self, channel):
@@ -123,8 +125,10 @@ class LedgerServiceServicer:
     tenant/namespace/name; NOT_FOUND with reason
     TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
     the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
-    does not match its checksum. Where the service has several instances, also those
-    of PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
+    does not match its checksum.
+
+    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
+    to ask instead, as `owner`. A service of one instance never answers so.
     """
 
     def Publish(self, request_iterator, context):
@@ -236,8 +240,7 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTopics(self, request, context):
-        """ListTopics pages through the topics in the order of their names. One that is
-        moved to another instance meanwhile may be missing.
+        """ListTopics pages through the topics in the order of their names.
         Where callers must show who they are, one that the caller may not read by
         itself is left out.
 
@@ -394,8 +397,10 @@ class LedgerService:
     tenant/namespace/name; NOT_FOUND with reason
     TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
     the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
-    does not match its checksum. Where the service has several instances, also those
-    of PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
+    does not match its checksum.
+
+    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
+    to ask instead, as `owner`. A service of one instance never answers so.
     """
 
     @staticmethod

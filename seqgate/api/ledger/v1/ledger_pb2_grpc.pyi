@@ -34,8 +34,10 @@ class LedgerServiceStub:
     tenant/namespace/name; NOT_FOUND with reason
     TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
     the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
-    does not match its checksum. Where the service has several instances, also those
-    of PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
+    does not match its checksum.
+
+    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
+    to ask instead, as `owner`. A service of one instance never answers so.
     """
 
     @_typing.overload
@@ -118,8 +120,7 @@ class LedgerServiceStub:
     GetTopic: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetTopicRequest, _ledger_pb2.GetTopicResponse]
     """GetTopic describes a topic. Retry: safe."""
     ListTopics: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListTopicsRequest, _ledger_pb2.ListTopicsResponse]
-    """ListTopics pages through the topics in the order of their names. One that is
-    moved to another instance meanwhile may be missing.
+    """ListTopics pages through the topics in the order of their names.
     Where callers must show who they are, one that the caller may not read by
     itself is left out.
 
@@ -172,8 +173,10 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     tenant/namespace/name; NOT_FOUND with reason
     TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
     the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
-    does not match its checksum. Where the service has several instances, also those
-    of PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
+    does not match its checksum.
+
+    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
+    to ask instead, as `owner`. A service of one instance never answers so.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -253,8 +256,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     GetTopic: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetTopicRequest, _ledger_pb2.GetTopicResponse]  # type: ignore[assignment]
     """GetTopic describes a topic. Retry: safe."""
     ListTopics: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListTopicsRequest, _ledger_pb2.ListTopicsResponse]  # type: ignore[assignment]
-    """ListTopics pages through the topics in the order of their names. One that is
-    moved to another instance meanwhile may be missing.
+    """ListTopics pages through the topics in the order of their names.
     Where callers must show who they are, one that the caller may not read by
     itself is left out.
 
@@ -306,8 +308,10 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     tenant/namespace/name; NOT_FOUND with reason
     TOPIC_NOT_FOUND; UNAVAILABLE with reason STORE_UNAVAILABLE and RetryInfo when
     the store does not answer; DATA_LOSS with reason ENTRY_CORRUPT when an entry
-    does not match its checksum. Where the service has several instances, also those
-    of PlacementService: NOT_OWNER, MOVING and PLACEMENT_UNAVAILABLE.
+    does not match its checksum.
+
+    A caller follows FAILED_PRECONDITION with reason NOT_OWNER: it names the instance
+    to ask instead, as `owner`. A service of one instance never answers so.
     """
 
     @_abc_1.abstractmethod
@@ -439,8 +443,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ListTopicsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.ListTopicsResponse, _abc.Awaitable[_ledger_pb2.ListTopicsResponse]]:
-        """ListTopics pages through the topics in the order of their names. One that is
-        moved to another instance meanwhile may be missing.
+        """ListTopics pages through the topics in the order of their names.
         Where callers must show who they are, one that the caller may not read by
         itself is left out.
 

@@ -1,1 +1,0 @@
-"""What placement stands on: one outside thing each."""

@@ -1,1 +1,0 @@
-"""Decisions about places, as values."""

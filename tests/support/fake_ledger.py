@@ -1,0 +1,79 @@
+"""A ledger that is told what to say: it has a topic, or names the instance that does."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from grpc import aio
+from grpc_status import rpc_status
+
+from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.api.ledger.v1.ledger_pb2_grpc import (
+    LedgerServiceServicer,
+    add_LedgerServiceServicer_to_server,
+)
+from services.dispatcher.ports import NotOwner
+from services.errors import Draining
+from services.runtime.status import grpc_code, status_of
+
+
+class Instance(LedgerServiceServicer):
+    """An instance. `owner` is whom it names; "": it has the topic itself."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.owner = ""
+        self.is_draining = False
+        self.asked = 0
+        self.opened: list[str] = []
+        """The topics of the streams of publications, from their first requests."""
+        self.breaks_off = False
+
+    async def _check(self, context: Any) -> None:
+        self.asked += 1
+        error: Draining | NotOwner | None = None
+        if self.is_draining:
+            error = Draining("the instance goes away", retry_after_s=0.1)
+        elif self.owner:
+            error = NotOwner("another instance holds the topic", owner=self.owner)
+        if error is not None:
+            status = status_of(error)
+            context.set_code(grpc_code(status))
+            await context.abort_with_status(rpc_status.to_status(status))
+
+    async def GetTopic(self, request: Any, context: Any) -> Any:
+        await self._check(context)
+        return pb.GetTopicResponse(topic=pb.Topic(name=self.address))
+
+    async def ListTopics(self, request: Any, context: Any) -> Any:
+        self.asked += 1
+        return pb.ListTopicsResponse(topics=[pb.Topic(name=self.address)])
+
+    async def Read(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        await self._check(context)
+        yield pb.ReadResponse(started=pb.Started())
+        if self.breaks_off:
+            self.owner = "elsewhere:1"
+            await self._check(context)
+        yield pb.ReadResponse(draining=pb.Draining())
+
+    async def Publish(self, request_iterator: Any, context: Any) -> None:
+        self.opened.append((await context.read()).open.topic)
+        await self._check(context)
+        await context.write(pb.PublishResponse(opened=pb.Opened(producer_name=self.address)))
+        while (request := await context.read()) is not aio.EOF:
+            receipt = pb.Receipt(request_id=request.publications.publications[0].request_id)
+            await context.write(pb.PublishResponse(receipts=pb.Receipts(receipts=[receipt])))
+
+
+@asynccontextmanager
+async def running_instance() -> AsyncIterator[Instance]:
+    """One that listens on a port of its own."""
+    instance, server = Instance(), aio.server()
+    add_LedgerServiceServicer_to_server(instance, server)
+    instance.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield instance
+    finally:
+        await server.stop(None)
