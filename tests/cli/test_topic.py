@@ -16,6 +16,7 @@ from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client import Batching, Chunking, Client, connect
 from seqgate.errors import SeqgateError
 from tests.cli.command_line import CommandLine
+from tests.support.fake_ledger import running_instance
 from tests.support.waiting import eventually
 from tools.stack.ports import free_ports
 from tools.stack.stack import Stack
@@ -176,6 +177,18 @@ async def test_a_tail_has_as_many_messages_however_large_they_are(
         assert (ended.code, ended.err) == (0, "")
         assert [each["message_id"] for each in ended.records] == ids[-count:]
         assert [each["payload"] for each in ended.records] == payloads[-count:]
+
+
+async def test_a_topic_is_shown_by_the_instance_that_has_it(
+    seqgate: CommandLine, stack: Stack, client: Client, topic: str
+) -> None:
+    async with client.producer(topic) as producer:
+        await producer.send(b"one")
+    async with running_instance() as elsewhere:
+        elsewhere.owner = stack.address("ledger")
+        led = seqgate.with_(SEQGATE_LEDGER=elsewhere.address)
+        assert (await led("topic", "stat", topic, "-o", "json")).record["topic"] == topic
+        assert (await led("topic", "tail", topic, "-o", "json")).record["payload"] == "one"
 
 
 async def test_an_empty_topic_has_an_empty_tail(

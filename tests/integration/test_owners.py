@@ -13,10 +13,13 @@ from grpc import StatusCode, aio
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.client import connect
 from seqgate.owners import FOLLOW_MAX, FollowingChannel
+from seqgate.spark._columns import Range, connected, read_blocks
 from seqgate.spark._owners import FollowingChannel as WaitingChannel
+from seqgate.types import Position
 from tests.integration.refusals import refused
-from tests.integration.services import channel_to
+from tests.integration.services import Services, channel_to
 from tests.support.fake_ledger import Instance, running_instance
 
 TOPIC = "public/default/t"
@@ -74,7 +77,7 @@ async def test_a_stream_that_has_brought_something_ends_with_what_ended_it(
     channel: FollowingChannel, instances: list[Instance]
 ) -> None:
     chain(*instances[:2])
-    instances[1].breaks_off = True
+    instances[1].hands_over_to = "elsewhere:1"
     with refused(StatusCode.FAILED_PRECONDITION, "NOT_OWNER") as details:
         await read(channel)
     assert details == {"owner": "elsewhere:1"}
@@ -158,3 +161,52 @@ async def test_who_waits_in_threads_is_led_likewise(instances: list[Instance]) -
 
     assert await asyncio.to_thread(work) == (instances[2].address, 2)
     assert [each.asked for each in instances] == [1, 1, 2]
+
+
+# ---- in front of a ledger service
+
+
+async def test_a_client_is_led_to_the_owner(
+    services: Services, instances: list[Instance], topic: str
+) -> None:
+    instances[0].owner = services.stack.address("ledger")
+    async with connect(instances[0].address) as client:
+        async with client.producer(topic) as producer:
+            await producer.send(b"one")
+        async with client.reader(topic, follow=False) as reader:
+            assert [each.payload async for each in reader] == [b"one"]
+    assert instances[0].asked == 1
+
+
+async def test_a_producer_and_a_reader_go_on_at_the_owner_that_their_streams_end_with(
+    services: Services, instances: list[Instance], topic: str
+) -> None:
+    publishing, reading, _ = instances
+    publishing.hands_over_to = reading.hands_over_to = services.stack.address("ledger")
+    async with connect(publishing.address) as client, client.producer(topic, name="p") as producer:
+        await producer.send(b"one")
+    async with connect(reading.address) as client, client.reader(topic, follow=False) as reader:
+        assert [each.payload async for each in reader] == [b"one"]
+    assert (publishing.opened, publishing.asked, reading.asked) == ([topic], 2, 2)
+
+
+async def test_jobs_are_led_to_the_owner(
+    services: Services, instances: list[Instance], topic: str
+) -> None:
+    async with (
+        connect(services.stack.address("ledger")) as client,
+        client.producer(topic) as producer,
+    ):
+        for payload in (b"one", b"two"):
+            await producer.send(payload)
+    instances[0].owner = services.stack.address("ledger")
+
+    def read() -> int:
+        wanted = Range(topic, None, Position(9, 9), 2)
+        with connected(instances[0].address) as stub:
+            return sum(
+                each.count for blocks in read_blocks(stub, wanted, timeout_s=10) for each in blocks
+            )
+
+    assert await asyncio.to_thread(read) == 2
+    assert instances[0].asked == 1

@@ -27,7 +27,8 @@ class Instance(LedgerServiceServicer):
         self.asked = 0
         self.opened: list[str] = []
         """The topics of the streams of publications, from their first requests."""
-        self.breaks_off = False
+        self.hands_over_to = ""
+        """Whom it names once it has answered the beginning of a stream; "": nobody."""
 
     async def _check(self, context: Any) -> None:
         self.asked += 1
@@ -41,6 +42,11 @@ class Instance(LedgerServiceServicer):
             context.set_code(grpc_code(status))
             await context.abort_with_status(rpc_status.to_status(status))
 
+    async def _hand_over(self, context: Any) -> None:
+        if self.hands_over_to:
+            self.owner = self.hands_over_to
+            await self._check(context)
+
     async def GetTopic(self, request: Any, context: Any) -> Any:
         await self._check(context)
         return pb.GetTopicResponse(topic=pb.Topic(name=self.address))
@@ -52,15 +58,21 @@ class Instance(LedgerServiceServicer):
     async def Read(self, request: Any, context: Any) -> AsyncIterator[Any]:
         await self._check(context)
         yield pb.ReadResponse(started=pb.Started())
-        if self.breaks_off:
-            self.owner = "elsewhere:1"
-            await self._check(context)
+        await self._hand_over(context)
         yield pb.ReadResponse(draining=pb.Draining())
 
-    async def Publish(self, request_iterator: Any, context: Any) -> None:
-        self.opened.append((await context.read()).open.topic)
+    async def ReadColumns(self, request: Any, context: Any) -> AsyncIterator[Any]:
         await self._check(context)
-        await context.write(pb.PublishResponse(opened=pb.Opened(producer_name=self.address)))
+        yield pb.ReadColumnsResponse()
+
+    async def Publish(self, request_iterator: Any, context: Any) -> None:
+        opening = (await context.read()).open
+        self.opened.append(opening.topic)
+        await self._check(context)
+        name = opening.producer_name or self.address
+        opened = pb.Opened(producer_name=name, max_message_bytes=1024)  # no window yet
+        await context.write(pb.PublishResponse(opened=opened))
+        await self._hand_over(context)
         while (request := await context.read()) is not aio.EOF:
             receipt = pb.Receipt(request_id=request.publications.publications[0].request_id)
             await context.write(pb.PublishResponse(receipts=pb.Receipts(receipts=[receipt])))
