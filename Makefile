@@ -12,7 +12,7 @@ help:
 	@echo "             (TRACE=1: follow one message through it)"
 	@echo "make test    lint, types and all tests"
 	@echo "make test-deep  the same at full depth: all histories, deliberate defects, long torture"
-	@echo "make lint    ruff, mypy, import contracts, buf, generated code, errors"
+	@echo "make lint    ruff, mypy, import contracts, buf, generated code, errors, documents"
 	@echo "make bench   measure, and print tables and build/bench/report.json"
 	@echo "make protos  generate seqgate/api from protos/"
 	@echo "make errors  generate docs/errors.md from the code"
@@ -42,6 +42,7 @@ lint: setup
 	@$(BIN)/python -m tools.dev.protos --check
 	@$(BIN)/python -m tools.dev.protos --lint
 	@$(BIN)/python -m tools.dev.errors --check
+	@$(BIN)/python -m tools.dev.documents
 	@$(BIN)/python -m tools.dev.locks --check
 
 format: setup

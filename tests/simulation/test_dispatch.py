@@ -1,4 +1,4 @@
-"""P4 to P6 over many seeded histories of a subscription (key-shared-filters.md, 122 to 135)."""
+"""P4 to P6 over many seeded histories of a subscription."""
 
 from collections import Counter
 from random import Random
@@ -50,7 +50,7 @@ def test_a_history_is_replayed_by_its_seed() -> None:
 
 
 NEIGHBOURS = [b"key-%d" % each for each in (107, 411, 12, 540, 18, 783)]
-"""Keys of which two each share a slot (key-shared-filters.md, section 2)."""
+"""Three pairs of keys; the two keys of a pair share a slot."""
 
 
 def run_fairly(seed: int, machine: type[Subscription] = SmallSubscription) -> None:

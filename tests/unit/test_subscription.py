@@ -1,4 +1,4 @@
-"""What a subscription decides, one scenario each; numbers are those of key-shared-filters.md, 6."""
+"""What a subscription decides: one scenario each."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
