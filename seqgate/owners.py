@@ -15,9 +15,9 @@ from contextlib import suppress
 from typing import Any, Final, Self
 
 import grpc
-from google.rpc import error_details_pb2
 from grpc import StatusCode, aio
-from grpc_status import rpc_status
+
+from seqgate.status import decode_call
 
 NOT_OWNER: Final = "NOT_OWNER"
 """The reason with which an instance refuses what another one has."""
@@ -65,18 +65,11 @@ class Owners:
 
 
 def owner_named(error: grpc.RpcError) -> str:
-    """The address that a refusal with NOT_OWNER names; empty: it is another failure."""
+    """The address that a refusal with NOT_OWNER names; empty for any other failure."""
     if error.code() is not StatusCode.FAILED_PRECONDITION:
         return ""
-    try:
-        status = rpc_status.from_call(error)  # type: ignore[arg-type]
-    except ValueError:  # it contradicts the call's own code: not one of ours
-        return ""
-    info = error_details_pb2.ErrorInfo()
-    for detail in () if status is None else status.details:
-        if detail.Unpack(info) and info.reason == NOT_OWNER:
-            return str(info.metadata.get("owner", ""))
-    return ""
+    refusal = decode_call(error)
+    return refusal.details.get("owner", "") if refusal.reason == NOT_OWNER else ""
 
 
 def topic_of(request: Any) -> str:

@@ -1,8 +1,8 @@
-"""From a gRPC status to a typed exception."""
+"""Refusals of services as the exceptions of `seqgate.errors`."""
 
-from google.rpc import error_details_pb2, status_pb2
-from grpc import StatusCode, aio
-from grpc_status import rpc_status
+import grpc
+from google.rpc import status_pb2
+from grpc import StatusCode
 
 from seqgate.errors import (
     BY_REASON,
@@ -18,6 +18,7 @@ from seqgate.errors import (
     SeqgateError,
     UnavailableError,
 )
+from seqgate.status import Refusal, decode, decode_call
 
 _BY_CODE: dict[StatusCode, type[SeqgateError]] = {
     StatusCode.INVALID_ARGUMENT: InvalidRequestError,
@@ -37,36 +38,24 @@ _BY_CODE: dict[StatusCode, type[SeqgateError]] = {
     StatusCode.INTERNAL: UnavailableError,
     StatusCode.UNKNOWN: UnavailableError,
 }
-_CODES = {code.value[0]: code for code in StatusCode}
 
 
-def error_of_status(status: status_pb2.Status) -> SeqgateError:
-    """The exception that says what the status says."""
-    info = error_details_pb2.ErrorInfo()
-    retry = error_details_pb2.RetryInfo()
-    retry_after_s = None
-    for detail in status.details:
-        if detail.Is(retry.DESCRIPTOR):
-            detail.Unpack(retry)
-            retry_after_s = retry.retry_delay.ToMicroseconds() / 1e6
-        elif detail.Is(info.DESCRIPTOR):
-            detail.Unpack(info)
-    fallback = _BY_CODE.get(_CODES.get(status.code, StatusCode.UNKNOWN), InternalError)
-    kind = BY_REASON.get(info.reason, fallback)
+def error_of(refusal: Refusal) -> SeqgateError:
+    """The exception that applications see."""
+    kind = BY_REASON.get(refusal.reason) or _BY_CODE.get(refusal.code, InternalError)
     return kind(
-        status.message,
-        reason=info.reason,
-        details=dict(info.metadata),
-        retry_after_s=retry_after_s,
+        refusal.message,
+        reason=refusal.reason,
+        details=dict(refusal.details),
+        retry_after_s=refusal.retry_after_s,
     )
 
 
-def error_of_call(error: aio.AioRpcError) -> SeqgateError:
-    """The exception that says how a call ended."""
-    try:
-        status = rpc_status.from_call(error)  # type: ignore[arg-type]
-    except ValueError:  # the details do not match the status: not one of ours
-        status = None
-    if status is not None:
-        return error_of_status(status)
-    return _BY_CODE.get(error.code(), InternalError)(error.details() or error.code().name)
+def error_of_status(status: status_pb2.Status) -> SeqgateError:
+    """The exception for one request that a stream refuses."""
+    return error_of(decode(status))
+
+
+def error_of_call(error: grpc.RpcError) -> SeqgateError:
+    """The exception for a call that failed."""
+    return error_of(decode_call(error))

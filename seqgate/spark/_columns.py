@@ -122,7 +122,7 @@ def asked(call: Callable[..., T], request: Any, timeout_s: float) -> T:
 def _failure(error: grpc.RpcError | UnavailableError) -> SeqgateError:
     if isinstance(error, UnavailableError):
         return error
-    return error_of_call(error)  # type: ignore[arg-type]
+    return error_of_call(error)
 
 
 def trimmed_between(
@@ -203,7 +203,7 @@ def read_blocks(
             else:
                 return
         except grpc.RpcError as error:
-            failure = error_of_call(error)  # type: ignore[arg-type]
+            failure = error_of_call(error)
             if not _may_retry(failure):
                 failure.details.setdefault("topic", wanted.topic)
                 raise failure from error

@@ -38,6 +38,7 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from grpc_status import rpc_status
 from opentelemetry.trace import get_current_span
 
+from seqgate.status import code_of
 from seqgate.telemetry import names
 from services.errors import DomainError, Kind, MalformedRequest
 from services.runtime import deadline
@@ -46,7 +47,7 @@ from services.runtime.guard import Guard
 from services.runtime.load import Load, size_of
 from services.runtime.refusals import Class, Refusals, during
 from services.runtime.silence import Spoken, spoken
-from services.runtime.status import INTERNAL, grpc_code, status_of
+from services.runtime.status import INTERNAL, status_of
 
 log = structlog.get_logger()
 
@@ -134,7 +135,7 @@ def translated(refusals: Refusals) -> Around:
             structlog.contextvars.bind_contextvars(reason=refusal.reason)  # for `logged`
             get_current_span().set_attribute(names.REASON, refusal.reason)
             status = status_of(refusal)
-            await _abort(context, grpc_code(status), rpc_status.to_status(status))
+            await _abort(context, code_of(status), rpc_status.to_status(status))
         except aio.AbortError:
             raise
         except asyncio.CancelledError as error:
@@ -143,7 +144,7 @@ def translated(refusals: Refusals) -> Around:
             class_ = Class(GivenUp.reason, method, "")
             refusals.note("unexpected", class_, level=logging.ERROR, exc_info=error)
             status = status_of(GivenUp("what the call waited for was cancelled"))
-            await _abort(context, grpc_code(status), rpc_status.to_status(status))
+            await _abort(context, code_of(status), rpc_status.to_status(status))
         except cygrpc.ExecuteBatchError as error:
             raise _gone() from error
         except Exception as error:

@@ -18,9 +18,10 @@ import structlog
 from google.rpc import status_pb2
 from opentelemetry.trace import get_current_span
 
+from seqgate.status import code_of
 from seqgate.telemetry import names
 from services.errors import DomainError, ServiceBusy
-from services.runtime.status import grpc_code, status_of
+from services.runtime.status import status_of
 
 log = structlog.get_logger()
 
@@ -141,6 +142,6 @@ def in_stream(refusal: DomainError) -> status_pb2.Status:
     call = _CALL.get()
     if call is not None:
         call.refusals.note_busy(refusal)
-        class_, code = Class(refusal.reason, call.method), grpc_code(status).name
+        class_, code = Class(refusal.reason, call.method), code_of(status).name
         call.refusals.note("refused", class_, code=code, detail=refusal.message, peer=call.peer)
     return status

@@ -17,8 +17,9 @@ from seqgate.errors import (
     SeqgateError,
     UnavailableError,
 )
+from seqgate.status import DOMAIN, Refusal, code_of, decode, encode
 from services.errors import DomainError, Draining, InvalidTopicName, Kind
-from services.runtime.status import DOMAIN, INTERNAL, grpc_code, status_of
+from services.runtime.status import INTERNAL, status_of
 
 
 def refusals() -> list[type[DomainError]]:
@@ -44,7 +45,7 @@ def test_every_refusal_is_known_to_the_client_and_documented(refusal: type[Domai
     assert isinstance(refusal.kind, Kind)
 
 
-def test_the_client_knows_no_reason_that_nobody_gives() -> None:
+def test_the_client_knows_exactly_the_reasons_that_services_give() -> None:
     assert set(BY_REASON) == {refusal.reason for refusal in refusals()} | {"INTERNAL"}
 
 
@@ -68,9 +69,25 @@ def test_a_refusal_crosses_the_wire_whole(refusal: type[DomainError]) -> None:
     assert received.details == {"topic": "a/b/c", "flag": "true", "count": "3"}
 
 
-def test_a_refusal_names_what_is_wrong() -> None:
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Refusal(grpc.StatusCode.ABORTED, "fenced", "FENCED"),
+        Refusal(grpc.StatusCode.UNAVAILABLE, "", "DRAINING", {"topic": "a/b/c"}, 0.000_001),
+        Refusal(grpc.StatusCode.INVALID_ARGUMENT, "wrong", "INVALID_PAGE", {}, None, "page_size"),
+    ],
+)
+def test_a_decoded_status_equals_the_refusal_it_was_encoded_from(refusal: Refusal) -> None:
+    assert decode(encode(refusal)) == refusal
+
+
+def test_a_code_that_grpc_does_not_have_decodes_to_unknown() -> None:
+    assert decode(status_pb2.Status(code=99)).code is grpc.StatusCode.UNKNOWN
+
+
+def test_a_refusal_names_the_field_at_fault() -> None:
     status = status_of(InvalidTopicName("not a topic", field="topic"))
-    assert grpc_code(status) is grpc.StatusCode.INVALID_ARGUMENT
+    assert code_of(status) is grpc.StatusCode.INVALID_ARGUMENT
     details = {detail.TypeName(): detail for detail in status.details}
     bad = error_details_pb2.BadRequest()
     details["google.rpc.BadRequest"].Unpack(bad)
@@ -81,7 +98,7 @@ def test_a_refusal_names_what_is_wrong() -> None:
     assert "google.rpc.RetryInfo" not in details
 
 
-def test_a_surprise_says_nothing_of_the_inside() -> None:
+def test_an_internal_error_reveals_no_internals() -> None:
     assert INTERNAL.message == "internal error"
     error = error_of_status(INTERNAL)
     assert isinstance(error, InternalError)

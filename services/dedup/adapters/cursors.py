@@ -16,7 +16,7 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.owners import NOT_OWNER, FollowingChannel
 from seqgate.types import Position, TopicName
 from services.dedup.ports import Cursor, CursorConflict, CursorsUnavailable
-from services.runtime.refused import Refused, answer
+from services.runtime.status import CallFailed, answer
 
 log = structlog.get_logger()
 
@@ -52,10 +52,10 @@ class GrpcCursors:
         )
         try:
             reply = await answer(self._stub.GetCursor(request, timeout=self._timeout_s))
-        except Refused as refused:
-            if refused.reason == NOT_FOUND:
+        except CallFailed as failed:
+            if failed.reason == NOT_FOUND:
                 return None
-            _give_up(refused)
+            _give_up(failed)
         return _cursor(reply.cursor)
 
     async def create(
@@ -70,8 +70,8 @@ class GrpcCursors:
         )
         try:
             reply = await answer(self._stub.CreateCursor(request, timeout=self._timeout_s))
-        except Refused as refused:
-            _give_up(refused)
+        except CallFailed as failed:
+            _give_up(failed)
         return _cursor(reply.cursor)._replace(mark_delete_properties={})
 
     async def mark_delete(
@@ -92,12 +92,12 @@ class GrpcCursors:
         )
         try:
             await answer(self._stub.MarkDelete(request, timeout=self._timeout_s))
-        except Refused as refused:
-            if refused.reason in CONFLICTS:
+        except CallFailed as failed:
+            if failed.reason in CONFLICTS:
                 raise CursorConflict(
-                    "the cursor is not what it was taken for", because=refused.reason
-                ) from refused
-            _give_up(refused)
+                    "the cursor is not what it was taken for", because=failed.reason
+                ) from failed
+            _give_up(failed)
 
     async def put_property(self, topic: TopicName, name: str, key: str, value: str | None) -> None:
         request = pb.UpdateCursorPropertiesRequest(
@@ -109,9 +109,9 @@ class GrpcCursors:
         for _ in range(PUT_ROUNDS_MAX):
             try:
                 await answer(self._stub.UpdateCursorProperties(request, timeout=self._timeout_s))
-            except Refused as refused:
-                if refused.reason != NOT_FOUND:
-                    _give_up(refused)
+            except CallFailed as failed:
+                if failed.reason != NOT_FOUND:
+                    _give_up(failed)
                 if value is None:
                     return
                 await self.create(topic, name)
@@ -125,9 +125,9 @@ class GrpcCursors:
         request = pb.DeleteCursorRequest(topic=str(topic), name=name)
         try:
             await answer(self._stub.DeleteCursor(request, timeout=self._timeout_s))
-        except Refused as refused:
-            if refused.reason != NOT_FOUND:
-                _give_up(refused)
+        except CallFailed as failed:
+            if failed.reason != NOT_FOUND:
+                _give_up(failed)
 
 
 class NoCursors:
@@ -234,15 +234,15 @@ class MemoryCursors:
             )
 
 
-def _give_up(refused: Refused) -> NoReturn:
-    log.debug("cursors do not answer", reason=refused.reason, error=refused.message)
-    if refused.reason not in EXPECTED:
-        log.error("the cursor service refused", reason=refused.reason, detail=refused.message)
+def _give_up(failed: CallFailed) -> NoReturn:
+    log.debug("cursors do not answer", reason=failed.reason, error=failed.message)
+    if failed.reason not in EXPECTED:
+        log.error("the cursor service refused", reason=failed.reason, detail=failed.message)
     raise CursorsUnavailable(
         "the cursor service does not answer",
         retry_after_s=RETRY_AFTER_S,
-        **({"because": refused.reason} if refused.reason else {}),
-    ) from refused
+        **({"because": failed.reason} if failed.reason else {}),
+    ) from failed
 
 
 def _refuse_without(topic: TopicName, name: str) -> NoReturn:

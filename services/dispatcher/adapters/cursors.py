@@ -32,7 +32,7 @@ from services.dispatcher.ports import (
     SubscriptionNotFound,
 )
 from services.errors import Fenced, InvalidPage
-from services.runtime.refused import Refused, answer
+from services.runtime.status import CallFailed, answer
 
 log = structlog.get_logger()
 
@@ -273,58 +273,58 @@ class GrpcCursors:
     async def _call(self, method: Any, request: Any) -> Any:
         try:
             return await answer(method(request, timeout=self._timeout_s))
-        except Refused as refused:
-            _give_up(refused)
+        except CallFailed as failed:
+            _give_up(failed)
 
 
 class _TooLarge(CursorsRefused):
     """A message is larger than the service takes, or sends."""
 
 
-def _give_up(refused: Refused) -> NoReturn:
-    match refused.reason:
+def _give_up(failed: CallFailed) -> NoReturn:
+    match failed.reason:
         case "CURSOR_NOT_FOUND":
-            raise SubscriptionNotFound("there is no such subscription") from refused
+            raise SubscriptionNotFound("there is no such subscription") from failed
         case "FENCED":
-            raise Fenced("another instance has the subscription") from refused
+            raise Fenced("another instance has the subscription") from failed
         case "LEASE_HELD":
             raise NotOwner(
                 "another instance has the subscription",
                 retry_after_s=RETRY_AFTER_S,
-                owner=refused.details.get("owner", ""),
-            ) from refused
+                owner=failed.details.get("owner", ""),
+            ) from failed
         case "INVALID_PROPERTY":
-            raise InvalidProperty(refused.message, field="properties") from refused
+            raise InvalidProperty(failed.message, field="properties") from failed
         case "INVALID_PAGE":
-            raise InvalidPage(refused.message, field="page_token") from refused
+            raise InvalidPage(failed.message, field="page_token") from failed
         case "CURSOR_CORRUPT":
-            raise CursorCorrupt("the subscription's cursor is damaged") from refused
-    if refused.code is StatusCode.RESOURCE_EXHAUSTED and TOO_LARGE in refused.message:
+            raise CursorCorrupt("the subscription's cursor is damaged") from failed
+    if failed.code is StatusCode.RESOURCE_EXHAUSTED and TOO_LARGE in failed.message:
         raise _TooLarge(
-            "a message is larger than the cursor service takes", because=refused.code.name
-        ) from refused
-    if refused.reason not in EXPECTED and refused.reason not in RIGHTS:
-        raise _refused(refused) from refused
-    if refused.code is StatusCode.UNIMPLEMENTED:
-        raise _refused(refused) from refused
-    log.debug("cursors do not answer", reason=refused.reason, error=refused.message)
-    if refused.reason in RIGHTS:
-        log.error("the cursor service refused", reason=refused.reason, detail=refused.message)
-    because = {"because": refused.reason} if refused.reason else {}
+            "a message is larger than the cursor service takes", because=failed.code.name
+        ) from failed
+    if failed.reason not in EXPECTED and failed.reason not in RIGHTS:
+        raise _refused(failed) from failed
+    if failed.code is StatusCode.UNIMPLEMENTED:
+        raise _refused(failed) from failed
+    log.debug("cursors do not answer", reason=failed.reason, error=failed.message)
+    if failed.reason in RIGHTS:
+        log.error("the cursor service refused", reason=failed.reason, detail=failed.message)
+    because = {"because": failed.reason} if failed.reason else {}
     raise CursorsUnavailable(
         "the cursor service does not answer", retry_after_s=RETRY_AFTER_S, **because
-    ) from refused
+    ) from failed
 
 
 TOO_LARGE: Final = "message larger than max"
 """What gRPC says of a message above a limit, at either end."""
 
 
-def _refused(refused: Refused) -> CursorsRefused:
+def _refused(failed: CallFailed) -> CursorsRefused:
     """The same call would be refused again."""
-    log.error("the cursor service refused", reason=refused.reason, detail=refused.message)
+    log.error("the cursor service refused", reason=failed.reason, detail=failed.message)
     return CursorsRefused(
-        "the cursor service refuses what it was told", because=refused.reason or refused.code.name
+        "the cursor service refuses what it was told", because=failed.reason or failed.code.name
     )
 
 

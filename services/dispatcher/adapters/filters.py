@@ -11,13 +11,14 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 import structlog
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import status_pb2
 from grpc import aio
 
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.entry.v1.entry_pb2 import TraceContext
 from seqgate.api.filter.v1 import filter_pb2 as pb
 from seqgate.api.filter.v1 import filter_pb2_grpc as pb_grpc
+from seqgate.status import decode
 from seqgate.telemetry import spans
 from services.dispatcher.core.effects import ACCEPT, PARK, REJECT
 from services.dispatcher.ports import (
@@ -30,7 +31,7 @@ from services.dispatcher.ports import (
     Said,
 )
 from services.errors import ServiceBusy
-from services.runtime.refused import refused
+from services.runtime.status import call_failed
 
 log = structlog.get_logger()
 
@@ -271,23 +272,20 @@ def _said(outcome: pb.Outcome) -> Said:
 
 
 def _refuse(status: status_pb2.Status) -> NoReturn:
-    info = error_details_pb2.ErrorInfo()
-    for detail in status.details:
-        if detail.Unpack(info):
-            break
-    if info.reason not in NO_RULES:
-        log.error("the filter service refused", reason=info.reason, detail=status.message)
+    refused = decode(status)
+    if refused.reason not in NO_RULES:
+        log.error("the filter service refused", reason=refused.reason, detail=refused.message)
         raise FiltersUnavailable(
-            "the filter service does not judge", retry_after_s=RETRY_AFTER_S, because=info.reason
+            "the filter service does not judge", retry_after_s=RETRY_AFTER_S, because=refused.reason
         )
-    refusal = InvalidExpression if info.reason == "INVALID_EXPRESSION" else InvalidChain
-    error = refusal(status.message, field="filters")
-    error.details |= dict(info.metadata)
+    refusal = InvalidExpression if refused.reason == "INVALID_EXPRESSION" else InvalidChain
+    error = refusal(refused.message, field="filters")
+    error.details |= refused.details
     raise error
 
 
 def _give_up(error: aio.AioRpcError | _Moved) -> NoReturn:
-    said = refused(error) if isinstance(error, aio.AioRpcError) else None
+    said = call_failed(error) if isinstance(error, aio.AioRpcError) else None
     because = {"because": said.reason} if said is not None and said.reason else {}
     raise FiltersUnavailable(
         "the filter service does not answer", retry_after_s=RETRY_AFTER_S, **because

@@ -24,7 +24,7 @@ from services.dispatcher.ports import (
     TopicNotFound,
 )
 from services.runtime.channels import check_health
-from services.runtime.refused import Refused, answer, refused
+from services.runtime.status import CallFailed, answer, call_failed
 
 log = structlog.get_logger()
 
@@ -77,7 +77,7 @@ class GrpcLog:
                 if response.entries.entries:
                     yield response.entries.entries
         except aio.AioRpcError as error:
-            _give_up(refused(error))
+            _give_up(call_failed(error))
         finally:
             call.cancel()
 
@@ -126,7 +126,7 @@ class GrpcLog:
                     last = _position(entries[-1].position)
                     return Fetched(entries, bisect_right(positions, last))
         except aio.AioRpcError as error:
-            _give_up(refused(error))
+            _give_up(call_failed(error))
         finally:
             call.cancel()
         return Fetched(entries, len(positions))
@@ -174,7 +174,7 @@ class GrpcLog:
                 elif response.HasField("draining"):
                     raise LedgerUnavailable("the ledger moves", retry_after_s=RETRY_AFTER_S)
         except aio.AioRpcError as error:
-            _give_up(refused(error))
+            _give_up(call_failed(error))
         finally:
             call.cancel()
         return entries
@@ -182,11 +182,11 @@ class GrpcLog:
     async def _call(self, method: Any, request: Any) -> Any:
         try:
             return await answer(method(request, timeout=self._timeout_s))
-        except Refused as error:
+        except CallFailed as error:
             _give_up(error)
 
 
-def _give_up(error: Refused) -> NoReturn:
+def _give_up(error: CallFailed) -> NoReturn:
     if error.reason == "TOPIC_NOT_FOUND":
         raise TopicNotFound("there is no such topic") from error
     if error.reason == "ENTRY_CORRUPT":

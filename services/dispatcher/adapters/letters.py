@@ -12,7 +12,7 @@ from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.owners import NOT_OWNER, FollowingChannel
 from seqgate.types import PRODUCER_NAME_BYTES_MAX
 from services.dispatcher.ports import GENERATION, LedgerUnavailable, Letter, LetterRefused
-from services.runtime.refused import refused
+from services.runtime.status import call_failed
 
 RETRY_AFTER_S: Final = 0.5
 """How long a letter waits that could not be put."""
@@ -96,7 +96,7 @@ class GrpcDeadLetters:
             async with asyncio.timeout(self._timeout_s):
                 return await self._publish(call, letter, entry)
         except aio.AioRpcError as error:
-            said = refused(error)
+            said = call_failed(error)
             because = said.reason or said.code.name
             if said.code in _REFUSING and said.reason != NOT_OWNER:
                 raise _refused(letter, because) from error

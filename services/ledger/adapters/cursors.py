@@ -14,7 +14,7 @@ from seqgate.api.cursor.v1 import cursor_pb2_grpc as pb_grpc
 from seqgate.owners import NOT_OWNER, FollowingChannel
 from seqgate.types import Position, TopicName
 from services.ledger.ports import CursorsUnavailable
-from services.runtime.refused import Refused, answer
+from services.runtime.status import CallFailed, answer
 
 log = structlog.get_logger()
 
@@ -41,16 +41,16 @@ class GrpcCursors:
     async def mark_deletes(self, topic: TopicName) -> dict[str, Position | None]:
         try:
             return {each.name: _mark_delete(each) async for each in self._cursors(topic)}
-        except Refused as refused:
-            _give_up(refused)
+        except CallFailed as failed:
+            _give_up(failed)
 
     async def delete_all(self, topic: TopicName) -> None:
         """One by one: when one cannot be removed, the others after it are not, either."""
         try:
             for name in [each.name async for each in self._cursors(topic)]:
                 await self._delete(topic, name)
-        except Refused as refused:
-            _give_up(refused)
+        except CallFailed as failed:
+            _give_up(failed)
 
     async def _cursors(self, topic: TopicName) -> AsyncIterator[pb.Cursor]:
         request = pb.ListCursorsRequest(topic=str(topic), page_size=PAGE_SIZE)
@@ -67,8 +67,8 @@ class GrpcCursors:
             await answer(
                 self._stub.DeleteCursor(pb.DeleteCursorRequest(topic=str(topic), name=name))
             )
-        except Refused as refused:
-            if refused.reason != NOT_FOUND:
+        except CallFailed as failed:
+            if failed.reason != NOT_FOUND:
                 raise
 
 
@@ -89,13 +89,13 @@ def _mark_delete(cursor: pb.Cursor) -> Position | None:
     return Position(cursor.mark_delete.ledger_id, cursor.mark_delete.entry_id)
 
 
-def _give_up(refused: Refused) -> NoReturn:
-    reason = refused.reason
-    log.debug("cursors do not answer", reason=reason, error=refused.message)
+def _give_up(failed: CallFailed) -> NoReturn:
+    reason = failed.reason
+    log.debug("cursors do not answer", reason=reason, error=failed.message)
     if reason not in EXPECTED:
-        log.error("the cursor service refused", reason=reason, detail=refused.message)
+        log.error("the cursor service refused", reason=reason, detail=failed.message)
     raise CursorsUnavailable(
         "the cursor service does not answer",
         retry_after_s=RETRY_AFTER_S,
         **({"because": reason} if reason else {}),
-    ) from refused
+    ) from failed

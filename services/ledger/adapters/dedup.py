@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 import structlog
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import status_pb2
 from grpc import aio
 
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.dedup.v1 import dedup_pb2_grpc as pb_grpc
 from seqgate.api.entry.v1 import entry_pb2
+from seqgate.status import decode
 from seqgate.telemetry.spans import apart, carrier, exchange
 from seqgate.types import Chunk, Position, TopicName
 from services.errors import DomainError, Fenced
@@ -211,23 +212,20 @@ def _unavailable(error: BaseException | None) -> DedupUnavailable:
 
 
 def _refuse(status: status_pb2.Status) -> NoReturn:
-    reason, details = "", {}
-    for detail in status.details:
-        info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(info):
-            reason, details = info.reason, dict(info.metadata)
-    refusal: DomainError
-    match reason:
+    refused = decode(status)
+    error: DomainError
+    match refused.reason:
         case "FENCED":
-            refusal = Fenced(status.message, **details)
+            error = Fenced(refused.message)
         case "TOO_MANY_PRODUCERS":
-            refusal = TooManyProducers(status.message, retry_after_s=RETRY_AFTER_S, **details)
+            error = TooManyProducers(refused.message, retry_after_s=RETRY_AFTER_S)
         case "STATE_UNAVAILABLE" | "CURSORS_UNAVAILABLE" | "SERVICE_BUSY":
-            refusal = DedupUnavailable(status.message, retry_after_s=RETRY_AFTER_S)
+            raise DedupUnavailable(refused.message, retry_after_s=RETRY_AFTER_S)
         case _:
-            log.error("deduplication refused", reason=reason, detail=status.message)
-            refusal = _unavailable(None)
-    raise refusal
+            log.error("deduplication refused", reason=refused.reason, detail=refused.message)
+            raise _unavailable(None)
+    error.details |= refused.details
+    raise error
 
 
 def _judged(verdicts: pb.Verdicts, columns: list[list[int]], count: int) -> Judged:
