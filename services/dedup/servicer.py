@@ -59,7 +59,7 @@ from services.errors import (
 )
 from services.runtime.drain import Drain
 from services.runtime.load import weighed
-from services.runtime.refusals import in_stream
+from services.runtime.refusal_log import in_stream
 
 CLAIMS_MAX: Final = 10_000
 """How many claims one Admit may hold."""

@@ -29,7 +29,7 @@ from services.dispatcher.session import Session
 from services.errors import DomainError, Draining
 from services.runtime.drain import Drain
 from services.runtime.guard import caller_of
-from services.runtime.refusals import in_stream
+from services.runtime.refusal_log import in_stream
 from services.runtime.tasks import end
 
 Context = aio.ServicerContext[Any, Any]

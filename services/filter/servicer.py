@@ -25,7 +25,7 @@ from services.filter.metadata import reader_of
 from services.filter.service import Filter, Filters, InvalidChain, chain_of, check_subscription
 from services.runtime.drain import Drain
 from services.runtime.load import busy, weighed
-from services.runtime.refusals import in_stream
+from services.runtime.refusal_log import in_stream
 
 CHAINS_MAX: Final = 1_000
 """How many chains a stream may have; their numbers are below this."""

@@ -51,7 +51,7 @@ from services.ledger.readers import Pages
 from services.ledger.service import Ledger, Missed, Opened, Opening, Range
 from services.runtime.cutting import until_cut
 from services.runtime.drain import Drain
-from services.runtime.refusals import in_stream
+from services.runtime.refusal_log import in_stream
 
 PROPERTIES_MAX: Final = 128
 """How many properties an entry may have."""

@@ -14,7 +14,7 @@ from seqgate.watched import Watched
 from services.errors import DomainError, Kind
 from services.runtime.access import EVERY, Access, Need, Part, Topics
 from services.runtime.identity import Principal, of_certificate
-from services.runtime.refusals import Class, Refusals
+from services.runtime.refusal_log import Group, RefusalLog
 from services.runtime.rights import Right, Rights, Shown
 from services.runtime.tokens import InvalidToken, MissingCredentials, Tokens
 
@@ -58,7 +58,7 @@ class Guard:
         self._tokens = tokens
         self._rights = rights
         self._certificates = certificates
-        self.denials = Refusals()
+        self.denials = RefusalLog()
 
     @property
     def access(self) -> Access:
@@ -76,7 +76,7 @@ class Guard:
         try:
             principal = self._principal(context)
         except DomainError as refusal:
-            note_denial(self.denials, refusal, method, "", context.peer())
+            record_denial(self.denials, refusal, method, "", context.peer())
             raise
         right = self._rights.get(method)
         if right is None:
@@ -205,7 +205,7 @@ class Judged:
         if need is not None:
             refusal.details |= _details(need)
         principal = str(self._principal)
-        note_denial(self._guard.denials, refusal, self._method, principal, self._peer)
+        record_denial(self._guard.denials, refusal, self._method, principal, self._peer)
         raise refusal
 
 
@@ -215,15 +215,15 @@ def caller_of(context: Context) -> str:
     return str(context.principal) if isinstance(context, Judged) else str(context.peer())
 
 
-def note_denial(
-    denials: Refusals, refusal: DomainError, method: str, principal: str, peer: str
+def record_denial(
+    denials: RefusalLog, refusal: DomainError, method: str, principal: str, peer: str
 ) -> None:
     """Count a denial; each of whom somebody is denied something has lines of his own."""
     about: dict[str, Any] = {
         name: refusal.details.get(name) for name in ("verb", "topic", "subscription")
     }
-    class_ = Class(refusal.reason, method, principal)
-    denials.note("denied", class_, peer=peer, **about)
+    group = Group(refusal.reason, method, principal)
+    denials.record("denied", group, peer=peer, **about)
 
 
 def _details(need: Need) -> Mapping[str, str]:

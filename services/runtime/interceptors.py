@@ -45,7 +45,7 @@ from services.runtime import deadline
 from services.runtime.drain import Drain
 from services.runtime.guard import Guard
 from services.runtime.load import Load, size_of
-from services.runtime.refusals import Class, Refusals, during
+from services.runtime.refusal_log import Group, RefusalLog, during
 from services.runtime.silence import Spoken, spoken
 from services.runtime.status import INTERNAL, status_of
 
@@ -62,7 +62,7 @@ HEALTH = "/grpc.health.v1.Health/"
 ready."""
 
 
-def logged(refusals: Refusals) -> Around:
+def logged(refusals: RefusalLog) -> Around:
     """Write down how the call ended."""
 
     @asynccontextmanager
@@ -90,7 +90,7 @@ def logged(refusals: Refusals) -> Around:
             if code not in _QUIET:
                 reason = structlog.contextvars.get_contextvars().get("reason", code.name)
                 level = _LEVELS.get(code, logging.WARNING)
-                refusals.note("refused", Class(reason, method), level=level, **about)
+                refusals.record("refused", Group(reason, method), level=level, **about)
 
     return around
 
@@ -123,7 +123,7 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def translated(refusals: Refusals) -> Around:
+def translated(refusals: RefusalLog) -> Around:
     """Turn what the handler raises into a status."""
 
     @asynccontextmanager
@@ -131,7 +131,7 @@ def translated(refusals: Refusals) -> Around:
         try:
             yield
         except DomainError as refusal:
-            refusals.note_busy(refusal)
+            refusals.record_busy(refusal)
             structlog.contextvars.bind_contextvars(reason=refusal.reason)  # for `logged`
             get_current_span().set_attribute(names.REASON, refusal.reason)
             status = status_of(refusal)
@@ -141,15 +141,15 @@ def translated(refusals: Refusals) -> Around:
         except asyncio.CancelledError as error:
             if _is_cancelled():
                 raise
-            class_ = Class(GivenUp.reason, method, "")
-            refusals.note("unexpected", class_, level=logging.ERROR, exc_info=error)
+            group = Group(GivenUp.reason, method, "")
+            refusals.record("unexpected", group, level=logging.ERROR, exc_info=error)
             status = status_of(GivenUp("what the call waited for was cancelled"))
             await _abort(context, code_of(status), rpc_status.to_status(status))
         except cygrpc.ExecuteBatchError as error:
             raise _gone() from error
         except Exception as error:
-            class_ = Class("INTERNAL", method, type(error).__name__)
-            refusals.note("unexpected", class_, level=logging.ERROR, exc_info=error)
+            group = Group("INTERNAL", method, type(error).__name__)
+            refusals.record("unexpected", group, level=logging.ERROR, exc_info=error)
             await _abort(context, grpc.StatusCode.INTERNAL, rpc_status.to_status(INTERNAL))
 
     return around

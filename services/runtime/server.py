@@ -21,7 +21,7 @@ from services.runtime.health import Check, Readiness
 from services.runtime.interceptors import Interceptor, deadlined, drained, logged, translated
 from services.runtime.load import Load
 from services.runtime.metrics import OFF, Metrics
-from services.runtime.refusals import Refusals
+from services.runtime.refusal_log import RefusalLog
 from services.runtime.rights import Rights
 from services.runtime.security import exposure, guard_of, server_credentials
 from services.runtime.tasks import end
@@ -60,7 +60,7 @@ async def grpc_server(
         OSError, ValueError: a certificate, or another file that says who may do what, cannot be
             used.
     """
-    refusals = Refusals()
+    refusals = RefusalLog()
     arounds = [logged(refusals), translated(refusals), drained(drain), deadlined]
     guard = guard_of(config, rights or {})
     if metrics.is_on:
@@ -112,11 +112,11 @@ async def grpc_server(
         await server.stop(config.stop_grace_s)
         await probed.stop(None)
         await end(watching)
-        refusals.tell()
+        refusals.flush()
 
 
 def tell_calls(
-    metrics: Metrics, drain: Drain, refusals: Refusals, denials: Refusals | None
+    metrics: Metrics, drain: Drain, refusals: RefusalLog, denials: RefusalLog | None
 ) -> None:
     """Tell how many streams are open, what there was no room for, and who was denied what."""
     metrics.tell(STREAMS, lambda: [((), drain.streams)])

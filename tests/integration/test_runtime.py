@@ -437,7 +437,7 @@ async def test_a_refused_call_is_logged_with_its_reason(services: Services, topi
     ):
         found = await logged_call(services, service, method, "refused", reason=reason)
         assert (found["service"], found["level"]) == (service, "warning")
-        assert (found["code"], found["unsaid"]) == ("INVALID_ARGUMENT", 0)
+        assert (found["code"], found["suppressed"]) == ("INVALID_ARGUMENT", 0)
         assert found["detail"]
         assert found["seconds"] >= 0
 

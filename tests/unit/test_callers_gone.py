@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from services.errors import Draining
 from services.runtime.drain import Drain
 from services.runtime.interceptors import Interceptor, logged, translated
-from services.runtime.refusals import Refusals
+from services.runtime.refusal_log import RefusalLog
 from tests.support.waiting import eventually
 
 METHOD = "/seqgate.api.test.Service/Stream"
@@ -23,7 +23,7 @@ class Serving:
     """A service that writes as much as it is asked for, again and again."""
 
     def __init__(self) -> None:
-        self.refusals = Refusals()
+        self.refusals = RefusalLog()
         self.ended = 0
         self.may_write = asyncio.Event()
 
@@ -84,7 +84,7 @@ class Gone:
 async def test_what_cannot_be_sent_since_the_caller_has_gone_is_no_failure(
     error: Exception,
 ) -> None:
-    refusals = Refusals()
+    refusals = RefusalLog()
     with pytest.raises(asyncio.CancelledError):
         async with translated(refusals)(METHOD, Gone()):  # type: ignore[arg-type]
             raise error

@@ -12,7 +12,7 @@ from seqgate.client._status import error_of_call
 from seqgate.errors import UnavailableError
 from services.runtime.drain import Drain
 from services.runtime.interceptors import Interceptor, translated
-from services.runtime.refusals import Refusals
+from services.runtime.refusal_log import RefusalLog
 from tests.simulation.ground import Network, Process, installed, passes, run, virtual_loop
 
 PATH = "/seqgate.api.test.Service/"
@@ -31,7 +31,7 @@ async def write_and_wait(request: Any, context: Any) -> AsyncIterator[bytes]:
 
 
 async def serve() -> None:
-    server = aio.server(interceptors=[Interceptor([translated(Refusals())], Drain())])
+    server = aio.server(interceptors=[Interceptor([translated(RefusalLog())], Drain())])
     handlers = {
         "Unary": grpc.unary_unary_rpc_method_handler(wait_for_what_is_cancelled, bytes, bytes),
         "Stream": grpc.unary_stream_rpc_method_handler(write_and_wait, bytes, bytes),
@@ -77,7 +77,7 @@ def test_a_handler_that_was_cancelled_says_nothing() -> None:
 
     async def main() -> None:
         async def serve_it() -> None:
-            refusals = Refusals()
+            refusals = RefusalLog()
             server = aio.server(interceptors=[Interceptor([translated(refusals)], Drain())])
             handler = grpc.unary_unary_rpc_method_handler(wait, bytes, bytes)
             server.add_registered_method_handlers(  # type: ignore[attr-defined]

@@ -30,7 +30,7 @@ from services.runtime.config import ServiceConfig
 from services.runtime.drain import Drain
 from services.runtime.interceptors import Interceptor, logged, translated
 from services.runtime.load import ASKED_BYTES, Load, weighed
-from services.runtime.refusals import Refusals, in_stream
+from services.runtime.refusal_log import RefusalLog, in_stream
 from services.runtime.sqlite import connections
 from tests.support.waiting import eventually
 
@@ -42,7 +42,7 @@ class Serving:
 
     def __init__(self, load: Load) -> None:
         self.load = load
-        self.refusals = Refusals()
+        self.refusals = RefusalLog()
         self.on = asyncio.Event()
         self.began = 0
 

@@ -33,7 +33,7 @@ from services.ledger.core.receipt import Status
 from services.ledger.metrics import LedgerMetrics, Recovery
 from services.runtime import metrics as runtime
 from services.runtime.drain import Drain
-from services.runtime.guard import PermissionDenied, note_denial
+from services.runtime.guard import PermissionDenied, record_denial
 from services.runtime.load import busy
 from services.runtime.metrics import (
     OFF,
@@ -46,7 +46,7 @@ from services.runtime.metrics import (
     survey_rest_s,
     telling,
 )
-from services.runtime.refusals import Refusals
+from services.runtime.refusal_log import RefusalLog
 from services.runtime.server import tell_calls
 
 GAUGE = Metric("seqgate.test.gauge", Kind.GAUGE, "1", "", (), (told.TOPIC,))
@@ -371,11 +371,11 @@ def test_a_recovery_counts_once_for_the_first_cause_and_lasts_until_the_writer_j
 
 
 async def test_denials_and_streams_are_told(telling_: Telling) -> None:
-    denials, drain = Refusals(), Drain()
-    tell_calls(telling_.metrics, drain, Refusals(), denials)
+    denials, drain = RefusalLog(), Drain()
+    tell_calls(telling_.metrics, drain, RefusalLog(), denials)
     method = "/seqgate.api.ledger.v1.LedgerService/Publish"
-    note_denial(denials, PermissionDenied("no"), method, "sub:alice", "peer")
-    note_denial(denials, PermissionDenied("no"), method, "sub:bob", "peer")
+    record_denial(denials, PermissionDenied("no"), method, "sub:alice", "peer")
+    record_denial(denials, PermissionDenied("no"), method, "sub:bob", "peer")
     with drain.stream():
         found = await telling_.collect()
     (key,) = found[told.DENIALS.name]
@@ -385,11 +385,11 @@ async def test_denials_and_streams_are_told(telling_: Telling) -> None:
 
 
 async def test_what_there_was_no_room_for_is_told_by_the_limit(telling_: Telling) -> None:
-    refusals = Refusals()
+    refusals = RefusalLog()
     tell_calls(telling_.metrics, Drain(), refusals, None)
     for limit in ("calls_max", "calls_max", "streams_max"):
-        refusals.note_busy(busy("no room", limit=limit))
-    refusals.note_busy(PermissionDenied("no"))
+        refusals.record_busy(busy("no room", limit=limit))
+    refusals.record_busy(PermissionDenied("no"))
     found = (await telling_.collect())[told.BUSY.name]
     values = {dict(key)["limit"]: point.value for key, point in found.items()}
     assert values == {**dict.fromkeys(told.BUSY_LIMIT.values, 0), "calls_max": 2, "streams_max": 1}

@@ -23,10 +23,10 @@ from services.cursor.config import CursorConfig
 from services.errors import DomainError
 from services.filter.config import FilterConfig
 from services.ledger.config import LedgerConfig
-from services.runtime.guard import PermissionDenied, note_denial
+from services.runtime.guard import PermissionDenied, record_denial
 from services.runtime.identity import NAME_CHARS_MAX, Principal, of_certificate, of_token
 from services.runtime.process import run_service
-from services.runtime.refusals import Refusals
+from services.runtime.refusal_log import RefusalLog
 from services.runtime.security import OpenToEverybody, check_exposure, exposure
 from services.runtime.tokens import InvalidToken, Tokens, read_keys
 from tests.support.authority import Authority, Issuer, replace
@@ -437,17 +437,17 @@ def test_jobs_go_by_their_environment() -> None:
 
 def test_denials_are_counted_and_logged_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
-    denials = Refusals(lambda: now)
+    denials = RefusalLog(lambda: now)
     refusal = PermissionDenied("no", principal="sub:alice", verb="read", topic="a/b/c")
     for _ in range(100):
-        note_denial(denials, refusal, "/s/Read", "sub:alice", "ipv4:1.2.3.4:5")
-    note_denial(denials, refusal, "/s/Read", "sub:bob", "ipv4:1.2.3.4:5")
-    note_denial(denials, InvalidToken("no"), "/s/Read", "", "ipv4:1.2.3.4:5")
+        record_denial(denials, refusal, "/s/Read", "sub:alice", "ipv4:1.2.3.4:5")
+    record_denial(denials, refusal, "/s/Read", "sub:bob", "ipv4:1.2.3.4:5")
+    record_denial(denials, InvalidToken("no"), "/s/Read", "", "ipv4:1.2.3.4:5")
     assert len(capsys.readouterr().out.splitlines()) == 3
     now = 61.0
-    note_denial(denials, refusal, "/s/Read", "sub:alice", "ipv4:1.2.3.4:5")
+    record_denial(denials, refusal, "/s/Read", "sub:alice", "ipv4:1.2.3.4:5")
     (line,) = capsys.readouterr().out.splitlines()
-    assert "unsaid=99" in line
+    assert "suppressed=99" in line
     assert "a/b/c" in line
     assert denials.counts == {
         ("PERMISSION_DENIED", "/s/Read"): 102,

@@ -11,7 +11,7 @@ from grpc import StatusCode, aio
 from seqgate.client._status import error_of_call
 from services.runtime.drain import Drain
 from services.runtime.interceptors import FIRST_MESSAGE_TIMEOUT_S, Interceptor, translated
-from services.runtime.refusals import Refusals
+from services.runtime.refusal_log import RefusalLog
 from tests.simulation.ground import Network, Process, installed, passes, run, virtual_loop
 
 PATH = "/seqgate.api.test.Service/"
@@ -28,7 +28,7 @@ async def iterate(messages: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes
 
 
 async def serve() -> None:
-    server = aio.server(interceptors=[Interceptor([translated(Refusals())], Drain())])
+    server = aio.server(interceptors=[Interceptor([translated(RefusalLog())], Drain())])
     handlers = {
         "read_all": grpc.stream_stream_rpc_method_handler(read_all, bytes, bytes),
         "iterate": grpc.stream_stream_rpc_method_handler(iterate, bytes, bytes),

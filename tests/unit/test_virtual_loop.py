@@ -84,13 +84,13 @@ def test_tasks_in_a_set_have_an_order() -> None:
 
 
 def test_the_time_module_tells_virtual_time() -> None:
-    from services.runtime.refusals import Refusals
+    from services.runtime.refusal_log import RefusalLog
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         began_s, wall_s = time.monotonic(), time.time()
         assert wall_s == pytest.approx(EPOCH_S, abs=1)
-        clock = Refusals.__init__.__defaults__[0]  # type: ignore[index]
+        clock = RefusalLog.__init__.__defaults__[0]  # type: ignore[index]
         await passes(1_000)
         assert time.monotonic() - began_s == pytest.approx(1_000, abs=0.01)
         assert time.time() - wall_s == pytest.approx(1_000, abs=0.01)
@@ -98,9 +98,9 @@ def test_the_time_module_tells_virtual_time() -> None:
         assert time.monotonic_ns() // 1_000_000_000 == int(loop.time())
         assert clock() == pytest.approx(time.monotonic())  # taken as a default
 
-    real = time.time, time.monotonic, Refusals.__init__.__defaults__
+    real = time.time, time.monotonic, RefusalLog.__init__.__defaults__
     run(main, seed=1)
-    assert (time.time, time.monotonic, Refusals.__init__.__defaults__) == real
+    assert (time.time, time.monotonic, RefusalLog.__init__.__defaults__) == real
 
 
 def test_chance_comes_from_the_seed() -> None:

@@ -26,7 +26,7 @@ from services.dispatcher.service import Dispatcher
 from services.dispatcher.tenure import Tenure
 from services.ledger.adapters.memory import MemoryLedgerStore
 from services.ledger.adapters.sqlite import open_sqlite_store as open_logs
-from services.runtime.refusals import Refusals
+from services.runtime.refusal_log import RefusalLog
 from tests.simulation.ground import EPOCH_S, Network, Process, VirtualLoop
 from tests.simulation.system.budgets import HOLDERS, Budgets
 from tests.simulation.system.checkers import Checker
@@ -428,15 +428,15 @@ def patched(world: World) -> Iterator[None]:
             for holder in _holders(path, len(sys.modules)):
                 put(holder, path.rpartition(".")[2], value)
 
-        noted = Refusals.note
+        recorded = RefusalLog.record
 
-        def note(self: Refusals, event: str, class_: Any, **about: Any) -> None:
+        def record(self: RefusalLog, event: str, group: Any, **fields: Any) -> None:
             if event == "unexpected":
-                error = about.get("exc_info")
-                world.seen.violate("SURPRISE", f"{class_}: {error!r} {_where(error)}")
-            noted(self, event, class_, **about)
+                error = fields.get("exc_info")
+                world.seen.violate("SURPRISE", f"{group}: {error!r} {_where(error)}")
+            recorded(self, event, group, **fields)
 
-        put(Refusals, "note", note)
+        put(RefusalLog, "record", record)
 
         for kind in HOLDERS:
             put(kind, "__init__", _noting(kind, world))
