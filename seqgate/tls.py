@@ -20,7 +20,7 @@ import grpc
 from grpc import aio
 
 from seqgate.errors import AuthenticationError
-from seqgate.watched import Told, Watched
+from seqgate.watched import OnChange, Watched
 
 BearerToken = str | Path | Callable[[], str]
 """A bearer token: itself; a file that holds it, and is read again when it changes; or a function
@@ -137,7 +137,7 @@ def _no_passphrase() -> str:
 class TokenSource:
     """The token of each call."""
 
-    def __init__(self, token: BearerToken, told: Told) -> None:
+    def __init__(self, token: BearerToken, on_change: OnChange) -> None:
         """
         Raises:
             OSError, ValueError: the file cannot be read, or holds none.
@@ -146,7 +146,7 @@ class TokenSource:
         if isinstance(token, Path):
             file = token
             self._get = Watched(
-                [file], lambda: _checked(file.read_text(encoding="ascii")), told
+                [file], lambda: _checked(file.read_text(encoding="ascii")), on_change
             ).get
         elif isinstance(token, str):
             given = _checked(token)
@@ -203,12 +203,12 @@ def secure_channel(
     token: BearerToken | None,
     options: Sequence[tuple[str, Any]],
     interceptors: Sequence[aio.ClientInterceptor] | None = None,
-    told: Told,
+    on_change: OnChange,
 ) -> aio.Channel:
     """A channel over TLS, or with a token, or both; see the module.
 
     Args:
-        told: why new files cannot be used: what was there before is used further.
+        on_change: see Watched.
 
     Raises:
         OSError, ValueError: a file cannot be used, or a token would leave this machine in the
@@ -218,7 +218,7 @@ def secure_channel(
         raise ValueError(
             f"a token is not sent to {target} without TLS: it could be read on the way"
         )
-    source = None if token is None else TokenSource(token, told)
+    source = None if token is None else TokenSource(token, on_change)
 
     def make(credentials: grpc.ChannelCredentials | None) -> aio.Channel:
         if credentials is None:
@@ -231,7 +231,7 @@ def secure_channel(
     if tls is None:
         return RenewedChannel(make, lambda: None, source)
     given = tls
-    credentials = Watched(given.files, lambda: channel_credentials(given), told)
+    credentials = Watched(given.files, lambda: channel_credentials(given), on_change)
     return RenewedChannel(make, credentials.get, source)
 
 

@@ -1,8 +1,9 @@
-"""What some files say, read again when they change.
+"""The parsed content of files that are reread when they change.
 
-Certificates, keys and tokens are renewed while a process runs. A file is looked at when what it
-says is needed, at most once a second; one that is replaced, as Kubernetes replaces what it mounts,
-is noticed too. Files that cannot be used change nothing: what they said before stays in force.
+Certificates, keys, tokens and policies are replaced while a process runs. A file is checked when
+its content is needed, at most once a second. Replacing the file counts as a change, also by way of
+a symbolic link, as Kubernetes does in a mounted volume. Files that become unreadable or invalid
+change nothing: the last valid content stays in force.
 """
 
 import threading
@@ -14,39 +15,39 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 LOOK_INTERVAL_S: Final = 1.0
-"""How often files are looked at, at most."""
+"""Files are checked at most this often."""
 
-Told = Callable[[str], None]
-"""Is told why the files cannot be used, once for each change of theirs; "": they can again."""
+OnChange = Callable[[str], None]
+"""Called once for each change, with the reason why the files cannot be used; empty: they can."""
 
 _Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class Watched(Generic[T]):
-    """See the module. It may be asked from any thread."""
+    """See the module. Safe for threads."""
 
     def __init__(
         self,
         files: Sequence[Path],
         read: Callable[[], T],
-        told: Told,
+        on_change: OnChange,
         *,
         interval_s: float = LOOK_INTERVAL_S,
     ) -> None:
         """Read the files.
 
         Args:
-            files: what `read` reads.
-            read: raises OSError or ValueError when the files cannot be used.
-            told: of every change.
-            interval_s: how often the files are looked at, at most.
+            files: the files that `read` reads.
+            read: raises OSError or ValueError if the files cannot be used.
+            on_change: called for each change.
+            interval_s: the files are checked at most this often.
 
         Raises:
-            OSError, ValueError: they cannot be used.
+            OSError, ValueError: the files cannot be used.
         """
         self._files = tuple(files)
         self._read = read
-        self._told = told
+        self._on_change = on_change
         self._interval_s = interval_s
         self._seen = self._stamp()
         self._value = read()
@@ -54,7 +55,7 @@ class Watched(Generic[T]):
         self._lock = threading.Lock()
 
     def get(self) -> T:
-        """What the files say; the same object until they say something else."""
+        """The content of the files: the same object until it changes."""
         if time.monotonic() >= self._next_look_s and self._lock.acquire(blocking=False):
             try:
                 self._look()
@@ -71,13 +72,13 @@ class Watched(Generic[T]):
             value = self._read()
         except (OSError, ValueError) as error:
             self._seen = stamp
-            self._told(str(error) or type(error).__name__)
+            self._on_change(str(error) or type(error).__name__)
             return
         if self._stamp() != stamp:
-            return  # they are being replaced just now: the next look reads them
+            return  # replaced while they were read: the next look reads them again
         self._seen = stamp
         self._value = value
-        self._told("")
+        self._on_change("")
 
     def _stamp(self) -> _Stamp:
         return tuple(_stamp(file) for file in self._files)

@@ -63,7 +63,7 @@ def open_channel(target: str, security: Security = PLAIN) -> aio.Channel:
     tls, token = security.tls, security.token
     if tls is None and token is None:
         return traced_channel(aio.insecure_channel(target, options=list(OPTIONS)), target)
-    secure = secure_channel(target, tls=tls, token=token, options=list(OPTIONS), told=_told)
+    secure = secure_channel(target, tls=tls, token=token, options=list(OPTIONS), on_change=_told)
     return traced_channel(secure, target)
 
 

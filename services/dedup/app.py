@@ -59,7 +59,7 @@ async def serve(
 ) -> None:
     """Serve from any store until told to stop."""
     drain = Drain()
-    file = PolicyFile(config.policy_file)
+    file = PolicyFile(config.policy_file, config.policy_interval_s)
     counts = DedupMetrics(metrics)
     policies = DurablePolicies(file, cursors, store, counts)
     async with asyncio.TaskGroup() as tasks:
@@ -73,7 +73,6 @@ async def serve(
             dedup_pb2_grpc.add_DedupServiceServicer_to_server(servicer, server)
 
         watching = [
-            tasks.create_task(file.watch(config.policy_interval_s)),
             tasks.create_task(policies.reread_forever()),
             tasks.create_task(deduplication.purge_forever(config.purge_interval_s)),
             tasks.create_task(snapshots.by_time_forever(config.snapshot_check_interval_s)),

@@ -54,7 +54,7 @@ class DedupConfig(CallerConfig):
     """The TOML file with policies; none: built-in values."""
 
     policy_interval_s: Seconds = 1
-    """How often the policy file is looked at."""
+    """The policy file is checked for changes at most this often."""
 
     purge_interval_s: Seconds = 1200
     """How often inactive producers are looked for."""

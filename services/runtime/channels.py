@@ -86,7 +86,7 @@ def open_peer(
             log.info("files for calls read", target=target)
 
     secure = secure_channel(
-        target, tls=tls, token=token, options=options, interceptors=interceptors, told=told
+        target, tls=tls, token=token, options=options, interceptors=interceptors, on_change=told
     )
     return traced_channel(secure, target)
 

@@ -11,7 +11,7 @@ import grpc
 import structlog
 
 from seqgate.tls import certificates, is_loopback, key_pair
-from seqgate.watched import Told, Watched
+from seqgate.watched import OnChange, Watched
 from services.runtime.access import Access, Need, Verb
 from services.runtime.config import ServiceConfig
 from services.runtime.guard import Guard
@@ -86,7 +86,7 @@ def server_credentials(config: ServiceConfig) -> grpc.ServerCredentials | None:
         roots = None if authorities is None else certificates(authorities)
         return grpc.ssl_server_certificate_configuration([(secret, chain)], root_certificates=roots)
 
-    held = Watched(files, read, _told("the certificate", certificate))
+    held = Watched(files, read, _logged("the certificate", certificate))
     return grpc.dynamic_ssl_server_credentials(
         held.get(), held.get, require_client_authentication=authorities is not None
     )
@@ -107,9 +107,9 @@ def guard_of(config: ServiceConfig, rights: Rights) -> Guard | None:
             config.jwt_keys_file,
             audience=config.jwt_audience,
             issuer=config.jwt_issuer,
-            told=_told("keys of tokens", config.jwt_keys_file),
+            on_change=_logged("keys of tokens", config.jwt_keys_file),
         )
-    access = Watched([file], lambda: read_access(file), _told("the access file", file))
+    access = Watched([file], lambda: read_access(file), _logged("the access file", file))
     return Guard(
         access,
         tokens,
@@ -137,13 +137,11 @@ def read_access(file: Path) -> Access:
         raise ValueError(f"{file}: {error}") from error
 
 
-def _told(what: str, file: Path) -> Told:
-    def told(why: str) -> None:
-        if why:
-            log.warning(
-                "file cannot be used: what was there before counts on", what=what, error=why
-            )
+def _logged(what: str, file: Path) -> OnChange:
+    def on_change(error: str) -> None:
+        if error:
+            log.warning("file cannot be used, keeping the last valid one", what=what, error=error)
         else:
             log.info("file read", what=what, file=str(file))
 
-    return told
+    return on_change

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from seqgate.watched import Told, Watched
+from seqgate.watched import OnChange, Watched
 from services.errors import DomainError, Kind
 from services.runtime.identity import Principal, of_token
 
@@ -102,18 +102,18 @@ def _algorithm(key: Any) -> str:
 class Tokens:
     """See the module."""
 
-    def __init__(self, keys_file: Path, *, audience: str, issuer: str, told: Told) -> None:
+    def __init__(self, keys_file: Path, *, audience: str, issuer: str, on_change: OnChange) -> None:
         """
         Args:
             keys_file: a JWKS (JSON Web Key Set), or public keys in PEM; read again when it changes.
             audience: for whom tokens must be.
             issuer: of whom they must be.
-            told: why a new file cannot be used.
+            on_change: see Watched.
 
         Raises:
             OSError, ValueError: the file cannot be used.
         """
-        self._keys = Watched([keys_file], lambda: read_keys(keys_file), told)
+        self._keys = Watched([keys_file], lambda: read_keys(keys_file), on_change)
         self._audience = audience
         self._issuer = issuer
         self._known: dict[bytes, tuple[Principal, float]] = {}

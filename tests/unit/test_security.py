@@ -215,7 +215,7 @@ def told_nothing(_: str) -> None:
 
 
 def tokens(file: Path) -> Tokens:
-    return Tokens(file, audience=Issuer.AUDIENCE, issuer=Issuer.NAME, told=told_nothing)
+    return Tokens(file, audience=Issuer.AUDIENCE, issuer=Issuer.NAME, on_change=told_nothing)
 
 
 def signed(key: Any, algorithm: str, key_id: str | None = None, **claims: Any) -> str:

@@ -1,4 +1,4 @@
-"""Policies from a TOML file, read again when it changes.
+"""Policies from a TOML file, reread when it changes.
 
     [cluster]
     enabled = true
@@ -10,74 +10,71 @@
     max_producers = 50
     on_full = "refuse"
 
-A file that becomes unreadable, or wrong, changes nothing: the last good policies stay in use, and
-the topic's status says why.
+A file that becomes unreadable or invalid changes nothing: the last valid policies stay in force,
+and each topic's status has the error.
 """
 
-import asyncio
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
 
+from seqgate.watched import LOOK_INTERVAL_S, Watched
 from services.dedup.core.policy import InvalidPolicy, Policies
 
 log = structlog.get_logger()
 
 
 class PolicyFile:
-    """See services.dedup.ports.GivenPolicies. Without a file, everything is as built in."""
+    """See services.dedup.ports.GivenPolicies. Without a file, the built-in defaults apply."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, interval_s: float = LOOK_INTERVAL_S) -> None:
         """Read the file.
 
+        Args:
+            path: the file; None: there is none.
+            interval_s: the file is checked for changes at most this often, when it is used.
+
         Raises:
-            OSError, ValueError, InvalidPolicy: it cannot be used.
+            OSError, ValueError: the file is unreadable or invalid.
         """
-        self._path = path
-        self._seen = self._stamp()
-        self._policies = Policies() if path is None else _read(path)
         self._error = ""
+        self._get: Callable[[], Policies]
+        if path is None:
+            defaults = Policies()
+            self._get = lambda: defaults
+        else:
+            file, self._name = path, path.name
+            self._get = Watched(
+                [file], lambda: _read(file), self._changed, interval_s=interval_s
+            ).get
 
     @property
     def policies(self) -> Policies:
-        return self._policies
+        return self._get()
 
     @property
     def error(self) -> str:
+        self._get()
         return self._error
 
-    async def watch(self, interval_s: float) -> None:
-        """Look at the file again and again, for as long as the task lives. A file that is replaced,
-        as Kubernetes replaces a mounted ConfigMap, is noticed too."""
-        while self._path is not None:
-            await asyncio.sleep(interval_s)
-            stamp = self._stamp()
-            if stamp == self._seen:
-                continue
-            self._seen = stamp
-            try:
-                self._policies = _read(self._path)
-            except (OSError, ValueError, InvalidPolicy) as error:
-                self._error = f"{self._path.name}: {error}"
-                log.warning("the policy file cannot be used", error=self._error)
-            except Exception:  # nobody foresaw: those from before count, as they do in any case
-                self._error = f"{self._path.name}: something unforeseen is wrong with it"
-                log.exception("the policy file cannot be used")
-            else:
-                self._error = ""
-                log.info("policies read", file=str(self._path))
-
-    def _stamp(self) -> tuple[int, int, int] | None:
-        if self._path is None:
-            return None
-        try:
-            stat = self._path.stat()
-        except OSError:
-            return None
-        return stat.st_mtime_ns, stat.st_size, stat.st_ino
+    def _changed(self, error: str) -> None:
+        self._error = f"{self._name}: {error}" if error else ""
+        if error:
+            log.warning("the policy file cannot be used", error=self._error)
+        else:
+            log.info("policies read", file=self._name)
 
 
 def _read(path: Path) -> Policies:
-    with path.open("rb") as file:
-        return Policies.parse(tomllib.load(file))
+    try:
+        with path.open("rb") as file:
+            return Policies.parse(tomllib.load(file))
+    except InvalidPolicy as error:
+        raise ValueError(error.message) from error
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # a file nested too deeply, for one
+        log.exception("unexpected error in the policy file")
+        raise ValueError("unexpected error, see the log") from error
