@@ -1,67 +1,73 @@
-"""Channels that find a topic's instance by themselves.
+"""Channels that find the instance that owns a topic.
 
-Where a service has several instances, each topic is held by one of them, and the others answer
-NOT_OWNER with its address. A channel of these is used like one of gRPC's: it asks the instance that
-it knows of, goes on to the one that it is sent to, and remembers that one until it is away.
+Where a service has several instances, each topic is owned by one of them, and the others answer
+NOT_OWNER with its address. A channel here calls the instance that it remembers, follows redirects,
+and remembers an owner until that is unreachable.
 
-Only what nobody has answered yet is asked again elsewhere. A stream that has brought something
-ends with what ended it, and its caller, who opens another one, is led to the right place then.
+Only a call without an answer is made again elsewhere. A stream that has answered ends with its
+error; its caller opens another one, which finds the owner.
 """
 
 import asyncio
+import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
-from typing import Any, Final, Self
+from threading import Lock
+from typing import Any, Final
 
 import grpc
 from grpc import StatusCode, aio
 
+from seqgate.channels import Method, OuterBlockingChannel, OuterChannel
 from seqgate.status import decode_call
 
 NOT_OWNER: Final = "NOT_OWNER"
-"""The reason with which an instance refuses what another one has."""
+"""The reason with which an instance refuses a topic that another one owns."""
 
 FOLLOW_MAX: Final = 4
-"""How often a call is sent on to another instance before it is refused."""
+"""How many redirects a call follows."""
 
 TOPICS_MAX: Final = 10_000
-"""Of how many topics the instance is remembered."""
+"""For how many topics the owner is remembered."""
 
-_AWAY: Final = frozenset(
+_UNREACHABLE: Final = frozenset(
     {StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED, StatusCode.CANCELLED}
 )
-"""How a call ends when an instance is away."""
-
-Multi = Callable[..., Any]
+"""How a call to an unreachable instance ends."""
 
 
 class Owners:
-    """Where topics are, as far as is known. Whatever is not, is asked for at `home`."""
+    """The remembered owners of topics; calls about other topics go `home`. Safe for threads."""
 
     def __init__(self, home: str) -> None:
         self.home: Final = home
         self._owners: OrderedDict[str, str] = OrderedDict()
+        self._lock = Lock()
 
     def of(self, topic: str) -> str:
-        """The address to ask about a topic."""
-        owner = self._owners.get(topic)
-        if owner is None:
-            return self.home
-        self._owners.move_to_end(topic)
-        return owner
+        """The address to call about a topic."""
+        with self._lock:
+            owner = self._owners.get(topic)
+            if owner is None:
+                return self.home
+            self._owners.move_to_end(topic)
+            return owner
 
-    def note(self, topic: str, address: str, error: grpc.RpcError) -> bool:
-        """Note what a call at an address failed with; whether to ask again, somewhere else."""
+    def learn(self, topic: str, address: str, error: grpc.RpcError) -> bool:
+        """Learn from a failed call. True: call again, at the address that `of` now returns."""
+        if not topic:
+            return False
         owner = owner_named(error)
-        if owner and owner != address:
-            self._owners[topic] = owner
-            if len(self._owners) > TOPICS_MAX:
-                self._owners.popitem(last=False)
-            return True
-        if owner or error.code() in _AWAY:
-            self._owners.pop(topic, None)
-        return False
+        with self._lock:
+            if owner and owner != address:
+                self._owners[topic] = owner
+                if len(self._owners) > TOPICS_MAX:
+                    self._owners.popitem(last=False)
+                return True
+            if owner or error.code() in _UNREACHABLE:
+                self._owners.pop(topic, None)
+            return False
 
 
 def owner_named(error: grpc.RpcError) -> str:
@@ -73,18 +79,21 @@ def owner_named(error: grpc.RpcError) -> str:
 
 
 def topic_of(request: Any) -> str:
-    """The topic that a request is about: its own, or that of the stream that it opens."""
+    """The topic of a request, or of the stream that it opens."""
     opening = getattr(request, "open", request)
     return str(getattr(opening, "topic", ""))
 
 
-class FollowingChannel:
-    """See the module. For asyncio; used like an aio.Channel, by stubs."""
+# ---- for asyncio
+
+
+class FollowingChannel(OuterChannel):
+    """See the module."""
 
     def __init__(self, target: str, open_channel: Callable[[str], aio.Channel]) -> None:
         """
         Args:
-            target: where to ask about what is not known.
+            target: where to ask about topics whose owner is not remembered.
             open_channel: opens a channel to an address.
         """
         self.owners: Final = Owners(target)
@@ -98,65 +107,37 @@ class FollowingChannel:
             channel = self._channels[address] = self._open(address)
         return channel
 
-    def unary_unary(self, method: str, *more: Any, **named: Any) -> Multi:
-        """See aio.Channel; what it gives makes coroutines."""
-        made = self._made("unary_unary", method, more, named)
+    def inner(self) -> aio.Channel:
+        """The channel to the target."""
+        return self.at(self.owners.home)
 
-        async def call(request: Any, *, timeout: float | None = None, **how: Any) -> Any:
-            topic = topic_of(request)
-            if not topic:
-                return await made(self.owners.home)(request, timeout=timeout, **how)
-            loop = asyncio.get_running_loop()
-            end = None if timeout is None else loop.time() + timeout
-            for left in reversed(range(FOLLOW_MAX + 1)):
-                address = self.owners.of(topic)
-                timeout = None if end is None else max(0.0, end - loop.time())
-                try:
-                    return await made(address)(request, timeout=timeout, **how)
-                except aio.AioRpcError as error:
-                    if not (self.owners.note(topic, address, error) and left):
-                        raise
-            raise AssertionError("unreachable")
+    def calling(self, method: Method) -> Callable[..., Any]:
+        """See Methods. A unary call is a coroutine. A stream that is written to begins with its
+        first request, which names the topic. A stream with one response is not redirected."""
+        made: dict[str, Callable[..., Any]] = {}
 
-        return call
-
-    def unary_stream(self, method: str, *more: Any, **named: Any) -> Multi:
-        """See aio.Channel."""
-        made = self._made("unary_stream", method, more, named)
-
-        def call(request: Any, **how: Any) -> FollowingCall:
-            return FollowingCall(
-                self.owners, topic_of(request), lambda address: made(address)(request, **how)
-            )
-
-        return call
-
-    def stream_stream(self, method: str, *more: Any, **named: Any) -> Multi:
-        """See aio.Channel. The call is made when the first request is written, which names the
-        topic."""
-        made = self._made("stream_stream", method, more, named)
-
-        def call(**how: Any) -> FollowingCall:
-            return FollowingCall(self.owners, None, lambda address: made(address)(**how))
-
-        return call
-
-    def stream_unary(self, method: str, *more: Any, **named: Any) -> Multi:
-        """See aio.Channel; it follows nobody."""
-        return self._made("stream_unary", method, more, named)(self.owners.home)
-
-    def _made(self, kind: str, method: str, more: Any, named: Any) -> Callable[[str], Multi]:
-        """What makes calls of a method at an address."""
-        multis: dict[str, Multi] = {}
-
-        def made(address: str) -> Multi:
-            multi = multis.get(address)
+        def at(address: str) -> Callable[..., Any]:
+            multi = made.get(address)
             if multi is None:
-                multi = getattr(self.at(address), kind)(method, *more, **named)
-                multis[address] = multi
+                multi = made[address] = method.on(self.at(address))
             return multi
 
-        return made
+        def from_unary(request: Any, **how: Any) -> FollowingCall:
+            return FollowingCall(
+                self.owners, topic_of(request), lambda address: at(address)(request, **how)
+            )
+
+        def from_stream(**how: Any) -> FollowingCall:
+            return FollowingCall(self.owners, None, lambda address: at(address)(**how))
+
+        match method.style:
+            case "unary_unary":
+                return _Unary(self.owners, at)
+            case "unary_stream":
+                return from_unary
+            case "stream_stream":
+                return from_stream
+        return at(self.owners.home)
 
     async def close(self, grace: float | None = None) -> None:
         """Close all channels."""
@@ -164,22 +145,37 @@ class FollowingChannel:
         for channel in channels.values():
             await channel.close(grace)
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(self, *rest: object) -> None:
-        await self.close()
+class _Unary:
+    """Makes calls with one request and one response."""
+
+    def __init__(self, owners: Owners, at: Callable[[str], Callable[..., Any]]) -> None:
+        self._owners = owners
+        self._at = at
+
+    async def __call__(self, request: Any, *, timeout: float | None = None, **how: Any) -> Any:
+        topic, loop = topic_of(request), asyncio.get_running_loop()
+        end = None if timeout is None else loop.time() + timeout
+        for left in reversed(range(FOLLOW_MAX + 1)):
+            address = self._owners.of(topic)
+            timeout = None if end is None else max(0.0, end - loop.time())
+            try:
+                return await self._at(address)(request, timeout=timeout, **how)
+            except aio.AioRpcError as error:
+                if not (self._owners.learn(topic, address, error) and left):
+                    raise
+        raise AssertionError("unreachable")
 
 
 class FollowingCall:
-    """A stream, used like one of gRPC's. Until it brings something it can be made anew elsewhere,
-    and only the first request is sent."""
+    """A stream, used like gRPC's. Until its first response it can be redirected, and only its first
+    request is sent."""
 
     def __init__(self, owners: Owners, topic: str | None, make: Callable[[str], Any]) -> None:
         """
         Args:
-            topic: which topic it is about; None: the first request that is written says so.
-            make: makes the call at an address.
+            topic: None: the first request names it.
+            make: begins the call at an address.
         """
         self._owners = owners
         self._topic = topic
@@ -209,23 +205,23 @@ class FollowingCall:
             await self._send_first()
 
     async def done_writing(self) -> None:
-        """Write nothing more."""
+        """End the requests."""
         self._is_done_writing = True
         if self._call is None:
             self._topic = ""
             self._start()
         elif not self._is_answered:
-            return  # after what waits for the answer
+            return  # they end after those that wait for the first response
         call: Any = self._call
         await call.done_writing()
 
     async def read(self) -> Any:
-        """The next response; aio.EOF: there is none."""
+        """The next response; aio.EOF at the end."""
         if self._is_answered:
             try:
                 return await self._call.read()
             except aio.AioRpcError as error:
-                self._note(error)
+                self._learn(error)
                 raise
         for left in reversed(range(FOLLOW_MAX + 1)):
             call = self._call
@@ -234,7 +230,7 @@ class FollowingCall:
                 if response is aio.EOF and await call.code() is not StatusCode.OK:
                     raise await _error(call)
             except aio.AioRpcError as error:
-                if not (self._note(error) and left):
+                if not (self._learn(error) and left):
                     raise
                 self._start()
                 await self._send_first()
@@ -256,31 +252,31 @@ class FollowingCall:
         return self._call is not None and bool(self._call.cancel())
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the call has ended."""
         return self._call is not None and bool(self._call.done())
 
     def code(self) -> Awaitable[StatusCode]:
-        """How it ended."""
+        """The code that the call ended with."""
         code: Awaitable[StatusCode] = self._call.code()
         return code
 
     def details(self) -> Awaitable[str]:
-        """What it said when it ended."""
+        """The message that the call ended with."""
         details: Awaitable[str] = self._call.details()
         return details
 
     def trailing_metadata(self) -> Awaitable[Any]:
-        """What came with its end."""
+        """The metadata that came with the end."""
         metadata: Awaitable[Any] = self._call.trailing_metadata()
         return metadata
 
-    def _note(self, error: aio.AioRpcError) -> bool:
-        return bool(self._topic) and self._owners.note(str(self._topic), self._address, error)
+    def _learn(self, error: aio.AioRpcError) -> bool:
+        return self._owners.learn(self._topic or "", self._address, error)
 
     async def _send_first(self) -> None:
-        """Write the first request. Others wait for the answer to it: of a call that is refused
-        while somebody writes to it, gRPC forgets why."""
-        # If it has ended, who reads learns why.
+        """Write the first request. The others wait for the first response: gRPC loses the status
+        of a call that is refused during a write."""
+        # If the call has ended, `read` raises its error.
         with suppress(aio.AioRpcError, asyncio.InvalidStateError):
             for request in self._early[:1]:
                 await self._call.write(request)
@@ -295,7 +291,111 @@ class FollowingCall:
 
 
 async def _error(call: Any) -> aio.AioRpcError:
-    """With what a call has ended."""
+    """The error that a call has ended with."""
     return aio.AioRpcError(
         await call.code(), aio.Metadata(), await call.trailing_metadata(), await call.details()
     )
+
+
+# ---- for threads
+
+
+class FollowingBlockingChannel(OuterBlockingChannel):
+    """See the module. Only calls with one request are redirected. Safe for threads."""
+
+    def __init__(self, target: str, open_channel: Callable[[str], grpc.Channel]) -> None:
+        """
+        Args:
+            target: where to ask about topics whose owner is not remembered.
+            open_channel: opens a channel to an address.
+        """
+        self._owners = Owners(target)
+        self._open = open_channel
+        self._lock = Lock()
+        self._channels: dict[str, grpc.Channel] = {}
+
+    def inner(self) -> grpc.Channel:
+        """The channel to the target."""
+        return self._at(self._owners.home)
+
+    def calling(self, method: Method) -> Callable[..., Any]:
+        def unary(request: Any, timeout: float | None = None, **how: Any) -> Any:
+            topic = topic_of(request)
+            end = None if timeout is None else time.monotonic() + timeout
+            for left in reversed(range(FOLLOW_MAX + 1)):
+                address = self._owners.of(topic)
+                timeout = None if end is None else max(0.0, end - time.monotonic())
+                try:
+                    return method.on(self._at(address))(request, timeout=timeout, **how)
+                except grpc.RpcError as error:
+                    if not (self._owners.learn(topic, address, error) and left):
+                        raise
+            raise AssertionError("unreachable")
+
+        def stream(request: Any, **how: Any) -> FollowingResponses:
+            return FollowingResponses(
+                self._owners,
+                topic_of(request),
+                lambda address: method.on(self._at(address))(request, **how),
+            )
+
+        match method.style:
+            case "unary_unary":
+                return unary
+            case "unary_stream":
+                return stream
+        return method.on(self.inner())
+
+    def _at(self, address: str) -> grpc.Channel:
+        with self._lock:
+            channel = self._channels.get(address)
+            if channel is None:
+                channel = self._channels[address] = self._open(address)
+            return channel
+
+    def close(self) -> None:
+        """Close all channels."""
+        with self._lock:
+            channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            channel.close()
+
+
+class FollowingResponses:
+    """The responses to a call. Until the first one the call can be redirected."""
+
+    def __init__(self, owners: Owners, topic: str, make: Callable[[str], Any]) -> None:
+        """
+        Args:
+            make: begins the call at an address.
+        """
+        self._owners = owners
+        self._topic = topic
+        self._make = make
+        self._follows_left = FOLLOW_MAX
+        self._start()
+
+    def _start(self) -> None:
+        self._address = self._owners.of(self._topic)
+        self._call = self._make(self._address)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        while True:
+            try:
+                response = next(self._call)
+            except grpc.RpcError as error:
+                again = self._owners.learn(self._topic, self._address, error)
+                if not (again and self._follows_left):
+                    raise
+                self._follows_left -= 1
+                self._start()
+            else:
+                self._follows_left = 0
+                return response
+
+    def cancel(self) -> None:
+        """End the call."""
+        self._call.cancel()

@@ -1,23 +1,15 @@
-"""How callers show who they are: TLS, certificates and tokens.
+"""How callers identify themselves: TLS certificates and bearer tokens. TLS is 1.2 or 1.3: gRPC has
+no setting for it."""
 
-gRPC for Python takes a client's certificate when a channel is made, and never again. So a channel
-here stands for one that is made anew when the files change: calls that begin afterwards use the new
-certificate, on a connection of its own; calls that are under way end where they began. TLS is 1.2
-or 1.3, as gRPC has it.
-"""
-
-import asyncio
 import ipaddress
-import logging
 import re
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import grpc
-from grpc import aio
 
 from seqgate.errors import AuthenticationError
 from seqgate.watched import OnChange, Watched
@@ -30,8 +22,6 @@ TOKEN_BYTES_MAX: Final = 16 * 1024
 """The longest token, in bytes: what a service takes as metadata unless told otherwise."""
 
 AUTHORIZATION: Final = "authorization"
-
-_log: Final = logging.getLogger("seqgate.client")
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]+", re.ASCII)
 
@@ -194,209 +184,3 @@ def _is_loopback(address: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def secure_channel(
-    target: str,
-    *,
-    tls: TLS | None,
-    token: BearerToken | None,
-    options: Sequence[tuple[str, Any]],
-    interceptors: Sequence[aio.ClientInterceptor] | None = None,
-    on_change: OnChange,
-) -> aio.Channel:
-    """A channel over TLS, or with a token, or both; see the module.
-
-    Args:
-        on_change: see Watched.
-
-    Raises:
-        OSError, ValueError: a file cannot be used, or a token would leave this machine in the
-            clear.
-    """
-    if token is not None and tls is None and not is_loopback(target):
-        raise ValueError(
-            f"a token is not sent to {target} without TLS: it could be read on the way"
-        )
-    source = None if token is None else TokenSource(token, on_change)
-
-    def make(credentials: grpc.ChannelCredentials | None) -> aio.Channel:
-        if credentials is None:
-            return aio.insecure_channel(target, options=options, interceptors=interceptors)
-        named = [*options]
-        if tls is not None and tls.server_name is not None:
-            named.append(("grpc.ssl_target_name_override", tls.server_name))
-        return aio.secure_channel(target, credentials, options=named, interceptors=interceptors)
-
-    if tls is None:
-        return RenewedChannel(make, lambda: None, source)
-    given = tls
-    credentials = Watched(given.files, lambda: channel_credentials(given), on_change)
-    return RenewedChannel(make, credentials.get, source)
-
-
-def blocking_channel(
-    target: str,
-    *,
-    tls: TLS | None,
-    token_file: Path | None,
-    options: Sequence[tuple[str, Any]],
-) -> grpc.Channel:
-    """A channel for threads. Its certificate is the one of now; its token is read for each call.
-
-    Raises:
-        OSError, ValueError: a file cannot be used, or a token is to be sent without TLS.
-    """
-    if tls is None:
-        if token_file is not None:
-            raise ValueError(f"a token is not sent to {target} without TLS")
-        return grpc.insecure_channel(target, options=options)
-    credentials = channel_credentials(tls)
-    if token_file is not None:
-        shown = grpc.metadata_call_credentials(_Show(TokenSource(token_file, _told)))
-        credentials = grpc.composite_channel_credentials(credentials, shown)
-    return grpc.secure_channel(target, credentials, options=options)
-
-
-def _told(why: str) -> None:
-    if why:
-        _log.warning("a new token cannot be used, the one from before counts on: %s", why)
-
-
-class _Show(grpc.AuthMetadataPlugin):
-    """Adds the token to each call."""
-
-    def __init__(self, source: TokenSource) -> None:
-        self._source = source
-
-    def __call__(
-        self, context: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback
-    ) -> None:
-        del context
-        try:
-            metadata = (self._source.metadata(),)
-        except AuthenticationError as error:
-            callback((), error)
-        else:
-            callback(metadata, None)
-
-
-class _Generation:
-    """A channel with one certificate, and how many calls are on it."""
-
-    def __init__(self, channel: aio.Channel) -> None:
-        self.channel = channel
-        self.calls = 0
-        self.is_old = False
-
-
-class RenewedChannel(aio.Channel):
-    """See the module."""
-
-    def __init__(
-        self,
-        make: Callable[[grpc.ChannelCredentials | None], aio.Channel],
-        credentials: Callable[[], grpc.ChannelCredentials | None],
-        token: TokenSource | None,
-    ) -> None:
-        self._make = make
-        self._credentials = credentials
-        self._token = token
-        self._made_of = credentials()
-        self._generation = _Generation(make(self._made_of))
-        self._closing: set[asyncio.Task[None]] = set()
-        self._old: set[_Generation] = set()
-
-    @property
-    def generation(self) -> _Generation:
-        """The channel for what begins now."""
-        credentials = self._credentials()
-        if credentials is not self._made_of:
-            old, self._made_of = self._generation, credentials
-            self._generation = _Generation(self._make(credentials))
-            old.is_old = True
-            self._old.add(old)
-            self._let_go(old)
-        return self._generation
-
-    def call(self, generation: _Generation, call: Any) -> Any:
-        """Count a call while it lasts."""
-        generation.calls += 1
-
-        def ended(_: Any) -> None:
-            generation.calls -= 1
-            self._let_go(generation)
-
-        call.add_done_callback(ended)
-        return call
-
-    def with_token(self, metadata: Any) -> Any:
-        """A call's metadata, and the token."""
-        if self._token is None:
-            return metadata
-        return (*(metadata or ()), self._token.metadata())
-
-    def _let_go(self, generation: _Generation) -> None:
-        if generation in self._old and generation.calls == 0:
-            self._old.discard(generation)
-            task = asyncio.ensure_future(generation.channel.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-
-    def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return _Method(self, "unary_unary", method, args, kwargs)
-
-    def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return _Method(self, "unary_stream", method, args, kwargs)
-
-    def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return _Method(self, "stream_unary", method, args, kwargs)
-
-    def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return _Method(self, "stream_stream", method, args, kwargs)
-
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001, FBT002 - gRPC's
-        return self._generation.channel.get_state(try_to_connect)
-
-    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        await self._generation.channel.wait_for_state_change(last_observed_state)
-
-    async def channel_ready(self) -> None:
-        await self._generation.channel.channel_ready()
-
-    async def close(self, grace: float | None = None) -> None:
-        closing, self._old = list(self._old), set()
-        await self._generation.channel.close(grace)
-        for generation in closing:
-            await generation.channel.close(grace)
-        if self._closing:
-            await asyncio.wait(set(self._closing))
-
-    async def __aenter__(self) -> "RenewedChannel":
-        return self
-
-    async def __aexit__(self, *rest: object) -> None:
-        await self.close()
-
-
-class _Method:
-    """A method of a stub: each call goes to the channel of its time, with the token of its time."""
-
-    def __init__(
-        self, channel: RenewedChannel, kind: str, method: str, args: Any, kwargs: Any
-    ) -> None:
-        self._channel = channel
-        self._kind = kind
-        self._method = method
-        self._args, self._kwargs = args, kwargs
-        self._made_for: _Generation | None = None
-        self._callable: Any = None
-
-    def __call__(self, *args: Any, metadata: Any = None, **kwargs: Any) -> Any:
-        generation = self._channel.generation
-        if generation is not self._made_for:
-            make = getattr(generation.channel, self._kind)
-            self._callable = make(self._method, *self._args, **self._kwargs)
-            self._made_for = generation
-        call = self._callable(*args, metadata=self._channel.with_token(metadata), **kwargs)
-        return self._channel.call(generation, call)

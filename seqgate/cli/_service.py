@@ -76,7 +76,7 @@ async def ledger_service(settings: Settings) -> AsyncIterator[Service]:
     """The ledger service."""
     target = settings.ledger.value
     async with FollowingChannel(target, opener(settings)) as channel:
-        stub = ledger_pb2_grpc.LedgerServiceStub(channel)  # type: ignore[call-overload]
+        stub = ledger_pb2_grpc.LedgerServiceStub(channel)
         yield Service("ledger", target, stub, settings.timeout_s)
 
 
@@ -94,7 +94,7 @@ async def cursor_service(settings: Settings) -> AsyncIterator[Service]:
     """The cursor service."""
     target = settings.cursor.value
     async with FollowingChannel(target, opener(settings)) as channel:
-        stub = cursor_pb2_grpc.CursorServiceStub(channel)  # type: ignore[call-overload]
+        stub = cursor_pb2_grpc.CursorServiceStub(channel)
         yield Service("cursor", target, stub, settings.timeout_s)
 
 

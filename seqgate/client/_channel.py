@@ -1,79 +1,67 @@
 """The channel to a service, and what every call on it shares."""
 
-import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from grpc import aio
 
+from seqgate import channels
 from seqgate.client._status import error_of_call
-from seqgate.telemetry import traced_channel
-from seqgate.tls import TLS, BearerToken, secure_channel
+from seqgate.telemetry.calls import Tracing
+from seqgate.tls import TLS, BearerToken
 
 T = TypeVar("T")
 
-_log: Final = logging.getLogger("seqgate.client")
-
 MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
-"""The largest gRPC message that is taken from a service; services bound what they send."""
+"""The largest gRPC message that a client takes; services limit what they send."""
 
 CALL_TIMEOUT_S: Final = 30.0
-"""How long a unary call may take."""
+"""The limit on a unary call."""
 
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
-"""How long a client waits before it connects again, doubling from the first to the longest."""
+"""How long a client waits before it reconnects: at first, and at most. Each wait doubles."""
 
-OPTIONS: Final[Sequence[tuple[str, Any]]] = (
-    ("grpc.lb_policy_name", "round_robin"),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 5_000),  # how long connecting may take, not a wait
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),  # or a ping is given a minute, whatever stands above
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),  # no bound: or a silent connection stays silent
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+OPTIONS: Final = channels.channel_options(
+    keepalive_s=10, keepalive_timeout_s=5, message_bytes_max=MESSAGE_BYTES_MAX
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How a client connects, and shows who it is."""
+    """How a client connects and identifies itself."""
 
     tls: TLS | None = None
     token: BearerToken | None = None
 
 
 PLAIN: Final = Security()
-"""Without either."""
+"""Neither TLS nor a token."""
 
 
 def open_channel(target: str, security: Security = PLAIN) -> aio.Channel:
-    """A channel that is quick to connect again, and notices a dead peer within 15 seconds.
+    """A channel that is quick to reconnect, and notices a dead peer within 15 seconds.
 
     Raises:
-        OSError, ValueError: a file cannot be used, or a token would be sent to another machine
-            without TLS.
+        OSError, ValueError: a file cannot be used, or a token would leave this machine unencrypted.
     """
-    tls, token = security.tls, security.token
-    if tls is None and token is None:
-        return traced_channel(aio.insecure_channel(target, options=list(OPTIONS)), target)
-    secure = secure_channel(target, tls=tls, token=token, options=list(OPTIONS), on_change=_told)
-    return traced_channel(secure, target)
-
-
-def _told(why: str) -> None:
-    if why:
-        _log.warning("new files cannot be used, those from before count on: %s", why)
+    return channels.open_channel(
+        target,
+        options=OPTIONS,
+        hooks=[Tracing(target)],
+        tls=security.tls,
+        token=security.token,
+    )
 
 
 async def translated(call: Awaitable[T]) -> T:
-    """The call's answer, or its failure as an exception of ours."""
+    """The call's response.
+
+    Raises:
+        SeqgateError: the call failed.
+    """
     try:
         return await call
     except aio.AioRpcError as error:
@@ -92,7 +80,7 @@ class Backoff:
         self._next_s = BACKOFF_FIRST_S
 
     def next_s(self, at_least: float | None = None) -> float:
-        """How long to wait now."""
+        """How long to wait this time."""
         wait_s = max(self._next_s * (0.5 + self._random.random() / 2), at_least or 0.0)
         self._next_s = min(self._next_s * 2, BACKOFF_MAX_S)
         return wait_s

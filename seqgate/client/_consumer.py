@@ -576,7 +576,7 @@ class Consumer:
         Raises:
             SeqgateError: the stream ended with it.
         """
-        stub: Any = pb_grpc.DispatcherServiceStub(self._channels(self._address))
+        stub = pb_grpc.DispatcherServiceStub(self._channels(self._address))
         call = stub.Consume()
         self._leave = self._is_closing
         self._is_moving = False

@@ -104,7 +104,7 @@ class Producer:
             raise ValueError("at least one byte may be pending")
         if batching is not None and chunking is not None:
             raise ValueError("a producer batches or chunks its messages: not both")
-        self._stub: Any = pb_grpc.LedgerServiceStub(channel)  # type: ignore[call-overload]
+        self._stub = pb_grpc.LedgerServiceStub(channel)
         self._topic = topic
         self._name = name or ""
         self._initial_sequence_id = initial_sequence_id

@@ -101,7 +101,7 @@ class Reader:
         on_dropped: Callable[[Dropped], None] | None,
         on_missed: Callable[[Missed], None] | None,
     ) -> None:
-        self._stub: Any = pb_grpc.LedgerServiceStub(channel)  # type: ignore[call-overload]
+        self._stub = pb_grpc.LedgerServiceStub(channel)
         self._topic = topic
         self._follow = follow
         self._call: Any = None

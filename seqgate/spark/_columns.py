@@ -19,13 +19,13 @@ import pyarrow as pa
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.channels import open_blocking_channel
 from seqgate.client._channel import OPTIONS, Backoff
 from seqgate.client._status import error_of_call
 from seqgate.errors import SeqgateError, UnavailableError
-from seqgate.owners import NOT_OWNER
-from seqgate.spark._owners import FollowingChannel
-from seqgate.telemetry.blocking import traced_blocking_channel
-from seqgate.tls import blocking_channel, of_environment
+from seqgate.owners import NOT_OWNER, FollowingBlockingChannel
+from seqgate.telemetry.calls import Tracing
+from seqgate.tls import of_environment
 from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position
 
 T = TypeVar("T")
@@ -78,26 +78,29 @@ def connected(ledger: str) -> Iterator[LedgerServiceStub]:
     """A stub for the ledger service at HOST:PORT. Opened in the process that uses it: a channel
     does not survive a fork."""
     with open_channel(ledger) as channel:
-        yield LedgerServiceStub(channel)  # type: ignore[call-overload]
+        yield LedgerServiceStub(channel)
 
 
-def open_channel(target: str) -> FollowingChannel:
-    """A channel that notices a dead peer, as the client library's, and finds the instance that has
+def open_channel(target: str) -> grpc.Channel:
+    """A channel that notices a dead peer, as the client library's, and finds the instance that owns
     a topic."""
-    return FollowingChannel(target, _open_channel)
+    return FollowingBlockingChannel(target, _open_channel)
 
 
 def _open_channel(target: str) -> grpc.Channel:
-    """A channel to one address. A stream is read by who asks for it: a thread for each would cost
-    more than reading a topic of a few thousand entries. What it shows is named by the environment
-    (SEQGATE_CA_FILE, SEQGATE_CERTIFICATE_FILE, SEQGATE_KEY_FILE, SEQGATE_TOKEN_FILE), here and in
-    every executor."""
+    """A channel to one address. A stream is read in the thread that calls: a thread of its own
+    would cost more than reading a topic of a few thousand entries. The environment names
+    certificates and token, in every executor (SEQGATE_CA_FILE, SEQGATE_CERTIFICATE_FILE,
+    SEQGATE_KEY_FILE, SEQGATE_TOKEN_FILE)."""
     in_this_thread = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
     tls, token_file = of_environment(os.environ)
-    channel = blocking_channel(
-        target, tls=tls, token_file=token_file, options=[*OPTIONS, in_this_thread]
+    return open_blocking_channel(
+        target,
+        options=[*OPTIONS, in_this_thread],
+        hooks=[Tracing(target, roots=False)],
+        tls=tls,
+        token_file=token_file,
     )
-    return traced_blocking_channel(channel, target)
 
 
 def asked(call: Callable[..., T], request: Any, timeout_s: float) -> T:

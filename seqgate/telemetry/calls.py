@@ -1,22 +1,21 @@
-"""Spans for gRPC calls, on both sides, for asyncio.
+"""Spans for gRPC calls, on both sides.
 
     channel = traced_channel(aio.insecure_channel("localhost:7702"))
     server = aio.server(interceptors=[TracingServerInterceptor()])
 
-Every call has a span of its kind, named by its method, with the attributes of the RPC conventions;
-the context travels in the metadata, by the W3C's trace context, or as OTEL_PROPAGATORS says. A
-call that ends with an error, or is cancelled, ends its span with that. A stream has one span for as
-long as it lasts; what its messages are about has spans of its own.
+Every call has a client span and a server span, named by its method, with the attributes of
+OpenTelemetry's RPC conventions. The context travels in the metadata, in the format that
+OTEL_PROPAGATORS sets, by default W3C's. Errors and cancellations end the span with their code. A
+stream has one span for as long as it lasts; its messages have spans of their own.
 
-On the client's side this stands around the channel and is none of gRPC's interceptors: those put a
-queue between a stream and who writes to it, and a call that is cancelled in them never ends its
-span (grpc.aio 1.85).
+Client spans are a hook of the channel (seqgate/channels.py), which says why no interceptor.
 """
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -26,6 +25,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, Status
 from opentelemetry.trace import StatusCode as SpanStatus
 
+from seqgate.channels import Call, End, HookedBlockingChannel, HookedChannel, OnEnd
 from seqgate.telemetry import names
 from seqgate.telemetry.spans import rpc_attributes
 
@@ -41,12 +41,12 @@ _SERVER_ERRORS: Final = frozenset(
         StatusCode.DATA_LOSS,
     }
 )
-"""With these a server failed; with the others it said no, which is no error of its own (RPC
+"""Codes of failed servers. With the others a server refuses, which is no error of its own (RPC
 conventions)."""
 
 
 def end_call(span: Span, code: StatusCode, *, kind: SpanKind, reason: str = "") -> None:
-    """End a call's span with what the call ended with."""
+    """End a call's span with the call's code."""
     if span.is_recording():
         span.set_attribute(names.RPC_RESPONSE_STATUS_CODE, code.name)
         failed = code in _SERVER_ERRORS if kind is SpanKind.SERVER else code is not StatusCode.OK
@@ -59,107 +59,58 @@ def end_call(span: Span, code: StatusCode, *, kind: SpanKind, reason: str = "") 
 # ---- the client's side
 
 
-def traced_channel(channel: Any, target: str = "") -> aio.Channel:
-    """A channel whose calls have spans.
+def traced_channel(channel: aio.Channel, target: str = "") -> aio.Channel:
+    """A channel whose calls have spans. Closing it closes `channel`.
 
     Args:
-        channel: an aio.Channel, or what is used like one.
-        target: host:port, for server.address and server.port; empty: they are not said.
+        target: host:port, for server.address and server.port; empty: spans do not have them.
     """
-    traced: Any = TracedChannel(channel, target)
-    return traced  # type: ignore[no-any-return]  # used like one
+    return HookedChannel(channel, [Tracing(target)])
 
 
-class TracedChannel:
-    """See traced_channel. Used like an aio.Channel, by stubs."""
-
-    def __init__(self, channel: Any, target: str = "") -> None:
-        self._channel = channel
-        self._attributes = address_of(target)
-
-    def unary_unary(self, method: str, *more: Any, **named: Any) -> Callable[..., Any]:
-        """See aio.Channel."""
-        return self._made("unary_unary", method, more, named)
-
-    def unary_stream(self, method: str, *more: Any, **named: Any) -> Callable[..., Any]:
-        """See aio.Channel."""
-        return self._made("unary_stream", method, more, named)
-
-    def stream_unary(self, method: str, *more: Any, **named: Any) -> Callable[..., Any]:
-        """See aio.Channel."""
-        return self._made("stream_unary", method, more, named)
-
-    def stream_stream(self, method: str, *more: Any, **named: Any) -> Callable[..., Any]:
-        """See aio.Channel."""
-        return self._made("stream_stream", method, more, named)
-
-    def _made(self, kind: str, method: str, more: Any, named: Any) -> Callable[..., Any]:
-        multi = getattr(self._channel, kind)(method, *more, **named)
-        name = method.removeprefix("/")
-        attributes = {**rpc_attributes(name), **self._attributes}
-
-        def call(*request: Any, metadata: Any = None, **how: Any) -> Any:
-            span = _TRACER.start_span(name, kind=SpanKind.CLIENT, attributes=attributes)
-            if not span.get_span_context().is_valid:
-                return multi(*request, metadata=metadata, **how)
-            carrier: dict[str, str] = {}
-            propagate.inject(carrier, trace.set_span_in_context(span))
-            metadata = (*(metadata or ()), *carrier.items())
-            try:
-                made = multi(*request, metadata=metadata, **how)
-            except BaseException as error:
-                span.record_exception(error)
-                end_call(span, StatusCode.UNKNOWN, kind=SpanKind.CLIENT)
-                raise
-            if span.is_recording():
-                made.add_done_callback(lambda done: _end(span, done))
-            return made
-
-        return call
-
-    async def close(self, grace: float | None = None) -> None:
-        """See aio.Channel."""
-        await self._channel.close(grace)
-
-    async def __aenter__(self) -> "TracedChannel":
-        await self._channel.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: Any) -> None:
-        await self._channel.__aexit__(*error)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._channel, name)
+def traced_blocking_channel(channel: grpc.Channel, target: str = "") -> grpc.Channel:
+    """The same for threads, except that a call without a current span has none."""
+    return HookedBlockingChannel(channel, [Tracing(target, roots=False)])
 
 
-def address_of(target: str) -> dict[str, str | int]:
-    """What the span of a call says of host:port."""
+class Tracing:
+    """A hook of channels: each call has a span, whose context travels in the metadata."""
+
+    def __init__(self, target: str = "", *, roots: bool = True) -> None:
+        """
+        Args:
+            target: host:port, for server.address and server.port; empty: spans do not have them.
+            roots: whether a call without a current span begins a trace.
+        """
+        self._address = _address(target)
+        self._roots = roots
+
+    def __call__(self, call: Call) -> OnEnd | None:
+        """See seqgate.channels.Hook."""
+        if not (self._roots or trace.get_current_span().get_span_context().is_valid):
+            return None
+        attributes = {**rpc_attributes(call.method), **self._address}
+        span = _TRACER.start_span(call.method, kind=SpanKind.CLIENT, attributes=attributes)
+        if not span.get_span_context().is_valid:
+            return None
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier, trace.set_span_in_context(span))
+        call.metadata = (*call.metadata, *carrier.items())
+        return partial(_end_client, span) if span.is_recording() else None
+
+
+def _end_client(span: Span, end: End) -> None:
+    if end.error is not None:
+        span.record_exception(end.error)
+    end_call(span, end.code, kind=SpanKind.CLIENT, reason=end.details)
+
+
+def _address(target: str) -> dict[str, str | int]:
+    """The attributes of host:port."""
     host, _, port = target.rpartition("/")[2].rpartition(":")
     if not (host and port.isdecimal()):
         return {}
     return {names.SERVER_ADDRESS: host.strip("[]"), names.SERVER_PORT: int(port)}
-
-
-def _end(span: Span, call: Any) -> None:
-    """A call is over."""
-    end_call(
-        span,
-        _at_once(call.code()) or StatusCode.UNKNOWN,
-        kind=SpanKind.CLIENT,
-        reason=_at_once(call.details()) or "",
-    )
-
-
-def _at_once(asked: Coroutine[Any, Any, Any]) -> Any:
-    """What a call that is over says of its end, which it does without waiting."""
-    try:
-        asked.send(None)
-    except StopIteration as answer:
-        return answer.value
-    except (grpc.RpcError, asyncio.CancelledError, asyncio.InvalidStateError):
-        return None
-    asked.close()
-    return None
 
 
 # ---- the server's side
@@ -172,7 +123,7 @@ class TracingServerInterceptor(aio.ServerInterceptor):
     def __init__(self, *, except_for: str = "/grpc.") -> None:
         """
         Args:
-            except_for: how the methods begin that have none: health, reflection.
+            except_for: the prefix of methods without spans: health, reflection.
         """
         self._except_for = except_for
 
@@ -209,12 +160,12 @@ def traced_handler(handler: Any, name: str) -> Any:
         code = StatusCode.UNKNOWN
         try:
             answer = await handled(request, context)
-            code = _code_of(context, StatusCode.OK)
+            code = code_set(context, StatusCode.OK)
         except asyncio.CancelledError:
             code = StatusCode.CANCELLED
             raise
         except aio.AbortError:
-            code = _code_of(context, StatusCode.UNKNOWN)
+            code = code_set(context, StatusCode.UNKNOWN)
             raise
         except BaseException as error:
             span.record_exception(error)
@@ -240,14 +191,15 @@ def traced_handler(handler: Any, name: str) -> Any:
     )
 
 
-def _code_of(context: Any, otherwise: StatusCode) -> StatusCode:
-    """The code that a handler has set, as a status or as its number."""
-    said = context.code()
-    if not said:
-        return otherwise
-    if isinstance(said, StatusCode):
-        return said
-    return next((code for code in StatusCode if code.value[0] == said), otherwise)
+def code_set(context: Any, default: StatusCode) -> StatusCode:
+    """The code that a handler has set, as a status or as a number."""
+    code = context.code()
+    if not code:
+        return default
+    return code if isinstance(code, StatusCode) else _CODES.get(code, default)
+
+
+_CODES: Final = {code.value[0]: code for code in StatusCode}
 
 
 _MAKERS: Final = {

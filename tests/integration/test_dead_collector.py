@@ -27,7 +27,7 @@ async def test_a_collector_that_is_away_stops_nobody(tmp_path: Path) -> None:
     }
     async with Stack(tmp_path, services=("filter",), environment=environment) as stack:
         async with aio.insecure_channel(stack.address("filter")) as channel:
-            stub = FilterServiceStub(channel)  # type: ignore[call-overload]
+            stub = FilterServiceStub(channel)
 
             async def was_told() -> bool:
                 await stub.Compile(filter_pb2.CompileRequest(expression="true"))

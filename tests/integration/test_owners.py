@@ -14,9 +14,8 @@ from grpc import StatusCode, aio
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client import connect
-from seqgate.owners import FOLLOW_MAX, FollowingChannel
+from seqgate.owners import FOLLOW_MAX, FollowingBlockingChannel, FollowingChannel
 from seqgate.spark._columns import Range, connected, read_blocks
-from seqgate.spark._owners import FollowingChannel as WaitingChannel
 from seqgate.types import Position
 from tests.integration.refusals import refused
 from tests.integration.services import Services, channel_to
@@ -39,12 +38,12 @@ async def channel(instances: list[Instance]) -> AsyncIterator[FollowingChannel]:
 
 
 async def ask(channel: FollowingChannel) -> str:
-    stub: Any = LedgerServiceStub(channel)  # type: ignore[call-overload]
+    stub: Any = LedgerServiceStub(channel)
     return str((await stub.GetTopic(pb.GetTopicRequest(topic=TOPIC), timeout=10)).topic.name)
 
 
 async def read(channel: FollowingChannel) -> int:
-    stub: Any = LedgerServiceStub(channel)  # type: ignore[call-overload]
+    stub: Any = LedgerServiceStub(channel)
     return len([each async for each in stub.Read(pb.ReadRequest(topic=TOPIC))])
 
 
@@ -88,7 +87,7 @@ async def test_what_is_written_before_the_answer_comes_to_the_owner(
     channel: FollowingChannel, instances: list[Instance]
 ) -> None:
     chain(*instances)
-    stub: Any = LedgerServiceStub(channel)  # type: ignore[call-overload]
+    stub: Any = LedgerServiceStub(channel)
     call = stub.Publish()
     await call.write(pb.PublishRequest(open=pb.Open(topic=TOPIC)))
     for request_id in (1, 2):
@@ -144,7 +143,7 @@ async def test_what_names_no_topic_is_asked_at_home(
 ) -> None:
     chain(*instances)
     await ask(channel)
-    stub: Any = LedgerServiceStub(channel)  # type: ignore[call-overload]
+    stub: Any = LedgerServiceStub(channel)
     listed = await stub.ListTopics(pb.ListTopicsRequest())
     assert listed.topics[0].name == instances[0].address
 
@@ -153,8 +152,8 @@ async def test_who_waits_in_threads_is_led_likewise(instances: list[Instance]) -
     chain(*instances)
 
     def work() -> tuple[str, int]:
-        with WaitingChannel(instances[0].address, grpc.insecure_channel) as channel:
-            stub: Any = LedgerServiceStub(channel)  # type: ignore[call-overload]
+        with FollowingBlockingChannel(instances[0].address, grpc.insecure_channel) as channel:
+            stub: Any = LedgerServiceStub(channel)
             responses = len(list(stub.Read(pb.ReadRequest(topic=TOPIC))))
             found = stub.GetTopic(pb.GetTopicRequest(topic=TOPIC), timeout=10).topic.name
             return found, responses

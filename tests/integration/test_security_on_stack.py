@@ -22,12 +22,12 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.channels import open_blocking_channel
 from seqgate.client import SubscriptionOptions, connect
 from seqgate.client._channel import Security, open_channel
 from seqgate.errors import AuthenticationError, PermissionDeniedError
 from seqgate.owners import FollowingChannel
 from seqgate.telemetry import metrics as told
-from seqgate.tls import blocking_channel
 from tests.cli.command_line import CommandLine
 from tests.integration.refusals import check, status_of_call
 from tests.support.authority import Files
@@ -369,7 +369,7 @@ async def test_a_job_shows_its_certificate_or_a_token(
     def code(shown: Files, token_file: Path | None) -> StatusCode:
         tls = secured.security(shown).tls
         address = secured.address("ledger")
-        with blocking_channel(address, tls=tls, token_file=token_file, options=()) as opened:
+        with open_blocking_channel(address, tls=tls, token_file=token_file, options=()) as opened:
             try:
                 LedgerServiceStub(opened).ListTopics(asked, timeout=PATIENCE_S)
             except grpc.RpcError as error:

@@ -13,8 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 from opentelemetry.trace import SpanKind
 
-from seqgate.telemetry import blocking, extract, names
-from seqgate.telemetry.blocking import traced_blocking_channel
+from seqgate.telemetry import calls, extract, names, traced_blocking_channel
 from tests.support.recorded import Recorded
 
 SERVICE = "test.Calls"
@@ -85,7 +84,7 @@ def calling(handlers: Handlers) -> Iterator[Any]:
 
 def recording(monkeypatch: pytest.MonkeyPatch, sampler: Sampler) -> Recorded:
     recorded = Recorded(sampler)
-    monkeypatch.setattr(blocking, "_TRACER", recorded.tracer)
+    monkeypatch.setattr(calls, "_TRACER", recorded.tracer)
     return recorded
 
 

@@ -248,4 +248,4 @@ async def test_nothing_is_sent_along_where_nothing_is_recorded() -> None:
             return lambda *request, metadata=None, **how: seen.append((request, metadata, how))
 
     traced_channel(Channel()).unary_unary("/a/b")(b"x", timeout=1.0)  # type: ignore[call-arg]
-    assert seen == [((b"x",), None, {"timeout": 1.0})]
+    assert seen == [((b"x",), (), {"timeout": 1.0})]

@@ -10,7 +10,7 @@ import pytest
 from grpc import aio
 
 from services.runtime import channels, server
-from services.runtime.channels import open_peer
+from services.runtime.channels import peer_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.drain import Drain
 from services.runtime.server import grpc_server
@@ -76,7 +76,7 @@ async def connected() -> AsyncIterator[tuple[Ends, aio.Channel]]:
         services=[SERVICE],
         checks={},
     )
-    async with serving as port, open_peer(f"127.0.0.1:{port}", keepalive_s=10) as channel:
+    async with serving as port, peer_channel(f"127.0.0.1:{port}", keepalive_s=10) as channel:
         try:
             yield ends, channel
         finally:

@@ -196,7 +196,7 @@ async def positions(
     """Where the messages of a topic are, or some of them."""
     found: list[Position] = []
     async with FollowingChannel(stack.target("ledger"), channel_to) as channel:
-        stub: Any = LedgerServiceStub(channel)  # type: ignore[call-overload]
+        stub: Any = LedgerServiceStub(channel)
         request = ledger_pb2.ReadRequest(
             topic=topic, earliest=ledger_pb2.Earliest(), metadata_only=True
         )
@@ -213,7 +213,7 @@ async def all_acknowledged(stack: Stack, topic: str, subscription: str = "s") ->
     """Wait until a subscription has everything behind it; where that was."""
     published = await positions(stack, topic)
     async with FollowingChannel(stack.target("cursor"), channel_to) as channel:
-        stub: Any = CursorServiceStub(channel)  # type: ignore[call-overload]
+        stub: Any = CursorServiceStub(channel)
 
         async def at_the_end() -> bool:
             request = cursor_pb2.GetCursorRequest(topic=topic, name=subscription)

@@ -263,7 +263,7 @@ def looker(logs: Logs, handed: Mapping[str, str]) -> Callable[[pa.Table], pa.Tab
         columns = _Columns(entries)
         rows = [columns.row(index) for index in range(entries.num_rows)]
         if not opened:
-            opened.append(LedgerServiceStub(open_channel(logs.ledger)))  # type: ignore[call-overload]
+            opened.append(LedgerServiceStub(open_channel(logs.ledger)))
         stub = opened[0]
         about = {names.TOPIC: topic, names.PRODUCER_NAME: producer, names.ENTRIES: len(rows)}
         with in_task(handed), spans.joined(f"look {topic}", handed, about):

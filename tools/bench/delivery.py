@@ -111,7 +111,7 @@ class _Work:
         self._job = job
         self._ledger = ledger
         self._dispatcher = dispatcher
-        self._null: Any = DispatcherServiceStub(null)
+        self._null = DispatcherServiceStub(null)
         self._numbers = itertools.count()
 
     async def prepare(self) -> None:

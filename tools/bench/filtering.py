@@ -153,9 +153,9 @@ class _Stream:
     """A stream on which batches are judged, some at a time."""
 
     def __init__(self, kind: Kind, channel: aio.Channel, process: str, pid: int) -> None:
-        stub: Any = FilterServiceStub(channel)
+        stub = FilterServiceStub(channel)
         self.kind = kind
-        self._call = stub.Evaluate()
+        self._call: Any = stub.Evaluate()
         self._requests = _requests(kind, with_chains=process != "null")
         self._meter = Meter({process: pid})
 

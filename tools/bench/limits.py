@@ -106,7 +106,7 @@ async def grpc(bench: Bench) -> list[Measurement]:
 
         unary = await rounds_of(check, bench.seconds)
 
-        stub: Any = pb_grpc.LedgerServiceStub(null_ledger)
+        stub = pb_grpc.LedgerServiceStub(null_ledger)
         stream = stub.Publish()
         await stream.write(pb.PublishRequest(open=pb.Open(topic="bench/null/ping-pong")))
         await stream.read()

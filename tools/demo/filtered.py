@@ -88,7 +88,7 @@ async def filter_flights(stack: Stack, flights: Sequence[Flight], screen: Screen
         connect(stack.address("ledger"), stack.address("dispatcher")) as client,
     ):
         entries = await _publish(client, flights)
-        stub: Any = pb_grpc.DispatcherServiceStub(channel)
+        stub = pb_grpc.DispatcherServiceStub(channel)
         await stub.CreateSubscription(
             pb.CreateSubscriptionRequest(**names, start=pb.Start(earliest=pb.Earliest()))
         )

@@ -81,7 +81,7 @@ class Line:
             random: where messages stop.
         """
         self._channel = aio.insecure_channel(ledger, options=RECONNECT_QUICKLY)
-        self._stub: Any = pb_grpc.LedgerServiceStub(self._channel)
+        self._stub = pb_grpc.LedgerServiceStub(self._channel)
         self._server = aio.server()
         self._gate = Gate(random)
         self._streams: set[_Stream] = set()
@@ -131,7 +131,7 @@ class Line:
         context: aio.ServicerContext[pb.PublishRequest, pb.PublishResponse],
     ) -> None:
         """Relay one stream, with the status that it ends with."""
-        call = self._stub.Publish()
+        call: Any = self._stub.Publish()
         stream = _Stream(self._gate, call)
         self._streams.add(stream)
         sending = asyncio.create_task(stream.send(requests))

@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from grpc import StatusCode, aio
 
@@ -83,7 +82,7 @@ class Proving:
 async def _entries(stack: Stack) -> AsyncIterator[ledger_pb2.StoredEntry]:
     """The log, entry by entry, without payloads."""
     async with aio.insecure_channel(stack.address("ledger")) as channel:
-        stub: Any = ledger_pb2_grpc.LedgerServiceStub(channel)
+        stub = ledger_pb2_grpc.LedgerServiceStub(channel)
         request = ledger_pb2.ReadRequest(topic=TOPIC, metadata_only=True)
         request.earliest.SetInParent()
         async for response in stub.Read(request):
@@ -94,7 +93,7 @@ async def _entries(stack: Stack) -> AsyncIterator[ledger_pb2.StoredEntry]:
 async def batches_cut(stack: Stack) -> int:
     """How many batches overlapped what was stored, as far as Redis remembers."""
     async with aio.insecure_channel(stack.address("dedup")) as channel:
-        stub: Any = dedup_pb2_grpc.DedupServiceStub(channel)
+        stub = dedup_pb2_grpc.DedupServiceStub(channel)
         request = dedup_pb2.GetTopicStatusRequest(topic=TOPIC)
         return int((await stub.GetTopicStatus(request, timeout=10)).counts.partial_claims)
 
@@ -102,7 +101,7 @@ async def batches_cut(stack: Stack) -> int:
 async def _persisted(stack: Stack, producer_name: str) -> int | None:
     """The last id that deduplication knows to be stored."""
     async with aio.insecure_channel(stack.address("dedup")) as channel:
-        stub: Any = dedup_pb2_grpc.DedupServiceStub(channel)
+        stub = dedup_pb2_grpc.DedupServiceStub(channel)
         request = dedup_pb2.GetProducerRequest(topic=TOPIC, producer_name=producer_name)
         try:
             producer = (await stub.GetProducer(request, timeout=10)).producer

@@ -69,9 +69,9 @@ class Stubs:
             open_channel(target) for target in (services.ledger, services.dedup, services.cursor)
         ]
         ledger, dedup, cursor = cast("list[Any]", self._channels)
-        self.ledger: Any = LedgerServiceStub(ledger)
-        self.dedup: Any = DedupServiceStub(dedup)
-        self.cursor: Any = CursorServiceStub(cursor)
+        self.ledger = LedgerServiceStub(ledger)
+        self.dedup = DedupServiceStub(dedup)
+        self.cursor = CursorServiceStub(cursor)
 
     def __enter__(self) -> "Stubs":
         return self

@@ -6,7 +6,7 @@ yet. After a lost answer nobody knows whether a call did what it was asked; each
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import structlog
 
@@ -43,7 +43,7 @@ class GrpcCursors:
     configured = True
 
     def __init__(self, channel: FollowingChannel, *, timeout_s: float) -> None:
-        self._stub: Any = pb_grpc.CursorServiceStub(channel)  # type: ignore[call-overload]
+        self._stub = pb_grpc.CursorServiceStub(channel)
         self._timeout_s = timeout_s
 
     async def get(self, topic: TopicName, name: str, *, whole: bool) -> Cursor | None:

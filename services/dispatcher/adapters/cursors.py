@@ -80,7 +80,7 @@ class GrpcCursors:
     """See services.dispatcher.ports.Cursors."""
 
     def __init__(self, channel: FollowingChannel, *, timeout_s: float) -> None:
-        self._stub: Any = pb_grpc.CursorServiceStub(channel)  # type: ignore[call-overload]
+        self._stub = pb_grpc.CursorServiceStub(channel)
         self._timeout_s = timeout_s
 
     async def create(

@@ -65,7 +65,7 @@ class GrpcFilters:
     """See services.dispatcher.ports.Filters."""
 
     def __init__(self, channel: aio.Channel, *, timeout_s: float) -> None:
-        self._stub: Any = pb_grpc.FilterServiceStub(channel)
+        self._stub = pb_grpc.FilterServiceStub(channel)
         self._timeout_s = timeout_s
 
     def line(self) -> "GrpcLine":

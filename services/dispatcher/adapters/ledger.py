@@ -52,7 +52,7 @@ class GrpcLog:
 
     def __init__(self, channel: FollowingChannel, *, timeout_s: float) -> None:
         self._channel = channel
-        self._stub: Any = pb_grpc.LedgerServiceStub(channel)  # type: ignore[call-overload]
+        self._stub = pb_grpc.LedgerServiceStub(channel)
         self._timeout_s = timeout_s
 
     async def ends(self, topic: TopicName) -> Ends:

@@ -80,7 +80,7 @@ class GrpcDeadLetters:
     """
 
     def __init__(self, channel: FollowingChannel, *, timeout_s: float) -> None:
-        self._stub: Any = pb_grpc.LedgerServiceStub(channel)  # type: ignore[call-overload]
+        self._stub = pb_grpc.LedgerServiceStub(channel)
         self._timeout_s = timeout_s
 
     async def put(self, letter: Letter) -> bool:

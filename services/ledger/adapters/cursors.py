@@ -5,7 +5,7 @@ may be made again.
 """
 
 from collections.abc import AsyncIterator
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import structlog
 
@@ -36,7 +36,7 @@ class GrpcCursors:
     """See services.ledger.ports.Cursors."""
 
     def __init__(self, channel: FollowingChannel) -> None:
-        self._stub: Any = pb_grpc.CursorServiceStub(channel)  # type: ignore[call-overload]
+        self._stub = pb_grpc.CursorServiceStub(channel)
 
     async def mark_deletes(self, topic: TopicName) -> dict[str, Position | None]:
         try:

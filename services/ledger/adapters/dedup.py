@@ -60,7 +60,7 @@ class GrpcDeduplicator:
 
     def __init__(self, channel: aio.Channel, *, timeout_s: float) -> None:
         self._channel = channel
-        self._stub: Any = pb_grpc.DedupServiceStub(channel)
+        self._stub = pb_grpc.DedupServiceStub(channel)
         self._timeout_s = timeout_s
         self._streams: dict[TopicName, Any] = {}  # aio.StreamStreamCall
         self._request_id = 0
