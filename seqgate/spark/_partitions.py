@@ -7,10 +7,11 @@ share a task.
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.errors import MessagesTrimmedError, NotFoundError
 from seqgate.spark._columns import Range, asked, trimmed_between
 from seqgate.telemetry import spans
@@ -56,7 +57,9 @@ def is_pattern(text: str) -> bool:
     return "*" in text or "?" in text
 
 
-def list_topics(stub: Any, wanted: Iterable[str], timeout_s: float) -> list[ledger_pb2.Topic]:
+def list_topics(
+    stub: LedgerServiceStub, wanted: Iterable[str], timeout_s: float
+) -> list[ledger_pb2.Topic]:
     """The topics of these names and patterns, each once, in the order of their names.
 
     Raises:
@@ -83,7 +86,9 @@ def list_topics(stub: Any, wanted: Iterable[str], timeout_s: float) -> list[ledg
     return [found[name] for name in sorted(found)]
 
 
-def _all_topics(stub: Any, prefix: str, timeout_s: float) -> Iterator[ledger_pb2.Topic]:
+def _all_topics(
+    stub: LedgerServiceStub, prefix: str, timeout_s: float
+) -> Iterator[ledger_pb2.Topic]:
     token = ""
     while True:
         request = ledger_pb2.ListTopicsRequest(prefix=prefix, page_size=PAGE_SIZE, page_token=token)
@@ -94,7 +99,9 @@ def _all_topics(stub: Any, prefix: str, timeout_s: float) -> Iterator[ledger_pb2
             return
 
 
-def ledgers_of(stub: Any, topic: ledger_pb2.Topic, timeout_s: float) -> list[LedgerRange]:
+def ledgers_of(
+    stub: LedgerServiceStub, topic: ledger_pb2.Topic, timeout_s: float
+) -> list[LedgerRange]:
     """What the log of a topic has, through `topic.last`."""
     if not topic.HasField("first"):
         return []
@@ -118,7 +125,7 @@ def ledgers_of(stub: Any, topic: ledger_pb2.Topic, timeout_s: float) -> list[Led
 
 
 def check_not_trimmed(
-    stub: Any, topics: Sequence[ledger_pb2.Topic], bounds: Bounds, timeout_s: float
+    stub: LedgerServiceStub, topics: Sequence[ledger_pb2.Topic], bounds: Bounds, timeout_s: float
 ) -> None:
     """Return if of none of the topics entries were trimmed from where reading is to begin. From the
     beginning means from what is left.
@@ -241,7 +248,7 @@ def shared(ranges: Iterable[Range], entries_max: int) -> list[tuple[Range, ...]]
 
 
 def all_ranges(
-    stub: Any,
+    stub: LedgerServiceStub,
     topics: Sequence[ledger_pb2.Topic],
     bounds: Bounds,
     entries_max: int,

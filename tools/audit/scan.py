@@ -254,7 +254,7 @@ def looker(logs: Logs, handed: Mapping[str, str]) -> Callable[[pa.Table], pa.Tab
     """What is wrong with one producer's entries: FOUND, with a row without kind that counts the
     findings that are left out."""
 
-    opened: list[Any] = []  # in the task, for all of its producers
+    opened: list[LedgerServiceStub] = []  # in the task, for all of its producers
 
     def look(entries: pa.Table) -> pa.Table:
         entries = entries.sort_by([("ledger_id", "ascending"), ("entry_id", "ascending")])

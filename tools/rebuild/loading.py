@@ -258,7 +258,7 @@ def _loaded(
 
     def load(_: None, timeout: float) -> dedup_pb2.LoadStateResponse:
         pages = _pages(header, kept)
-        return stubs.dedup.LoadState(pages, timeout=timeout)  # type: ignore[no-any-return]
+        return stubs.dedup.LoadState(pages, timeout=timeout)
 
     answer = asked(load, None, stubs.timeout_s)
     return result._replace(

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum, auto
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from seqgate.api.cursor.v1 import cursor_pb2
 from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
@@ -68,7 +68,7 @@ class Stubs:
         self._channels = [
             open_channel(target) for target in (services.ledger, services.dedup, services.cursor)
         ]
-        ledger, dedup, cursor = cast("list[Any]", self._channels)
+        ledger, dedup, cursor = self._channels
         self.ledger = LedgerServiceStub(ledger)
         self.dedup = DedupServiceStub(dedup)
         self.cursor = CursorServiceStub(cursor)
@@ -109,7 +109,7 @@ class Untouched(NamedTuple):
 def status_of(stubs: Stubs, topic: str) -> dedup_pb2.GetTopicStatusResponse:
     """What deduplication says of a topic."""
     request = dedup_pb2.GetTopicStatusRequest(topic=topic)
-    return asked(stubs.dedup.GetTopicStatus, request, stubs.timeout_s)  # type: ignore[no-any-return]
+    return asked(stubs.dedup.GetTopicStatus, request, stubs.timeout_s)
 
 
 def plans(

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.errors import SeqgateError
 from seqgate.spark._columns import Range, connected, read_blocks, runs_of
 from seqgate.spark._traced import in_task
@@ -88,7 +89,7 @@ def by_topic(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(gathered)
 
 
-def folded(stub: Any, part: Part, reading: Reading) -> Iterator[pa.RecordBatch]:
+def folded(stub: LedgerServiceStub, part: Part, reading: Reading) -> Iterator[pa.RecordBatch]:
     """The rows of one part. What cannot be read becomes a row that says so: it is the matter of one
     topic, and not of the wave."""
     fold = ProducerFold()
@@ -106,7 +107,7 @@ def folded(stub: Any, part: Part, reading: Reading) -> Iterator[pa.RecordBatch]:
     yield tally(part.topic, part.number, fold.count, skipped=skipped, failure=failure)
 
 
-def _fold(fold: ProducerFold, stub: Any, wanted: Range, reading: Reading) -> int:
+def _fold(fold: ProducerFold, stub: LedgerServiceStub, wanted: Range, reading: Reading) -> int:
     """Show a range to the fold. Returns how many entries were skipped because they are damaged.
 
     Raises:

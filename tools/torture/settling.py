@@ -11,7 +11,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.json_format import MessageToDict
 from grpc import aio
@@ -24,6 +24,9 @@ from seqgate.types import Position
 from tools.torture.evidence import Log, Progress, last_position
 from tools.torture.shown import At, asking
 from tools.torture.violation import Violation
+
+if TYPE_CHECKING:
+    from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceAsyncStub
 
 LOOK_S: Final = 0.5
 
@@ -102,7 +105,11 @@ async def explained(
 
 
 async def _explain(
-    stub: Any, topic: str, subscription: str, position: Position, keys: dict[Position, str]
+    stub: "DispatcherServiceAsyncStub",
+    topic: str,
+    subscription: str,
+    position: Position,
+    keys: dict[Position, str],
 ) -> str:
     names: dict[str, Any] = {"topic": topic, "subscription": subscription}
     wire = entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)

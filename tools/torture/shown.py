@@ -1,14 +1,18 @@
 """Where a service is, and what its callers show: TLS, certificates and tokens, as files."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
+
+from grpc import aio
 
 from seqgate.client import TLS, Client, connect
 from seqgate.client._channel import Security, open_channel
 from seqgate.owners import FollowingChannel
+
+S = TypeVar("S")
 
 
 class Shown(NamedTuple):
@@ -49,7 +53,7 @@ class At(NamedTuple):
 
 
 @asynccontextmanager
-async def asking(at: At, stub: Any) -> AsyncIterator[Any]:
+async def asking(at: At, stub: Callable[[aio.Channel], S]) -> AsyncIterator[S]:
     """A stub for a service; calls go to whoever has the topic."""
     opened = partial(open_channel, security=at.shown.security)
     async with FollowingChannel(at.address, opened) as channel:

@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from grpc import StatusCode, aio
 
@@ -18,6 +18,12 @@ from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.message_id import MessageId
 from tools.torture.journal import Journal, journals, lines
 from tools.torture.shown import At, asking
+
+if TYPE_CHECKING:
+    from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceAsyncStub
+
+Q = TypeVar("Q")
+R = TypeVar("R")
 
 CALL_S: Final = 5.0
 """How long a call may take."""
@@ -62,7 +68,7 @@ async def prepare(
             )
 
 
-async def _insist(call: Any, request: Any) -> Any:
+async def _insist(call: "aio.UnaryUnaryMultiCallable[Q, R]", request: Q) -> R:
     """Ask until there is an answer that is not "not now"."""
     while True:
         try:
@@ -83,7 +89,7 @@ async def release_forever(dispatcher: At, holding: Sequence[tuple[str, str]]) ->
             await asyncio.sleep(RELEASE_S)
 
 
-async def _release(stub: Any, topic: str, subscription: str) -> None:
+async def _release(stub: "DispatcherServiceAsyncStub", topic: str, subscription: str) -> None:
     names = {"topic": topic, "subscription": subscription}
     report = await stub.Report(
         dispatcher_pb2.ReportRequest(**names, keys_max=KEYS_MAX), timeout=CALL_S

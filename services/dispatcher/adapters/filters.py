@@ -76,7 +76,7 @@ class GrpcFilters:
 class GrpcLine:
     """See services.dispatcher.ports.Line."""
 
-    def __init__(self, stub: Any, timeout_s: float) -> None:
+    def __init__(self, stub: "pb_grpc.FilterServiceAsyncStub", timeout_s: float) -> None:
         self._stub = stub
         self._timeout_s = timeout_s
         self._call: Any = None

@@ -6,8 +6,8 @@ writer's alignment finds out.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, Final, NoReturn
+from collections.abc import Awaitable, Sequence
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 import structlog
 from google.rpc import status_pb2
@@ -34,6 +34,8 @@ from services.ledger.ports import (
 )
 from services.runtime.channels import check_health
 
+T = TypeVar("T")
+
 log = structlog.get_logger()
 
 RETRY_AFTER_S: Final = 0.5
@@ -55,6 +57,9 @@ _VERDICTS: Final = {
 }
 
 
+_Stream: TypeAlias = "aio.StreamStreamCall[pb.ExchangeRequest, pb.ExchangeResponse]"
+
+
 class GrpcDeduplicator:
     """See services.ledger.ports.Deduplicator. One call a topic at a time."""
 
@@ -62,7 +67,7 @@ class GrpcDeduplicator:
         self._channel = channel
         self._stub = pb_grpc.DedupServiceStub(channel)
         self._timeout_s = timeout_s
-        self._streams: dict[TopicName, Any] = {}  # aio.StreamStreamCall
+        self._streams: dict[TopicName, _Stream] = {}
         self._request_id = 0
 
     async def admit(
@@ -137,17 +142,17 @@ class GrpcDeduplicator:
             request = pb.KeepProducersRequest(
                 topic=str(topic), producer_names=names, only_due=only_due
             )
-            keep_within_s = (await self._unary("KeepProducers", request)).keep_within_s
+            keep_within_s = (await self._unary(self._stub.KeepProducers(request))).keep_within_s
         return keep_within_s or None
 
     async def forget_topic(self, topic: TopicName, incarnation: int, *, deleted: bool) -> None:
         request = pb.ForgetTopicRequest(topic=str(topic), incarnation=incarnation, deleted=deleted)
-        await self._unary("ForgetTopic", request)
+        await self._unary(self._stub.ForgetTopic(request))
         self._drop(topic)
 
     async def snapshot(self, topic: TopicName) -> Position | None:
         request = pb.TakeSnapshotRequest(topic=str(topic), let_go=True)
-        reply = await self._unary("TakeSnapshot", request)
+        reply = await self._unary(self._stub.TakeSnapshot(request))
         if not reply.HasField("position"):
             return None
         return Position(reply.position.ledger_id, reply.position.entry_id)
@@ -155,9 +160,9 @@ class GrpcDeduplicator:
     async def check(self) -> None:
         await check_health(self._channel)
 
-    async def _unary(self, method: str, request: object) -> Any:
+    async def _unary(self, call: Awaitable[T]) -> T:
         try:
-            return await getattr(self._stub, method)(request)
+            return await call
         except aio.AioRpcError as error:
             raise _unavailable(error) from error
 
