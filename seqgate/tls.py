@@ -15,11 +15,11 @@ from seqgate.errors import AuthenticationError
 from seqgate.watched import OnChange, Watched
 
 BearerToken = str | Path | Callable[[], str]
-"""A bearer token: itself; a file that holds it, and is read again when it changes; or a function
-that is called for each call, and must not block."""
+"""A bearer token: the token itself, a file that is reread when it changes, or a function that is
+called for each call and must not block."""
 
 TOKEN_BYTES_MAX: Final = 16 * 1024
-"""The longest token, in bytes: what a service takes as metadata unless told otherwise."""
+"""The longest token, in bytes: services accept that much metadata by default."""
 
 AUTHORIZATION: Final = "authorization"
 
@@ -31,12 +31,10 @@ class TLS:
     """How to connect over TLS.
 
     Attributes:
-        ca_file: the authorities, in PEM, whose certificates are believed; None: those that come
-            with gRPC.
-        certificate_file: the caller's own certificate chain, in PEM, where services ask for one.
-        key_file: its key, in PEM, without a passphrase. Both or none.
-        server_name: the name that a service's certificate must have; None: the one that is
-            connected to.
+        ca_file: the trusted authorities, in PEM; None: gRPC's built-in ones.
+        certificate_file: the caller's certificate chain, in PEM, for services that ask for one.
+        key_file: its private key, in PEM, without a passphrase. Set both files or neither.
+        server_name: the name that a service's certificate must have; None: the target's.
     """
 
     ca_file: Path | None = None
@@ -46,21 +44,21 @@ class TLS:
 
     def __post_init__(self) -> None:
         if (self.certificate_file is None) != (self.key_file is None):
-            raise ValueError("a certificate and its key are given together")
+            raise ValueError("certificate_file and key_file must be set together")
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Those that are read."""
+        """The files that are set."""
         each = (self.ca_file, self.certificate_file, self.key_file)
         return tuple(Path(file) for file in each if file is not None)
 
 
 def of_environment(environment: Mapping[str, str]) -> tuple[TLS | None, Path | None]:
-    """What jobs go by: how to connect (None: without TLS), and the file with the token. The
-    variables are SEQGATE_CA_FILE, SEQGATE_CERTIFICATE_FILE, SEQGATE_KEY_FILE, SEQGATE_TOKEN_FILE.
+    """The settings of jobs: TLS (None: without) and the token's file. The variables are
+    SEQGATE_CA_FILE, SEQGATE_CERTIFICATE_FILE, SEQGATE_KEY_FILE, SEQGATE_TOKEN_FILE.
 
     Raises:
-        ValueError: a certificate is named without its key, or either without authorities.
+        ValueError: certificate and key are not set together, or without SEQGATE_CA_FILE.
     """
 
     def file(name: str) -> Path | None:
@@ -75,10 +73,10 @@ def of_environment(environment: Mapping[str, str]) -> tuple[TLS | None, Path | N
 
 
 def channel_credentials(tls: TLS) -> grpc.ChannelCredentials:
-    """What gRPC needs.
+    """The credentials of a channel.
 
     Raises:
-        OSError, ValueError: a file cannot be used, or the key is of another certificate.
+        OSError, ValueError: a file is unreadable or invalid, or the key does not match.
     """
     authorities = None if tls.ca_file is None else certificates(Path(tls.ca_file))
     if tls.certificate_file is None or tls.key_file is None:
@@ -91,21 +89,21 @@ def certificates(file: Path) -> bytes:
     """The authorities' certificates in a PEM file.
 
     Raises:
-        OSError, ValueError: it cannot be read, or holds none.
+        OSError, ValueError: the file is unreadable, or has no certificates.
     """
-    held = file.read_bytes()
+    content = file.read_bytes()
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file)
     except ssl.SSLError as error:
         raise ValueError(f"{file}: no certificates in PEM") from error
-    return held
+    return content
 
 
 def key_pair(certificate_file: Path, key_file: Path) -> tuple[bytes, bytes]:
     """A certificate chain and its key, in PEM.
 
     Raises:
-        OSError, ValueError: a file cannot be read, or they do not belong together.
+        OSError, ValueError: a file is unreadable, or the key does not match.
     """
     chain, key = certificate_file.read_bytes(), key_file.read_bytes()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -113,15 +111,15 @@ def key_pair(certificate_file: Path, key_file: Path) -> tuple[bytes, bytes]:
         context.load_cert_chain(certificate_file, key_file, password=_no_passphrase)
     except (ssl.SSLError, ValueError) as error:
         raise ValueError(
-            f"{certificate_file} and {key_file} are no certificate and its key in PEM, "
+            f"{certificate_file} and {key_file} are not a certificate in PEM and its private key "
             "without a passphrase"
         ) from error
     return chain, key
 
 
 def _no_passphrase() -> str:
-    """Or OpenSSL would ask for one on the terminal."""
-    raise ValueError("a key must not need a passphrase")
+    """Keeps OpenSSL from prompting on the terminal."""
+    raise ValueError("the private key has a passphrase")
 
 
 class TokenSource:
@@ -130,7 +128,7 @@ class TokenSource:
     def __init__(self, token: BearerToken, on_change: OnChange) -> None:
         """
         Raises:
-            OSError, ValueError: the file cannot be read, or holds none.
+            OSError, ValueError: the token, or the file that has it, is unreadable or invalid.
         """
         self._get: Callable[[], str]
         if isinstance(token, Path):
@@ -146,26 +144,28 @@ class TokenSource:
             self._get = lambda: _checked(make())
 
     def metadata(self) -> tuple[str, str]:
-        """What goes with a call.
+        """A call's `authorization`.
 
         Raises:
-            AuthenticationError: there is no token to send.
+            AuthenticationError: the application's function failed, or returned no valid token.
         """
         try:
             return AUTHORIZATION, f"Bearer {self._get()}"
-        except Exception as error:  # whatever an application's function raises
-            raise AuthenticationError("there is no token to send") from error
+        except Exception as error:  # of an application's function
+            raise AuthenticationError("no valid bearer token for this call") from error
 
 
 def _checked(text: str) -> str:
     token = text.strip()
     if len(token) > TOKEN_BYTES_MAX or not _TOKEN.fullmatch(token):
-        raise ValueError(f"a token is 1 to {TOKEN_BYTES_MAX:,} characters of base64 and dots")
+        raise ValueError(
+            f"a token must have 1 to {TOKEN_BYTES_MAX:,} characters, of A-Z a-z 0-9 . _ ~ + / = -"
+        )
     return token
 
 
 def is_loopback(target: str) -> bool:
-    """Whether what is sent to a target (host:port, or a URI of gRPC's) stays on this machine."""
+    """Whether a target (host:port, or a URI of gRPC's) is on this machine."""
     if target.startswith(("unix:", "unix-abstract:")):
         return True
     for scheme in ("ipv4:", "ipv6:"):

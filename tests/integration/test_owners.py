@@ -1,5 +1,4 @@
-"""Channels that find a topic's instance by themselves, in front of instances that are told what to
-say."""
+"""Channels that follow NOT_OWNER to a topic's owner."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -38,41 +37,41 @@ async def channel(instances: list[Instance]) -> AsyncIterator[FollowingChannel]:
 
 
 async def ask(channel: FollowingChannel) -> str:
-    stub: Any = LedgerServiceStub(channel)
+    stub = LedgerServiceStub(channel)
     return str((await stub.GetTopic(pb.GetTopicRequest(topic=TOPIC), timeout=10)).topic.name)
 
 
 async def read(channel: FollowingChannel) -> int:
-    stub: Any = LedgerServiceStub(channel)
+    stub = LedgerServiceStub(channel)
     return len([each async for each in stub.Read(pb.ReadRequest(topic=TOPIC))])
 
 
 def chain(*instances: Instance) -> None:
-    """Each names the next one; the last one has the topic."""
+    """Each instance redirects to the next one; the last one owns the topic."""
     for here, there in pairwise(instances):
         here.owner = there.address
     instances[-1].owner = ""
 
 
-async def test_a_call_goes_on_to_the_owner_and_the_next_one_goes_there_at_once(
+async def test_a_call_follows_redirects_and_the_next_call_goes_to_the_owner(
     channel: FollowingChannel, instances: list[Instance]
 ) -> None:
     chain(*instances)
     assert await ask(channel) == instances[2].address
     assert await ask(channel) == instances[2].address
     assert await read(channel) == 2
-    assert [each.asked for each in instances] == [1, 1, 3]
+    assert [each.calls for each in instances] == [1, 1, 3]
 
 
-async def test_a_stream_goes_on_to_the_owner_before_it_brings_anything(
+async def test_a_stream_follows_redirects_before_its_first_response(
     channel: FollowingChannel, instances: list[Instance]
 ) -> None:
     chain(*instances)
     assert await read(channel) == 2
-    assert [each.asked for each in instances] == [1, 1, 1]
+    assert [each.calls for each in instances] == [1, 1, 1]
 
 
-async def test_a_stream_that_has_brought_something_ends_with_what_ended_it(
+async def test_a_stream_that_has_answered_is_not_redirected(
     channel: FollowingChannel, instances: list[Instance]
 ) -> None:
     chain(*instances[:2])
@@ -80,14 +79,14 @@ async def test_a_stream_that_has_brought_something_ends_with_what_ended_it(
     with refused(StatusCode.FAILED_PRECONDITION, "NOT_OWNER") as details:
         await read(channel)
     assert details == {"owner": "elsewhere:1"}
-    assert channel.owners.of(TOPIC) == "elsewhere:1"  # the next one begins there
+    assert channel.owners.of(TOPIC) == "elsewhere:1"  # for the next call
 
 
-async def test_what_is_written_before_the_answer_comes_to_the_owner(
+async def test_requests_written_before_the_first_response_reach_the_owner(
     channel: FollowingChannel, instances: list[Instance]
 ) -> None:
     chain(*instances)
-    stub: Any = LedgerServiceStub(channel)
+    stub = LedgerServiceStub(channel)
     call = stub.Publish()
     await call.write(pb.PublishRequest(open=pb.Open(topic=TOPIC)))
     for request_id in (1, 2):
@@ -104,28 +103,28 @@ async def test_what_is_written_before_the_answer_comes_to_the_owner(
     assert [each.opened for each in instances] == [[TOPIC]] * 3
 
 
-async def test_instances_that_name_each_other_are_not_followed_for_ever(
+async def test_a_cycle_of_redirects_is_refused(
     channel: FollowingChannel, instances: list[Instance]
 ) -> None:
     first, second, _ = instances
     first.owner, second.owner = second.address, first.address
     for call in (ask, read):
-        first.asked = second.asked = 0
+        first.calls = second.calls = 0
         with refused(StatusCode.FAILED_PRECONDITION, "NOT_OWNER"):
             await call(channel)
-        assert first.asked + second.asked == FOLLOW_MAX + 1
+        assert first.calls + second.calls == FOLLOW_MAX + 1
 
 
-async def test_an_owner_that_names_itself_is_asked_once(
+async def test_an_owner_that_names_itself_is_called_once(
     channel: FollowingChannel, instances: list[Instance]
 ) -> None:
     instances[0].owner = instances[0].address
     with refused(StatusCode.FAILED_PRECONDITION, "NOT_OWNER"):
         await ask(channel)
-    assert instances[0].asked == 1
+    assert instances[0].calls == 1
 
 
-async def test_an_owner_that_is_away_is_forgotten(
+async def test_an_unreachable_owner_is_forgotten(
     channel: FollowingChannel, instances: list[Instance]
 ) -> None:
     chain(*instances[:2])
@@ -138,22 +137,22 @@ async def test_an_owner_that_is_away_is_forgotten(
     assert await ask(channel) == instances[2].address
 
 
-async def test_what_names_no_topic_is_asked_at_home(
+async def test_a_call_without_a_topic_goes_to_the_target(
     channel: FollowingChannel, instances: list[Instance]
 ) -> None:
     chain(*instances)
     await ask(channel)
-    stub: Any = LedgerServiceStub(channel)
+    stub = LedgerServiceStub(channel)
     listed = await stub.ListTopics(pb.ListTopicsRequest())
     assert listed.topics[0].name == instances[0].address
 
 
-async def test_who_waits_in_threads_is_led_likewise(instances: list[Instance]) -> None:
+async def test_blocking_calls_follow_redirects(instances: list[Instance]) -> None:
     chain(*instances)
 
     def work() -> tuple[str, int]:
         with FollowingBlockingChannel(instances[0].address, grpc.insecure_channel) as channel:
-            stub: Any = LedgerServiceStub(channel)
+            stub = LedgerServiceStub(channel)
             responses = len(list(stub.Read(pb.ReadRequest(topic=TOPIC))))
             found = stub.GetTopic(pb.GetTopicRequest(topic=TOPIC), timeout=10).topic.name
             return found, responses

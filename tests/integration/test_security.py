@@ -62,8 +62,8 @@ topics = ["*/*/*"]
 
 
 @pytest.fixture(autouse=True)
-def looked_at_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are looked at whenever they are needed, so that no test waits for the next look."""
+def always_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are checked whenever they are used, so that no test waits for the next check."""
     monkeypatch.setattr(watched.Watched.__init__, "__kwdefaults__", {"interval_s": 0.0})
 
 
@@ -190,7 +190,7 @@ async def exchange(stream: Any, request_id: int) -> pb.EvaluateResponse:
     [{"uris": [USER]}, {"hosts": ["other.example", "user.example"]}, {"cn": "user"}],
     ids=["uri", "dns", "cn"],
 )
-async def test_a_certificate_says_who_calls(
+async def test_a_certificate_identifies_the_caller(
     mutual: Served, authority: Authority, names: dict[str, Any]
 ) -> None:
     async with mutual.stub(authority.issue("caller", **names)) as stub:
@@ -207,7 +207,7 @@ async def test_a_certificate_says_who_calls(
     ],
     ids=["uri", "dns", "cn", "cn_like_uri"],
 )
-async def test_a_name_of_one_kind_is_none_of_another(
+async def test_names_of_different_kinds_do_not_match(
     mutual: Served, authority: Authority, names: dict[str, Any], principal: str
 ) -> None:
     async with mutual.stub(authority.issue("caller", **names)) as stub:
@@ -216,7 +216,7 @@ async def test_a_name_of_one_kind_is_none_of_another(
     assert details["principal"] == principal
 
 
-async def test_a_certificate_of_another_authority_reaches_nothing(
+async def test_a_certificate_of_another_authority_is_rejected(
     mutual: Served, tmp_path: Path
 ) -> None:
     stranger = Authority(tmp_path / "elsewhere")
@@ -224,15 +224,13 @@ async def test_a_certificate_of_another_authority_reaches_nothing(
         await unreachable(stub)
 
 
-async def test_a_certificate_whose_time_is_over_reaches_nothing(
-    mutual: Served, authority: Authority
-) -> None:
+async def test_an_expired_certificate_is_rejected(mutual: Served, authority: Authority) -> None:
     files = authority.issue("caller", uris=[USER], ends=timedelta(seconds=-1))
     async with mutual.stub(files) as stub:
         await unreachable(stub)
 
 
-async def test_nobody_reaches_a_service_without_a_certificate_where_one_is_asked_for(
+async def test_a_caller_without_a_required_certificate_is_rejected(
     mutual: Served,
 ) -> None:
     async with mutual.stub() as stub:
@@ -245,7 +243,7 @@ async def test_nobody_reaches_a_service_without_a_certificate_where_one_is_asked
     assert caught.value.code() is StatusCode.UNAVAILABLE
 
 
-async def test_a_client_refuses_a_service_that_it_has_no_reason_to_believe(
+async def test_a_client_rejects_an_untrusted_service(
     authority: Authority, access: Path, tmp_path: Path
 ) -> None:
     mine = authority.issue("caller", uris=[USER])
@@ -268,7 +266,7 @@ async def test_a_client_refuses_a_service_that_it_has_no_reason_to_believe(
             await unreachable(stub)
 
 
-async def test_a_service_shows_a_new_certificate_while_a_stream_goes_on(
+async def test_a_service_renews_its_certificate_without_ending_streams(
     mutual: Served, authority: Authority
 ) -> None:
     mine = authority.issue("dispatcher", uris=[SERVICE])
@@ -285,7 +283,7 @@ async def test_a_service_shows_a_new_certificate_while_a_stream_goes_on(
         await ask(stub)
 
 
-async def test_a_service_keeps_its_certificate_while_the_new_one_is_wrong(
+async def test_a_service_keeps_its_certificate_while_the_new_one_is_invalid(
     mutual: Served, authority: Authority, tmp_path: Path
 ) -> None:
     mine = authority.issue("caller", uris=[USER])
@@ -302,7 +300,7 @@ async def test_a_service_keeps_its_certificate_while_the_new_one_is_wrong(
     assert await shown_by(mutual.port, authority, mine) != before
 
 
-async def test_a_service_believes_a_new_authority_and_no_more_the_old_one(
+async def test_a_service_replaces_its_trusted_authorities(
     mutual: Served, authority: Authority, tmp_path: Path
 ) -> None:
     new = Authority(tmp_path / "new")
@@ -318,7 +316,7 @@ async def test_a_service_believes_a_new_authority_and_no_more_the_old_one(
         await unreachable(stub)
 
 
-async def test_a_client_shows_its_new_certificate_from_the_next_call_on(
+async def test_a_client_uses_a_renewed_certificate_for_the_next_call(
     mutual: Served, authority: Authority
 ) -> None:
     mine = authority.issue("renewed", uris=["spiffe://example/nobody"])
@@ -329,7 +327,7 @@ async def test_a_client_shows_its_new_certificate_from_the_next_call_on(
         await ask(stub)
 
 
-async def test_a_stream_goes_on_when_its_client_has_a_new_certificate(
+async def test_a_stream_survives_the_renewal_of_its_clients_certificate(
     mutual: Served, authority: Authority
 ) -> None:
     mine = authority.issue("renewed", uris=[SERVICE])
@@ -346,7 +344,7 @@ async def test_a_stream_goes_on_when_its_client_has_a_new_certificate(
         await stream.done_writing()
 
 
-async def test_a_client_keeps_its_certificate_while_the_new_one_is_wrong(
+async def test_a_client_keeps_its_certificate_while_the_new_one_is_invalid(
     mutual: Served, authority: Authority
 ) -> None:
     mine = authority.issue("renewed", uris=[USER])
@@ -359,7 +357,9 @@ async def test_a_client_keeps_its_certificate_while_the_new_one_is_wrong(
 # ---- tokens
 
 
-async def test_a_token_says_who_calls(tokens: Served, issuer: Issuer, tmp_path: Path) -> None:
+async def test_a_token_identifies_the_caller(
+    tokens: Served, issuer: Issuer, tmp_path: Path
+) -> None:
     file = tmp_path / "token"
     file.write_text(f"{issuer.token('user')}\n")
     for token in (issuer.token("user"), file, lambda: issuer.token("user")):
@@ -368,7 +368,7 @@ async def test_a_token_says_who_calls(tokens: Served, issuer: Issuer, tmp_path: 
             await ask(stub)
 
 
-async def test_a_token_in_a_file_is_read_again_when_it_changes(
+async def test_a_token_file_is_reread_when_it_changes(
     tokens: Served, issuer: Issuer, tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
@@ -428,7 +428,7 @@ def symmetric(issuer: Issuer, tmp_path: Path) -> str:
         (lambda issuer, _: issuer.token("two\nlines"), "INVALID_TOKEN"),
     ],
 )
-async def test_a_token_that_does_not_count_is_refused_with_its_class(
+async def test_an_invalid_token_is_refused_with_a_specific_reason(
     tokens: Served,
     issuer: Issuer,
     tmp_path: Path,
@@ -446,7 +446,7 @@ async def test_a_token_that_does_not_count_is_refused_with_its_class(
     assert token is None or token not in said
 
 
-async def test_other_ways_to_authorize_are_no_token(tokens: Served, issuer: Issuer) -> None:
+async def test_malformed_authorization_metadata_is_refused(tokens: Served, issuer: Issuer) -> None:
     token = issuer.token("user")
     wrong = [
         [("authorization", "Basic dXNlcjp4")],
@@ -463,7 +463,7 @@ async def test_other_ways_to_authorize_are_no_token(tokens: Served, issuer: Issu
         )
 
 
-async def test_keys_are_read_again_and_old_ones_count_no_more(
+async def test_rotated_keys_replace_the_old_ones(
     tokens: Served, issuer: Issuer, tmp_path: Path
 ) -> None:
     new = Issuer(tmp_path / "new.json", "k2")
@@ -485,7 +485,7 @@ async def test_keys_are_read_again_and_old_ones_count_no_more(
             await ask(old_stub)
 
 
-async def test_a_token_counts_before_a_certificate(
+async def test_a_token_takes_precedence_over_a_certificate(
     authority: Authority, issuer: Issuer, access: Path
 ) -> None:
     async with serving(
@@ -509,7 +509,7 @@ async def test_a_token_counts_before_a_certificate(
                 await ask(stub)
 
 
-async def test_a_service_may_show_its_peers_a_token_in_the_place_of_a_certificate(
+async def test_a_service_can_authenticate_to_peers_with_a_token(
     tokens: Served, authority: Authority, issuer: Issuer, tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
@@ -530,12 +530,12 @@ async def test_a_service_may_show_its_peers_a_token_in_the_place_of_a_certificat
             pass
 
 
-async def test_a_token_is_not_sent_to_another_machine_in_the_clear() -> None:
+async def test_a_token_is_not_sent_to_another_machine_unencrypted() -> None:
     with pytest.raises(ValueError, match="without TLS"):
         open_channel("ledger.example:7702", Security(token="t.t.t"))
 
 
-async def test_a_token_counts_on_this_machine_without_tls(issuer: Issuer, access: Path) -> None:
+async def test_a_token_is_accepted_on_loopback_without_tls(issuer: Issuer, access: Path) -> None:
     async with (
         serving(**of_tokens(issuer), access_file=access) as port,
         open_channel(f"127.0.0.1:{port}", Security(token=issuer.token("user"))) as known,
@@ -546,12 +546,10 @@ async def test_a_token_counts_on_this_machine_without_tls(issuer: Issuer, access
             await ask(filter_pb2_grpc.FilterServiceStub(unknown))
 
 
-async def test_a_function_that_has_no_token_fails_the_call_and_nothing_else(
-    tokens: Served, issuer: Issuer
-) -> None:
+async def test_a_failing_token_function_fails_only_its_call(tokens: Served, issuer: Issuer) -> None:
     given: list[str] = []
     async with tokens.stub(token=lambda: given[0]) as stub:
-        with pytest.raises(AuthenticationError, match="no token"):
+        with pytest.raises(AuthenticationError, match="no valid bearer token"):
             await ask(stub)
         given.append(issuer.token("user"))
         await ask(stub)
@@ -560,7 +558,7 @@ async def test_a_function_that_has_no_token_fails_the_call_and_nothing_else(
 # ---- the rules
 
 
-async def test_rules_are_read_again_and_a_stream_is_judged_by_the_new_ones(
+async def test_reread_rules_apply_to_open_streams(
     mutual: Served, authority: Authority, access: Path
 ) -> None:
     user = authority.issue("user", uris=[USER])
@@ -579,7 +577,7 @@ async def test_rules_are_read_again_and_a_stream_is_judged_by_the_new_ones(
             await exchange(stream, 3)
 
 
-async def test_a_service_that_loses_its_role_is_denied_in_the_middle_of_a_stream(
+async def test_a_revoked_role_denies_the_next_request_of_an_open_stream(
     mutual: Served, authority: Authority, access: Path
 ) -> None:
     async with mutual.stub(authority.issue("dispatcher", uris=[SERVICE])) as stub:
@@ -590,7 +588,7 @@ async def test_a_service_that_loses_its_role_is_denied_in_the_middle_of_a_stream
             await exchange(stream, 2)
 
 
-async def test_a_stream_that_names_nothing_first_is_denied(
+async def test_a_stream_whose_first_request_names_nothing_is_denied(
     mutual: Served, authority: Authority, access: Path
 ) -> None:
     replace(access, ACCESS.replace('"read"', '"keep"').encode())
@@ -601,7 +599,7 @@ async def test_a_stream_that_names_nothing_first_is_denied(
             await stream.read()
 
 
-async def test_a_service_that_may_be_open_says_so_loudly(
+async def test_a_service_that_allows_everyone_logs_a_warning(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with serving() as port, open_channel(f"127.0.0.1:{port}") as channel:
@@ -615,7 +613,7 @@ async def test_a_service_that_may_be_open_says_so_loudly(
     assert "INSECURE: anybody who reaches this service may do anything" in capsys.readouterr().out
 
 
-async def test_what_cannot_be_read_is_refused_before_anybody_is_allowed_anything(
+async def test_a_malformed_request_is_refused_before_authorization(
     mutual: Served, authority: Authority
 ) -> None:
     files = authority.issue("user", uris=[USER])
@@ -628,7 +626,7 @@ async def test_what_cannot_be_read_is_refused_before_anybody_is_allowed_anything
             await stream.read()
 
 
-async def test_health_is_for_everybody_whom_the_handshake_lets_in(
+async def test_health_needs_no_rights_beyond_the_handshake(
     tokens: Served, authority: Authority
 ) -> None:
     security = Security(TLS(authority.file))
@@ -638,7 +636,7 @@ async def test_health_is_for_everybody_whom_the_handshake_lets_in(
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_probes_that_know_no_tls_have_a_port_of_their_own(
+async def test_plaintext_probes_have_a_port_of_their_own(
     authority: Authority, access: Path
 ) -> None:
     (port,) = free_ports(1)
@@ -663,7 +661,9 @@ async def test_probes_that_know_no_tls_have_a_port_of_their_own(
         assert caught.value.code() is StatusCode.UNIMPLEMENTED
 
 
-async def test_reflection_is_for_those_who_administer(mutual: Served, authority: Authority) -> None:
+async def test_reflection_requires_the_right_to_administer(
+    mutual: Served, authority: Authority
+) -> None:
     async def names(uri: str) -> Any:
         files = authority.issue("reflecting", uris=[uri])
         security = Security(TLS(authority.file, files.certificate, files.key))

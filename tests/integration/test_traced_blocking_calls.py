@@ -98,7 +98,7 @@ def code(span: ReadableSpan) -> object:
     return (span.attributes or {})[names.RPC_RESPONSE_STATUS_CODE]
 
 
-def test_each_kind_of_call_is_below_what_is_current_and_carries_its_span(
+def test_each_kind_of_call_has_a_child_span_and_sends_its_context(
     recorded: Recorded,
 ) -> None:
     handlers = Handlers()
@@ -115,7 +115,7 @@ def test_each_kind_of_call_is_below_what_is_current_and_carries_its_span(
         assert span.context.span_id == seen
 
 
-def test_a_call_ends_with_what_the_service_said(recorded: Recorded) -> None:
+def test_a_span_ends_with_the_code_of_its_call(recorded: Recorded) -> None:
     with calling(Handlers()) as call, recorded.tracer.start_as_current_span("whole"):
         with pytest.raises(grpc.RpcError):
             call("refusing")(b"", timeout=20)
@@ -133,7 +133,7 @@ def test_a_call_ends_with_what_the_service_said(recorded: Recorded) -> None:
     assert called[0].status.description == "nothing here"
 
 
-def test_a_call_below_nothing_has_no_span(recorded: Recorded) -> None:
+def test_a_call_without_a_current_span_has_none(recorded: Recorded) -> None:
     handlers = Handlers()
     with calling(handlers) as call:
         assert call("unary")(b"a", timeout=20) == b"a"
@@ -142,7 +142,7 @@ def test_a_call_below_nothing_has_no_span(recorded: Recorded) -> None:
     assert handlers.seen == [0, 0]
 
 
-def test_a_service_is_told_that_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsampled_context_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = recording(monkeypatch, ALWAYS_OFF)
     handlers = Handlers()
     with calling(handlers) as call, recorded.tracer.start_as_current_span("whole"):

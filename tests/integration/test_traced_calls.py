@@ -165,7 +165,7 @@ async def talk(call: Any, style: str) -> list[bytes]:
 
 @pytest.mark.parametrize("style", ["iterator", "read and write"])
 @pytest.mark.parametrize("name", ["echoing", "reading_and_writing"])
-async def test_streams_both_ways(spans: InMemorySpanExporter, name: str, style: str) -> None:
+async def test_bidirectional_streams(spans: InMemorySpanExporter, name: str, style: str) -> None:
     handlers = Handlers()
     async with calling(handlers) as method:
         assert await talk(method(name), style) == [b"a", b"b"]
@@ -175,7 +175,7 @@ async def test_streams_both_ways(spans: InMemorySpanExporter, name: str, style: 
     assert handlers.seen == [server.context.span_id] * 2
 
 
-async def test_the_other_kinds(spans: InMemorySpanExporter) -> None:
+async def test_unary_calls_and_streams_one_way(spans: InMemorySpanExporter) -> None:
     handlers = Handlers()
 
     async def requests() -> AsyncIterator[bytes]:
@@ -204,7 +204,7 @@ async def test_the_other_kinds(spans: InMemorySpanExporter) -> None:
         ("failing", "UNKNOWN", "UNKNOWN", "UNKNOWN"),
     ],
 )
-async def test_calls_that_fail(
+async def test_failed_calls(
     spans: InMemorySpanExporter, name: str, code: str, of_client: str, of_server: str | None
 ) -> None:
     """To say no is no failure of the server's, and one of the call's."""
@@ -219,7 +219,7 @@ async def test_calls_that_fail(
 
 
 @pytest.mark.parametrize("name", ["waits", "waits_in_a_stream"])
-async def test_calls_that_are_cancelled(spans: InMemorySpanExporter, name: str) -> None:
+async def test_cancelled_calls(spans: InMemorySpanExporter, name: str) -> None:
     handlers = Handlers()
     async with calling(handlers) as method:
         call = method(name)(b"x") if name == "waits" else method(name)()
@@ -230,7 +230,7 @@ async def test_calls_that_are_cancelled(spans: InMemorySpanExporter, name: str) 
     assert ended_with(server)[0] == "CANCELLED"
 
 
-async def test_calls_that_take_too_long(spans: InMemorySpanExporter) -> None:
+async def test_calls_beyond_their_deadline(spans: InMemorySpanExporter) -> None:
     async with calling(Handlers()) as method:
         with pytest.raises(aio.AioRpcError):
             await method("waits")(b"x", timeout=0.05)
@@ -239,7 +239,7 @@ async def test_calls_that_take_too_long(spans: InMemorySpanExporter) -> None:
     assert ended_with(server)[0] in {"CANCELLED", "DEADLINE_EXCEEDED"}
 
 
-async def test_nothing_is_sent_along_where_nothing_is_recorded() -> None:
+async def test_a_call_without_an_sdk_sends_no_context() -> None:
     """Without an SDK a call is the channel's own."""
     seen: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""What is sent on a stream that nobody reads stays within a window: services/runtime/windows.py."""
+"""Unread messages of a stream stay within a window: services/runtime/windows.py."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -115,7 +115,7 @@ async def sent_to_a_peer() -> int:
 
 
 @pytest.mark.parametrize("sent", [sent_to_a_server, sent_to_a_peer])
-async def test_what_nobody_reads_stays_within_a_window(
+async def test_unread_messages_stay_within_a_window(
     sent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert WINDOW_BYTES // 2 < await sent() < UNREAD_MAX

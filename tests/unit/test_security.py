@@ -71,7 +71,7 @@ def told(tmp_path: Path, *names: str, **others: Any) -> FilterConfig:
         ([*MUTUAL[:3]], "access_file goes with"),
     ],
 )
-def test_settings_that_go_together_are_given_together(
+def test_dependent_settings_must_be_set_together(
     tmp_path: Path, names: list[str], message: str
 ) -> None:
     with pytest.raises(ValidationError, match=message):
@@ -79,7 +79,7 @@ def test_settings_that_go_together_are_given_together(
 
 
 @pytest.mark.parametrize("names", [(), TLS_ONLY, TOKENS, MUTUAL, {*TOKENS, *MUTUAL}])
-def test_settings_that_are_whole(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_complete_settings_are_accepted(tmp_path: Path, names: tuple[str, ...]) -> None:
     assert told(tmp_path, *names).authenticates is ("access_file" in names)
 
 
@@ -91,14 +91,14 @@ def test_settings_that_are_whole(tmp_path: Path, names: tuple[str, ...]) -> None
         {"peer_certificate_file": "a", "peer_key_file": "b"},
     ],
 )
-def test_what_is_shown_to_peers_is_whole(given: dict[str, Any]) -> None:
+def test_peer_credentials_must_be_complete(given: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="peer_"):
         LedgerConfig(**given)
     with pytest.raises(ValidationError, match="peer_"):
         CursorConfig(**given)
 
 
-def test_a_service_that_calls_nobody_has_no_settings_for_it() -> None:
+def test_a_service_without_peers_has_no_peer_settings() -> None:
     assert not [name for name in FilterConfig.model_fields if name.startswith("peer_")]
 
 
@@ -107,7 +107,7 @@ HERE = ("127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1")
 
 
 @pytest.mark.parametrize("listen", EVERYWHERE)
-def test_a_service_that_anybody_could_call_does_not_start(tmp_path: Path, listen: str) -> None:
+def test_an_open_service_does_not_start_unless_allowed(tmp_path: Path, listen: str) -> None:
     for names in ((), TLS_ONLY, TOKENS):
         config = told(tmp_path, *names, listen=listen)
         with pytest.raises(OpenToEverybody, match="is refused"):
@@ -122,13 +122,13 @@ def test_a_service_that_anybody_could_call_does_not_start(tmp_path: Path, listen
 
 
 @pytest.mark.parametrize("listen", HERE)
-def test_a_service_is_open_on_its_own_machine(tmp_path: Path, listen: str) -> None:
+def test_a_service_on_loopback_may_be_open(tmp_path: Path, listen: str) -> None:
     config = told(tmp_path, listen=listen)
     check_exposure(config)
     assert not exposure(config)
 
 
-def test_a_process_ends_before_it_listens_openly(
+def test_a_process_exits_before_it_listens_openly(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     async def run(config: FilterConfig) -> None:
@@ -171,7 +171,7 @@ def test_a_process_ends_before_it_listens_openly(
         ("dns:1", False),
     ],
 )
-def test_which_targets_are_this_machine(target: str, here: bool) -> None:
+def test_loopback_targets(target: str, here: bool) -> None:
     assert is_loopback(target) is here
 
 
@@ -194,7 +194,7 @@ def test_which_targets_are_this_machine(target: str, here: bool) -> None:
         ({"peer_email": [b"a@b"]}, None),
     ],
 )
-def test_who_a_certificate_is_for(
+def test_principals_of_a_certificate(
     properties: Mapping[str, list[bytes]], names: tuple[str, ...] | None
 ) -> None:
     found = of_certificate(properties)
@@ -202,7 +202,7 @@ def test_who_a_certificate_is_for(
 
 
 @pytest.mark.parametrize("subject", [None, "", 7, ["x"], "two\nlines", "x" * 1_025])
-def test_a_token_is_about_somebody(subject: object) -> None:
+def test_a_token_must_have_a_subject(subject: object) -> None:
     assert of_token({"sub": subject}) is None
     assert of_token({"sub": "alice"}) == Principal(("sub:alice",))
 
@@ -246,7 +246,7 @@ def test_each_key_has_one_algorithm(tmp_path: Path) -> None:
             held.principal(signed(RSA_KEY, algorithm))
 
 
-def test_a_key_id_chooses_among_keys_and_none_tries_all(tmp_path: Path) -> None:
+def test_a_key_id_selects_a_key_and_no_key_id_tries_all(tmp_path: Path) -> None:
     first, second = Issuer(tmp_path / "a.json", "one"), Issuer(tmp_path / "b.json", "two")
     first.publish(second)
     held = tokens(first.file)
@@ -258,7 +258,7 @@ def test_a_key_id_chooses_among_keys_and_none_tries_all(tmp_path: Path) -> None:
         held.principal(signed(second.key, "ES256", "three"))
 
 
-def test_keys_for_other_purposes_are_passed_over(tmp_path: Path) -> None:
+def test_keys_for_other_purposes_are_ignored(tmp_path: Path) -> None:
     issuer = Issuer(tmp_path / "keys.json")
     other = Issuer(tmp_path / "other.json", "enc")
     unknown = {"kty": "OKP", "crv": "X25519", "x": "AAAA", "kid": "x"}
@@ -288,7 +288,7 @@ def private_pem(key: Any) -> bytes:
         (pem(RSA_KEY) * 101, "1 to 100"),
     ],
 )
-def test_a_file_without_keys_that_can_be_used_is_refused(
+def test_a_file_without_usable_keys_is_rejected(
     tmp_path: Path, content: bytes, message: str
 ) -> None:
     file = tmp_path / "keys"
@@ -297,9 +297,7 @@ def test_a_file_without_keys_that_can_be_used_is_refused(
         read_keys(file)
 
 
-def test_a_token_counts_to_its_end_and_no_longer_though_it_is_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cached_token_expires_on_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     issuer = Issuer(tmp_path / "keys.json")
     held = tokens(issuer.file)
     token = issuer.token("alice", ends=timedelta(seconds=-20))  # clocks may differ by that
@@ -311,9 +309,7 @@ def test_a_token_counts_to_its_end_and_no_longer_though_it_is_remembered(
     assert refused.value.reason == "TOKEN_EXPIRED"
 
 
-def test_a_remembered_token_is_forgotten_when_its_time_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expired_token_leaves_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     issuer = Issuer(tmp_path / "keys.json")
     held = tokens(issuer.file)
     token = issuer.token("alice")
@@ -324,9 +320,7 @@ def test_a_remembered_token_is_forgotten_when_its_time_is_over(
     assert held._known[digest][1] > 1.0
 
 
-def test_the_number_of_remembered_tokens_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_token_cache_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.runtime.tokens.REMEMBERED_MAX", 3)
     issuer = Issuer(tmp_path / "keys.json")
     held = tokens(issuer.file)
@@ -338,7 +332,7 @@ def test_the_number_of_remembered_tokens_is_bounded(
 # ---- files
 
 
-def test_a_file_is_read_when_it_changes_and_a_wrong_one_changes_nothing(tmp_path: Path) -> None:
+def test_a_changed_file_is_reread_unless_invalid(tmp_path: Path) -> None:
     file, said = tmp_path / "f", list[str]()
     replace(file, b"1")
     watched = Watched([file], lambda: int(file.read_text()), said.append, interval_s=0)
@@ -354,7 +348,7 @@ def test_a_file_is_read_when_it_changes_and_a_wrong_one_changes_nothing(tmp_path
     assert [bool(why) for why in said] == [False, True, True, False]
 
 
-def test_what_is_replaced_by_a_link_is_noticed(tmp_path: Path) -> None:
+def test_replacing_a_symbolic_link_is_a_change(tmp_path: Path) -> None:
     """As Kubernetes replaces what it mounts."""
     for version in ("1", "2"):
         (tmp_path / version).mkdir()
@@ -367,7 +361,7 @@ def test_what_is_replaced_by_a_link_is_noticed(tmp_path: Path) -> None:
     assert watched.get() == 2
 
 
-def test_a_file_is_not_looked_at_for_every_call(tmp_path: Path) -> None:
+def test_a_file_is_not_checked_for_every_call(tmp_path: Path) -> None:
     file = tmp_path / "f"
     replace(file, b"1")
     watched = Watched([file], lambda: int(file.read_text()), told_nothing, interval_s=3600)
@@ -375,7 +369,7 @@ def test_a_file_is_not_looked_at_for_every_call(tmp_path: Path) -> None:
     assert watched.get() == 1
 
 
-def test_two_files_that_do_not_belong_together_yet_are_read_when_they_do(tmp_path: Path) -> None:
+def test_files_that_must_match_are_reread_once_they_match(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     renewed = authority.issue("renewed")
     files = authority.issue("caller")
@@ -387,10 +381,10 @@ def test_two_files_that_do_not_belong_together_yet_are_read_when_they_do(tmp_pat
     assert watched.get() is before
     replace(files.key, renewed.key.read_bytes())
     assert watched.get() is not before
-    assert any("no certificate and its key" in why for why in said)
+    assert any("not a certificate in PEM" in why for why in said)
 
 
-def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+def test_errors_name_the_unusable_file(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     one, two = authority.issue("one"), authority.issue("two")
     empty = tmp_path / "empty"
@@ -410,7 +404,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("token", ["", " ", "a b", "a\nb", "\N{LATIN SMALL LETTER E WITH ACUTE}"])
-def test_what_cannot_be_a_token_is_refused(tmp_path: Path, token: str) -> None:
+def test_malformed_tokens_are_rejected(tmp_path: Path, token: str) -> None:
     file = tmp_path / "token"
     file.write_text(token)
     for given in (token, file):
@@ -418,7 +412,7 @@ def test_what_cannot_be_a_token_is_refused(tmp_path: Path, token: str) -> None:
             TokenSource(given, told_nothing)
 
 
-def test_jobs_go_by_their_environment() -> None:
+def test_jobs_take_their_settings_from_the_environment() -> None:
     assert of_environment({}) == (None, None)
     assert of_environment({"SEQGATE_CA_FILE": ""}) == (None, None)
     named = {
@@ -435,7 +429,7 @@ def test_jobs_go_by_their_environment() -> None:
 # ---- denials
 
 
-def test_denials_are_counted_and_logged_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+def test_denials_are_counted_and_sampled_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
     denials = RefusalLog(lambda: now)
     refusal = PermissionDenied("no", principal="sub:alice", verb="read", topic="a/b/c")
