@@ -146,7 +146,7 @@ def open_blocking_channel(
 
 def _warn(error: str) -> None:
     if error:
-        _log.warning("new files cannot be used, keeping the last valid ones: %s", error)
+        _log.warning("TLS or token files rejected, keeping the previous ones: %s", error)
 
 
 def _showing(token: TokenSource) -> Hook:

@@ -62,9 +62,9 @@ def peer_channel(
 
     def on_change(error: str) -> None:
         if error:
-            log.warning("files for calls cannot be used, keeping the last valid ones", error=error)
+            log.warning("TLS or token files rejected, keeping the previous ones", error=error)
         else:
-            log.info("files for calls read", target=target)
+            log.info("TLS and token files loaded", target=target)
 
     return open_channel(
         target,

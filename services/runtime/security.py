@@ -140,8 +140,8 @@ def read_access(file: Path) -> Access:
 def _logged(what: str, file: Path) -> OnChange:
     def on_change(error: str) -> None:
         if error:
-            log.warning("file cannot be used, keeping the last valid one", what=what, error=error)
+            log.warning("file rejected, keeping the previous content", what=what, error=error)
         else:
-            log.info("file read", what=what, file=str(file))
+            log.info("file loaded", what=what, file=str(file))
 
     return on_change

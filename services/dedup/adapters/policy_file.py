@@ -62,9 +62,9 @@ class PolicyFile:
     def _changed(self, error: str) -> None:
         self._error = f"{self._name}: {error}" if error else ""
         if error:
-            log.warning("the policy file cannot be used", error=self._error)
+            log.warning("policy file rejected, keeping the previous policies", error=self._error)
         else:
-            log.info("policies read", file=self._name)
+            log.info("policy file loaded", file=self._name)
 
 
 def _read(path: Path) -> Policies:
