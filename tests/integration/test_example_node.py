@@ -387,7 +387,7 @@ async def test_both_are_led_to_the_instance_that_has_the_topic(
         elsewhere.owner = stack.address("ledger")
         said = await run(example, "publish.mjs", elsewhere.address, topic, "p", lines=lines)
         assert {each["status"] for each in said} == {"STORED"}
-        assert elsewhere.asked == 1
+        assert elsewhere.calls == 1
         async with (
             second_dispatcher(stack) as address,
             consuming(services.dispatcher, topic, "s") as holder,

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from itertools import pairwise
-from typing import Any
 
 import grpc
 import pytest
@@ -158,7 +157,7 @@ async def test_blocking_calls_follow_redirects(instances: list[Instance]) -> Non
             return found, responses
 
     assert await asyncio.to_thread(work) == (instances[2].address, 2)
-    assert [each.asked for each in instances] == [1, 1, 2]
+    assert [each.calls for each in instances] == [1, 1, 2]
 
 
 # ---- in front of a ledger service
@@ -173,7 +172,7 @@ async def test_a_client_is_led_to_the_owner(
             await producer.send(b"one")
         async with client.reader(topic, follow=False) as reader:
             assert [each.payload async for each in reader] == [b"one"]
-    assert instances[0].asked == 1
+    assert instances[0].calls == 1
 
 
 async def test_a_producer_and_a_reader_go_on_at_the_owner_that_their_streams_end_with(
@@ -185,7 +184,7 @@ async def test_a_producer_and_a_reader_go_on_at_the_owner_that_their_streams_end
         await producer.send(b"one")
     async with connect(reading.address) as client, client.reader(topic, follow=False) as reader:
         assert [each.payload async for each in reader] == [b"one"]
-    assert (publishing.opened, publishing.asked, reading.asked) == ([topic], 2, 2)
+    assert (publishing.opened, publishing.calls, reading.calls) == ([topic], 2, 2)
 
 
 async def test_jobs_are_led_to_the_owner(
@@ -207,4 +206,4 @@ async def test_jobs_are_led_to_the_owner(
             )
 
     assert await asyncio.to_thread(read) == 2
-    assert instances[0].asked == 1
+    assert instances[0].calls == 1

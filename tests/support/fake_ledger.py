@@ -12,9 +12,10 @@ from seqgate.api.ledger.v1.ledger_pb2_grpc import (
     LedgerServiceServicer,
     add_LedgerServiceServicer_to_server,
 )
+from seqgate.status import code_of
 from services.dispatcher.ports import NotOwner
 from services.errors import Draining
-from services.runtime.status import grpc_code, status_of
+from services.runtime.status import status_of
 
 
 class Instance(LedgerServiceServicer):
@@ -24,14 +25,14 @@ class Instance(LedgerServiceServicer):
         self.address = ""
         self.owner = ""
         self.is_draining = False
-        self.asked = 0
+        self.calls = 0
         self.opened: list[str] = []
         """The topics of the streams of publications, from their first requests."""
         self.hands_over_to = ""
         """Whom it names once it has answered the beginning of a stream; "": nobody."""
 
     async def _check(self, context: Any) -> None:
-        self.asked += 1
+        self.calls += 1
         error: Draining | NotOwner | None = None
         if self.is_draining:
             error = Draining("the instance goes away", retry_after_s=0.1)
@@ -39,7 +40,7 @@ class Instance(LedgerServiceServicer):
             error = NotOwner("another instance holds the topic", owner=self.owner)
         if error is not None:
             status = status_of(error)
-            context.set_code(grpc_code(status))
+            context.set_code(code_of(status))
             await context.abort_with_status(rpc_status.to_status(status))
 
     async def _hand_over(self, context: Any) -> None:
@@ -52,7 +53,7 @@ class Instance(LedgerServiceServicer):
         return pb.GetTopicResponse(topic=pb.Topic(name=self.address))
 
     async def ListTopics(self, request: Any, context: Any) -> Any:
-        self.asked += 1
+        self.calls += 1
         return pb.ListTopicsResponse(topics=[pb.Topic(name=self.address)])
 
     async def Read(self, request: Any, context: Any) -> AsyncIterator[Any]:
