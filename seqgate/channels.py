@@ -168,50 +168,47 @@ class Method(NamedTuple):
     kwargs: dict[str, Any]
 
     def on(self, channel: aio.Channel | grpc.Channel) -> Callable[..., Any]:
-        """The method's calls on a channel."""
-        made: Callable[..., Any] = getattr(channel, self.style)(
+        """What makes the method's calls on a channel."""
+        multi: Callable[..., Any] = getattr(channel, self.style)(
             self.path, *self.args, **self.kwargs
         )
-        return made
+        return multi
 
-    def begin(self, timeout: float | None, metadata: Any) -> Call:
-        """One call of the method."""
-        return Call(
-            self.path.removeprefix("/"),
-            self.style == "unary_unary",
-            timeout,
-            tuple(metadata or ()),
-        )
+
+def _style(style: str) -> Callable[..., Any]:
+    def method(self: "Methods", path: str, *args: Any, **kwargs: Any) -> Any:
+        return self.calling(Method(style, path, args, kwargs))
+
+    return method
 
 
 class Methods(ABC):
-    """A channel that makes the calls of its methods itself, in `calling`."""
+    """The methods of gRPC's channels, made by `calling`."""
+
+    unary_unary = _style("unary_unary")
+    unary_stream = _style("unary_stream")
+    stream_unary = _style("stream_unary")
+    stream_stream = _style("stream_stream")
 
     @abstractmethod
     def calling(self, method: Method) -> Callable[..., Any]:
         """What makes the calls of a method."""
 
-    def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """See gRPC's channels."""
-        return self.calling(Method("unary_unary", method, args, kwargs))
-
-    def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """See gRPC's channels."""
-        return self.calling(Method("unary_stream", method, args, kwargs))
-
-    def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """See gRPC's channels."""
-        return self.calling(Method("stream_unary", method, args, kwargs))
-
-    def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """See gRPC's channels."""
-        return self.calling(Method("stream_stream", method, args, kwargs))
-
 
 def _with_hooks(
-    hooks: Sequence[Hook], call: Call, start: Callable[[Call], Any]
+    hooks: Sequence[Hook],
+    method: Method,
+    timeout_s: float | None,
+    metadata: Any,
+    start: Callable[[Call], Any],
 ) -> tuple[Any, OnEnd | None]:
     """Start a call: what `start` returns, and what to call at its end, unless there is nothing."""
+    call = Call(
+        method.path.removeprefix("/"),
+        method.style == "unary_unary",
+        timeout_s,
+        tuple(metadata or ()),
+    )
     pending: list[OnEnd] = []
 
     def end(how: End) -> None:
@@ -293,7 +290,9 @@ class HookedChannel(OuterChannel):
                 made_on, multi = channel, method.on(channel)
             started, end = _with_hooks(
                 self._hooks,
-                method.begin(timeout, metadata),
+                method,
+                timeout,
+                metadata,
                 lambda call: multi(
                     *request, timeout=call.timeout_s, metadata=call.metadata, **rest
                 ),
@@ -446,7 +445,9 @@ class HookedBlockingChannel(OuterBlockingChannel):
         ) -> Any:
             started, end = _with_hooks(
                 self._hooks,
-                method.begin(timeout, metadata),
+                method,
+                timeout,
+                metadata,
                 lambda call: multi(request, call.timeout_s, metadata=call.metadata, **rest),
             )
             if end is None:

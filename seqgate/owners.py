@@ -11,7 +11,7 @@ error; its caller opens another one, which finds the owner.
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from threading import Lock
 from typing import Any, Final
@@ -122,6 +122,19 @@ class FollowingChannel(OuterChannel):
                 multi = made[address] = method.on(self.at(address))
             return multi
 
+        async def unary(request: Any, *, timeout: float | None = None, **how: Any) -> Any:
+            topic, loop = topic_of(request), asyncio.get_running_loop()
+            end = None if timeout is None else loop.time() + timeout
+            for left in reversed(range(FOLLOW_MAX + 1)):
+                address = self.owners.of(topic)
+                timeout = None if end is None else max(0.0, end - loop.time())
+                try:
+                    return await at(address)(request, timeout=timeout, **how)
+                except aio.AioRpcError as error:
+                    if not (self.owners.learn(topic, address, error) and left):
+                        raise
+            raise AssertionError("unreachable")
+
         def from_unary(request: Any, **how: Any) -> FollowingCall:
             return FollowingCall(
                 self.owners, topic_of(request), lambda address: at(address)(request, **how)
@@ -132,7 +145,7 @@ class FollowingChannel(OuterChannel):
 
         match method.style:
             case "unary_unary":
-                return _Unary(self.owners, at)
+                return unary
             case "unary_stream":
                 return from_unary
             case "stream_stream":
@@ -144,27 +157,6 @@ class FollowingChannel(OuterChannel):
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close(grace)
-
-
-class _Unary:
-    """Makes calls with one request and one response."""
-
-    def __init__(self, owners: Owners, at: Callable[[str], Callable[..., Any]]) -> None:
-        self._owners = owners
-        self._at = at
-
-    async def __call__(self, request: Any, *, timeout: float | None = None, **how: Any) -> Any:
-        topic, loop = topic_of(request), asyncio.get_running_loop()
-        end = None if timeout is None else loop.time() + timeout
-        for left in reversed(range(FOLLOW_MAX + 1)):
-            address = self._owners.of(topic)
-            timeout = None if end is None else max(0.0, end - loop.time())
-            try:
-                return await self._at(address)(request, timeout=timeout, **how)
-            except aio.AioRpcError as error:
-                if not (self._owners.learn(topic, address, error) and left):
-                    raise
-        raise AssertionError("unreachable")
 
 
 class FollowingCall:
@@ -240,10 +232,7 @@ class FollowingCall:
             return response
         raise AssertionError("unreachable")
 
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self._responses()
-
-    async def _responses(self) -> AsyncIterator[Any]:
+    async def __aiter__(self) -> AsyncIterator[Any]:
         while (response := await self.read()) is not aio.EOF:
             yield response
 
@@ -255,20 +244,17 @@ class FollowingCall:
         """Whether the call has ended."""
         return self._call is not None and bool(self._call.done())
 
-    def code(self) -> Awaitable[StatusCode]:
+    async def code(self) -> Any:
         """The code that the call ended with."""
-        code: Awaitable[StatusCode] = self._call.code()
-        return code
+        return await self._call.code()
 
-    def details(self) -> Awaitable[str]:
+    async def details(self) -> Any:
         """The message that the call ended with."""
-        details: Awaitable[str] = self._call.details()
-        return details
+        return await self._call.details()
 
-    def trailing_metadata(self) -> Awaitable[Any]:
+    async def trailing_metadata(self) -> Any:
         """The metadata that came with the end."""
-        metadata: Awaitable[Any] = self._call.trailing_metadata()
-        return metadata
+        return await self._call.trailing_metadata()
 
     def _learn(self, error: aio.AioRpcError) -> bool:
         return self._owners.learn(self._topic or "", self._address, error)
