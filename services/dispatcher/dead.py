@@ -36,6 +36,7 @@ from seqgate.types import InvalidNameError, Position, TopicName
 from services.dispatcher.core.effects import AfterDeadLetter, Because, DeadLetter, Gap, KeyState
 from services.dispatcher.core.gaps import remembered
 from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.entries import position_of
 from services.dispatcher.ports import (
     GENERATION,
@@ -50,7 +51,6 @@ from services.dispatcher.ports import (
     Log,
 )
 from services.dispatcher.spans import MessageSpans
-from services.dispatcher.tenure import Tenure
 from services.errors import DomainError
 
 log = structlog.get_logger()

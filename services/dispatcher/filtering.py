@@ -33,6 +33,7 @@ from seqgate.types import Position, TopicName
 from services.dispatcher.chains import Chain, Chains, Stretch, TooManyFilters, to_properties
 from services.dispatcher.core.effects import ACCEPT, PARK, REJECT, UNJUDGED
 from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.entries import position_of
 from services.dispatcher.judges import UNFILTERED, Judge, Known, prepared
 from services.dispatcher.ports import (
@@ -46,7 +47,6 @@ from services.dispatcher.ports import (
 )
 from services.dispatcher.shadow import Shadow, Spawn
 from services.dispatcher.tallies import ACCEPTED, REJECTED, RESCHEDULED, Tallies
-from services.dispatcher.tenure import Tenure
 from services.dispatcher.trial import Trial
 from services.errors import DomainError, ServiceBusy
 from services.runtime.metrics import Recorder, nowhere

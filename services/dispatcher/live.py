@@ -20,7 +20,6 @@ import structlog
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.types import Position, TopicName
-from services.dispatcher import lease, resuming
 from services.dispatcher.cache import Caches, EntryCache
 from services.dispatcher.chains import Chain, Stretch, from_properties, to_properties
 from services.dispatcher.config import DispatcherConfig
@@ -28,6 +27,9 @@ from services.dispatcher.core.delays import DelayedBytes
 from services.dispatcher.core.effects import AfterDeadLetter, Because, Kind, Options
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.subscription import Durable, Subscription
+from services.dispatcher.cursor import lease, resuming
+from services.dispatcher.cursor.tenure import Tenure
+from services.dispatcher.cursor.waiting import Waiting
 from services.dispatcher.dead import Graveyard
 from services.dispatcher.entries import position_of
 from services.dispatcher.filtering import Filtering
@@ -37,8 +39,6 @@ from services.dispatcher.ports import Cursor, InvalidProperty, Part, Ports, Topi
 from services.dispatcher.refusals import SubscriptionBusy, TooManyConsumers
 from services.dispatcher.sending import Sending
 from services.dispatcher.session import Joining, Session
-from services.dispatcher.tenure import Tenure
-from services.dispatcher.waiting import Waiting
 from services.dispatcher.work import Work
 from services.errors import DomainError, Draining, Fenced
 from services.runtime.budget import Budget

@@ -47,13 +47,13 @@ from services.dispatcher.core.effects import (
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import SlotRange
 from services.dispatcher.core.subscription import Durable, Subscription
+from services.dispatcher.cursor.persisting import persist
+from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.dead import Graveyard
 from services.dispatcher.entries import entry_of, position_of
 from services.dispatcher.filtering import Filtering
-from services.dispatcher.persisting import persist
 from services.dispatcher.placement import Placement, selector_of
 from services.dispatcher.ports import Fetched, Ports
-from services.dispatcher.tenure import Tenure
 from services.dispatcher.work import BACKOFF_FIRST_S, Work
 from services.runtime.metrics import Recorder, nowhere
 

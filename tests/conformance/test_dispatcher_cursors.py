@@ -23,7 +23,8 @@ from services.dispatcher.adapters import cursors as adapter
 from services.dispatcher.adapters.cursors import CALL_ITEMS_MAX, GrpcCursors
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.core.effects import Persist
-from services.dispatcher.persisting import persist
+from services.dispatcher.cursor.persisting import persist
+from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.ports import (
     Cursors,
     CursorsRefused,
@@ -36,7 +37,6 @@ from services.dispatcher.ports import (
     Run,
     SubscriptionNotFound,
 )
-from services.dispatcher.tenure import Tenure
 from services.errors import DomainError, Fenced, InvalidPage, Kind
 from services.runtime.channels import peer_channel
 from services.runtime.drain import Drain

@@ -20,6 +20,7 @@ from services.dispatcher.adapters.predicates import MemoryFilters, Predicate
 from services.dispatcher.chains import Chain, Chains, Filter, Policy, Stretch
 from services.dispatcher.core.effects import ACCEPT, PARK, REJECT
 from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.filtering import Filtering
 from services.dispatcher.ports import (
     Failure,
@@ -33,7 +34,6 @@ from services.dispatcher.ports import (
     Said,
 )
 from services.dispatcher.projection import Projection
-from services.dispatcher.tenure import Tenure
 from services.filter.adapters.cel import CelEngine
 from services.filter.config import FilterConfig
 from services.filter.core import room

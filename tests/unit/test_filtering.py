@@ -22,6 +22,7 @@ from services.dispatcher.adapters.predicates import MemoryFilters, Predicate
 from services.dispatcher.chains import Chain, Chains, Filter, Policy, Stretch, from_properties
 from services.dispatcher.core.effects import ACCEPT, PARK, REJECT, UNJUDGED
 from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.filtering import Filtering
 from services.dispatcher.ports import (
     Cursor,
@@ -31,7 +32,6 @@ from services.dispatcher.ports import (
     Reads,
     Rules,
 )
-from services.dispatcher.tenure import Tenure
 from services.errors import DomainError
 from tests.support.recorded import Recorded, links
 from tests.support.waiting import eventually

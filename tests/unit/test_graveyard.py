@@ -14,9 +14,9 @@ from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.core.effects import AfterDeadLetter, Because, DeadLetter, Options
 from services.dispatcher.core.gaps import Gaps, remembered
 from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.dead import BURIED_MAX, Graveyard
 from services.dispatcher.ports import GENERATION, LedgerUnavailable, Letter, LetterRefused
-from services.dispatcher.tenure import Tenure
 from services.errors import DomainError
 
 TOPIC = TopicName.parse("test/dead/topic")

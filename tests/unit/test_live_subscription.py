@@ -326,7 +326,7 @@ async def test_whoever_goes_while_others_take_it_in_has_gone() -> None:
 async def test_since_when_entries_wait_is_durable_and_known_to_who_has_them_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.dispatcher.waiting.KEEP_S", 0.001)
+    monkeypatch.setattr("services.dispatcher.cursor.waiting.KEEP_S", 0.001)
     cursors = MemoryCursors()
     await cursors.create(TOPIC, "s", None, {})
 
@@ -369,7 +369,7 @@ async def test_who_gives_a_subscription_back_says_since_when_entries_wait() -> N
 async def test_what_cannot_be_written_now_is_written_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.dispatcher.waiting.KEEP_S", 0.001)
+    monkeypatch.setattr("services.dispatcher.cursor.waiting.KEEP_S", 0.001)
     cursors = MemoryCursors()
     await cursors.create(TOPIC, "s", None, {})
     write, tries = cursors.set_properties, 0

@@ -1,4 +1,4 @@
-"""A cursor that says more than there is (services/dispatcher/resuming.py)."""
+"""A cursor that says more than there is (services/dispatcher/cursor/resuming.py)."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence

@@ -9,8 +9,8 @@ import pytest
 from seqgate.types import Position, TopicName
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.core.effects import Persist
+from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.ports import Cursor, CursorsUnavailable
-from services.dispatcher.tenure import Tenure
 from services.errors import DomainError, Fenced
 
 TOPIC: Final = TopicName.parse("t/n/a")

@@ -9,8 +9,8 @@ from services.dedup.ports import Cursor
 from services.dedup.snapshots import Snapshots, SnapshotTooLarge, Taken
 from services.dispatcher import performing
 from services.dispatcher.core.effects import Persist
+from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.ports import CursorsRefused, Log
-from services.dispatcher.tenure import Tenure
 from services.errors import Kind
 from services.runtime.guard import Judged
 from tests.simulation.defects import defect

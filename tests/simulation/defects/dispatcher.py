@@ -5,13 +5,13 @@ from contextlib import nullcontext
 from typing import Any, Final
 
 from seqgate.types import Position
-from services.dispatcher import resuming
 from services.dispatcher.core.delivering import Delivering
 from services.dispatcher.core.effects import Entry
 from services.dispatcher.core.lags import SCAN_ENTRIES
 from services.dispatcher.core.lane import Consumer, Lane
 from services.dispatcher.core.settling import Settling
 from services.dispatcher.core.subscription import Subscription
+from services.dispatcher.cursor import resuming
 from services.dispatcher.performing import Performing
 from services.dispatcher.sending import Sending, _Page
 from services.dispatcher.work import Work

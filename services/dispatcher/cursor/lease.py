@@ -6,8 +6,8 @@ from typing import Final
 
 import structlog
 
+from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.ports import SubscriptionNotFound
-from services.dispatcher.tenure import Tenure
 from services.errors import DomainError, Fenced
 
 log = structlog.get_logger()

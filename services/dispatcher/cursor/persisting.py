@@ -6,8 +6,8 @@ from typing import Final
 
 from seqgate.types import Position, TopicName
 from services.dispatcher.core.effects import Persist
+from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.ports import CursorsRefused, Log
-from services.dispatcher.tenure import Tenure
 
 BEFORE_FIRST: Final = Position(0, 0)
 """Stands for the end of nothing: what follows it is the log's first entry."""

@@ -10,8 +10,8 @@ import structlog
 
 from seqgate.types import Position, TopicName
 from services.dispatcher.core.waits import WAITS, from_text, to_text
+from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.ports import Cursor
-from services.dispatcher.tenure import Tenure
 from services.errors import DomainError
 
 log = structlog.get_logger()

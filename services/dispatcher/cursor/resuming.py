@@ -14,8 +14,8 @@ import structlog
 from seqgate.types import Position, TopicName
 from services.dispatcher.core.effects import Persist
 from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.ports import Cursor, Part
-from services.dispatcher.tenure import Tenure
 
 log = structlog.get_logger()
 
