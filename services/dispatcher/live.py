@@ -30,9 +30,9 @@ from services.dispatcher.core.subscription import Durable, Subscription
 from services.dispatcher.cursor import lease, resuming
 from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.cursor.waiting import Waiting
-from services.dispatcher.dead import Graveyard
 from services.dispatcher.entries import position_of
 from services.dispatcher.filtering import Filtering
+from services.dispatcher.letters.graveyard import Graveyard
 from services.dispatcher.performing import Performing
 from services.dispatcher.placement import Placement
 from services.dispatcher.ports import Cursor, InvalidProperty, Part, Ports, TopicNotFound

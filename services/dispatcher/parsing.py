@@ -18,7 +18,7 @@ from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.effects import AfterDeadLetter, Kind, Options
 from services.dispatcher.core.selectors import SlotRange
 from services.dispatcher.core.subscription import Item, Refused
-from services.dispatcher.dead import default_topic
+from services.dispatcher.letters.graveyard import default_topic
 from services.dispatcher.placement import Placement
 from services.dispatcher.ports import INTERNAL, InvalidChain
 from services.dispatcher.refusals import (

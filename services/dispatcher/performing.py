@@ -49,9 +49,9 @@ from services.dispatcher.core.selectors import SlotRange
 from services.dispatcher.core.subscription import Durable, Subscription
 from services.dispatcher.cursor.persisting import persist
 from services.dispatcher.cursor.tenure import Tenure
-from services.dispatcher.dead import Graveyard
 from services.dispatcher.entries import entry_of, position_of
 from services.dispatcher.filtering import Filtering
+from services.dispatcher.letters.graveyard import Graveyard
 from services.dispatcher.placement import Placement, selector_of
 from services.dispatcher.ports import Fetched, Ports
 from services.dispatcher.work import BACKOFF_FIRST_S, Work

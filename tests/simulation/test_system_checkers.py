@@ -9,8 +9,8 @@ from services.cursor.core.cursor import CursorState
 from services.cursor.core.state import Head
 from services.dedup.core.sequence import Marks
 from services.dedup.core.topic import TopicState, Tracked
-from services.dispatcher import dead
 from services.dispatcher.core.effects import Because
+from services.dispatcher.letters import graveyard
 from services.ledger.ports import LogState
 from tests.simulation.system.checkers import Checker
 from tests.simulation.system.seen import Appended, Origin, Seen, Sent
@@ -29,7 +29,7 @@ def changed(checker: Checker, mark_delete: Position | None, **properties: str) -
 def test_a_key_is_remembered_for_as_long_as_its_cursor_says_so_wherever_that_moves() -> None:
     checker = Checker(seen := Seen(lambda: 0.0))
     subscription = seen.subscription(TOPIC, NAME)
-    held = {f"{dead._KEY}digest": "{}"}
+    held = {f"{graveyard._KEY}digest": "{}"}
     changed(checker, FIRST, **held)
     assert subscription.remembers_keys
     changed(checker, None, **held)

@@ -1,4 +1,4 @@
-"""What a subscription remembers of its dead letters: services/dispatcher/dead.py."""
+"""What a subscription remembers of its dead letters: services/dispatcher/letters/graveyard.py."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,14 +8,18 @@ import pytest
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.types import Position, TopicName
-from services.dispatcher import dead
 from services.dispatcher.adapters.letters import published
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.core.effects import AfterDeadLetter, Because, DeadLetter, Options
 from services.dispatcher.core.gaps import Gaps, remembered
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.cursor.tenure import Tenure
-from services.dispatcher.dead import BURIED_MAX, Graveyard
+from services.dispatcher.letters.graveyard import (
+    BURIED_MAX,
+    GENERATIONS_MAX,
+    REFUSALS_MIN,
+    Graveyard,
+)
 from services.dispatcher.ports import GENERATION, LedgerUnavailable, Letter, LetterRefused
 from services.errors import DomainError
 
@@ -84,7 +88,7 @@ async def test_of_the_last_letters_it_is_remembered_where_they_went(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert BURIED_MAX == 10_000
-    monkeypatch.setattr(dead, "BURIED_MAX", 3)
+    monkeypatch.setattr("services.dispatcher.letters.graveyard.BURIED_MAX", 3)
     cursors, everything = MemoryCursors(), Everything()
     await cursors.create(TOPIC, "s", None, {})
     graveyard = await opened(cursors, everything)
@@ -153,7 +157,7 @@ async def test_a_letter_that_is_refused_for_too_long_is_given_up() -> None:
         await graveyard.bury(letter(FIRST))
     graveyard = await opened(cursors, everything)  # it is remembered since when
     everything.now_ms = 60_000
-    for _ in range(dead.REFUSALS_MIN - 1):
+    for _ in range(REFUSALS_MIN - 1):
         with pytest.raises(LetterRefused):
             await graveyard.bury(letter(FIRST))
     assert await graveyard.bury(letter(FIRST)) is Because.LETTER_REFUSED
@@ -164,7 +168,7 @@ async def test_a_letter_that_finds_the_ledger_away_is_never_given_up() -> None:
     await cursors.create(TOPIC, "s", None, {})
     everything.fails = {FIRST: AWAY}
     graveyard = await opened(cursors, everything)
-    for _ in range(2 * dead.REFUSALS_MIN):
+    for _ in range(2 * REFUSALS_MIN):
         everything.now_ms += 100_000
         with pytest.raises(LedgerUnavailable):
             await graveyard.bury(letter(FIRST))
@@ -223,7 +227,7 @@ async def test_a_letter_says_through_how_many_dead_letter_topics_it_went(
 async def test_a_cycle_of_dead_letter_topics_ends() -> None:
     cursors, everything = MemoryCursors(), Everything()
     await cursors.create(TOPIC, "s", None, {})
-    everything.properties = {GENERATION: str(dead.GENERATIONS_MAX)}
+    everything.properties = {GENERATION: str(GENERATIONS_MAX)}
     graveyard = await opened(cursors, everything)
     assert await graveyard.bury(letter(FIRST)) is Because.CYCLE
     assert everything.letters == []

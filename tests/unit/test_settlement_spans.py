@@ -18,7 +18,7 @@ from services.dispatcher.answers import Answers, settled
 from services.dispatcher.core.effects import AfterDeadLetter, DeadLetter
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.cursor.tenure import Tenure
-from services.dispatcher.dead import Graveyard
+from services.dispatcher.letters.graveyard import Graveyard
 from services.dispatcher.ports import Letter, LetterRefused
 from services.errors import Fenced
 from tests.support.recorded import Recorded, links

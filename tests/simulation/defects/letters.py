@@ -4,7 +4,7 @@ from typing import Any
 
 from services.dispatcher.core.effects import AfterDeadLetter, DeadLetter
 from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.dead import Graveyard
+from services.dispatcher.letters.graveyard import Graveyard
 from services.dispatcher.ports import Cursor
 from tests.simulation.defects import defect
 
@@ -14,7 +14,7 @@ def forget_long_keys(patch: Any) -> None:
     def remembered(key: bytes) -> bytes:
         return key if len(key) <= 2_000 else b""
 
-    patch.setattr("services.dispatcher.dead.remembered", remembered)
+    patch.setattr("services.dispatcher.letters.graveyard.remembered", remembered)
 
 
 @defect("F4", "taking a subscription waits for its dead letter topic, and letters for each other")
@@ -49,4 +49,4 @@ def allow_names_of_services(patch: Any) -> None:
     "F9", "what always fails is copied without end, where dead letter topics lead to one another"
 )
 def forget_generations(patch: Any) -> None:
-    patch.setattr("services.dispatcher.dead._generation", lambda entry: 0)
+    patch.setattr("services.dispatcher.letters.graveyard._generation", lambda entry: 0)

@@ -158,7 +158,7 @@ MIXES: Final[Sequence[Mix]] = (
     Mix(
         "circles: dead letter topics that lead to one another",
         features=("dead letters", "two topics", "letters in circles"),
-        limits={"constants": {"services.dispatcher.dead.GENERATIONS_MAX": (2, 3)}},
+        limits={"constants": {"services.dispatcher.letters.graveyard.GENERATIONS_MAX": (2, 3)}},
         subscriptions=(2,),
         messages=(5,),
         seconds=(8.0,),

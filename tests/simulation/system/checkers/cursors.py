@@ -5,8 +5,8 @@ from typing import Final
 
 from seqgate.types import Position, TopicName
 from services.cursor.core.cursor import CursorState
-from services.dispatcher import dead
 from services.dispatcher.core.effects import Because
+from services.dispatcher.letters import graveyard
 from tests.simulation.system.checkers.terms import Terms
 from tests.simulation.system.seen import Appended, Log, Move, Seen, Subscription, Token
 
@@ -62,7 +62,7 @@ class Cursors:
         subscription = self._seen.subscription(topic, name)
         self._check_epoch(subscription, state)
         subscription.remembers_keys = any(
-            each.startswith(dead._KEY) for each in state.head.properties
+            each.startswith(graveyard._KEY) for each in state.head.properties
         )
         log = self._seen.log(topic)
         acknowledged = state.acknowledged(None, RANGES_MAX)
@@ -285,7 +285,7 @@ class Cursors:
                     or bool(self._reason(subscription, log, first))
                 )
             case Because.CYCLE:
-                return entry.generation >= dead.GENERATIONS_MAX
+                return entry.generation >= graveyard.GENERATIONS_MAX
             case Because.LETTER_REFUSED:
                 is_large = entry.payload_bytes > self._terms.payload_bytes_max
                 is_refusing = subscription.dead_letter_topic in self._terms.refusing

@@ -6,7 +6,7 @@ from typing import Any, Final
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.payloads import unpack
 from seqgate.types import Chunk, Position, TopicName
-from services.dispatcher import dead
+from services.dispatcher.letters import graveyard
 from services.ledger.core.entry import Entry
 from tests.simulation.system.checkers.cursors import Cursors
 from tests.simulation.system.checkers.dedup import Dedup
@@ -116,7 +116,7 @@ class Logs:
             sent = seen.sent.get(number)
             if sent is None or (new.origin is None and sent.topic != topic):
                 seen.violate("INVENTED", f"{topic} {new.position} has message {number}")
-        if new.generation > dead.GENERATIONS_MAX:
+        if new.generation > graveyard.GENERATIONS_MAX:
             seen.violate("COPIED", f"{topic} {new.position} is copy number {new.generation}")
         if not self._dedup.is_on(topic):
             return

@@ -1,0 +1,1 @@
+"""Dead letters: what failed too often, on its way to another topic."""
