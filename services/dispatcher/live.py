@@ -21,7 +21,6 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.types import Position, TopicName
 from services.dispatcher.cache import Caches, EntryCache
-from services.dispatcher.chains import Chain, Stretch, from_properties, to_properties
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.delays import DelayedBytes
 from services.dispatcher.core.effects import AfterDeadLetter, Because, Kind, Options
@@ -31,7 +30,8 @@ from services.dispatcher.cursor import lease, resuming
 from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.cursor.waiting import Waiting
 from services.dispatcher.entries import position_of
-from services.dispatcher.filtering import Filtering
+from services.dispatcher.filtering.applied import Filtering
+from services.dispatcher.filtering.chains import Chain, Stretch, from_properties, to_properties
 from services.dispatcher.letters.graveyard import Graveyard
 from services.dispatcher.performing import Performing
 from services.dispatcher.placement import Placement
@@ -163,6 +163,11 @@ class Live:
     def machine(self) -> Subscription:
         """What decides; for reading only."""
         return self._performing.machine
+
+    @property
+    def acknowledged(self) -> Acknowledged:
+        """The entries that are acknowledged durably."""
+        return self.machine.acknowledged
 
     @property
     def totals(self) -> Counter[str]:

@@ -14,10 +14,10 @@ from seqgate.telemetry import metrics as told
 from seqgate.types import TopicName
 from services.dispatcher.core.lane import Consumer, Reason
 from services.dispatcher.core.subscription import Subscription
-from services.dispatcher.estimate import after, size
+from services.dispatcher.filtering.estimate import after, size
+from services.dispatcher.filtering.tallies import Row
 from services.dispatcher.live import Live
 from services.dispatcher.ports import Log, Run
-from services.dispatcher.tallies import Row
 from services.errors import DomainError
 from services.runtime.metrics import OFF, Metrics, Read, Values, summed
 

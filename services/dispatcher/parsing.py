@@ -13,14 +13,14 @@ from seqgate.types import (
     TopicName,
     check_cursor_name,
 )
-from services.dispatcher.chains import Chain, Filter, Policy
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.effects import AfterDeadLetter, Kind, Options
 from services.dispatcher.core.selectors import SlotRange
 from services.dispatcher.core.subscription import Item, Refused
+from services.dispatcher.filtering.chains import Chain, Policy
 from services.dispatcher.letters.graveyard import default_topic
 from services.dispatcher.placement import Placement
-from services.dispatcher.ports import INTERNAL, InvalidChain
+from services.dispatcher.ports import INTERNAL, Filter, InvalidChain
 from services.dispatcher.refusals import (
     InvalidConsumer,
     InvalidOptions,

@@ -50,7 +50,7 @@ from services.dispatcher.core.subscription import Durable, Subscription
 from services.dispatcher.cursor.persisting import persist
 from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.entries import entry_of, position_of
-from services.dispatcher.filtering import Filtering
+from services.dispatcher.filtering.applied import Filtering
 from services.dispatcher.letters.graveyard import Graveyard
 from services.dispatcher.placement import Placement, selector_of
 from services.dispatcher.ports import Fetched, Ports

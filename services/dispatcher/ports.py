@@ -10,7 +10,6 @@ from typing import Final, NamedTuple, Protocol
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.types import Position, TopicName
-from services.dispatcher.chains import Filter
 from services.dispatcher.core.effects import Persist
 from services.errors import DomainError, Kind
 
@@ -390,6 +389,14 @@ class DeadLetters(Protocol):
             LetterRefused: this attempt did not put it there. It may be put again later.
         """
         ...
+
+
+class Filter(NamedTuple):
+    """One expression of a chain."""
+
+    name: str
+    version: int
+    expression: str
 
 
 class Rules(NamedTuple):

@@ -7,11 +7,11 @@ from typing import Final, NamedTuple
 import structlog
 
 from seqgate.types import Position, TopicName
-from services.dispatcher.analysis import Analysis, analyze
 from services.dispatcher.cache import Caches
-from services.dispatcher.chains import Chain, Chains, from_properties
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.delays import DelayedBytes
+from services.dispatcher.filtering.analysis import Analysis, analyze
+from services.dispatcher.filtering.chains import Chain, Chains, from_properties
 from services.dispatcher.live import Live, Unread
 from services.dispatcher.metrics import DispatcherMetrics
 from services.dispatcher.ports import (

@@ -17,13 +17,15 @@ from services.dispatcher.adapters import filters as limits
 from services.dispatcher.adapters.filters import GrpcFilters
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.adapters.predicates import MemoryFilters, Predicate
-from services.dispatcher.chains import Chain, Chains, Filter, Policy, Stretch
 from services.dispatcher.core.effects import ACCEPT, PARK, REJECT
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.cursor.tenure import Tenure
-from services.dispatcher.filtering import Filtering
+from services.dispatcher.filtering.applied import Filtering
+from services.dispatcher.filtering.chains import Chain, Chains, Policy, Stretch
+from services.dispatcher.filtering.projection import Projection
 from services.dispatcher.ports import (
     Failure,
+    Filter,
     Filters,
     FiltersUnavailable,
     InvalidChain,
@@ -33,7 +35,6 @@ from services.dispatcher.ports import (
     Rules,
     Said,
 )
-from services.dispatcher.projection import Projection
 from services.filter.adapters.cel import CelEngine
 from services.filter.config import FilterConfig
 from services.filter.core import room

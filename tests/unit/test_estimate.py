@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqgate.types import Position
-from services.dispatcher.estimate import (
+from services.dispatcher.filtering.estimate import (
     BLOCK_ENTRIES,
     Block,
     after,

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqgate.types import Position
-from services.dispatcher import chains as limits
-from services.dispatcher.chains import (
+from services.dispatcher.filtering import chains as limits
+from services.dispatcher.filtering.chains import (
     CHANGES_MAX,
     NO_FILTERS,
     PIECE_BYTES,

@@ -13,20 +13,27 @@ from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.telemetry import inject, names, spans
 from seqgate.types import Position, TopicName
-from services.dispatcher import filtering as outage_limits
-from services.dispatcher import judges as limits
-from services.dispatcher import shadow as shadow_limits
-from services.dispatcher import tallies as tally_limits
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.adapters.predicates import MemoryFilters, Predicate
-from services.dispatcher.chains import Chain, Chains, Filter, Policy, Stretch, from_properties
 from services.dispatcher.core.effects import ACCEPT, PARK, REJECT, UNJUDGED
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.cursor.tenure import Tenure
-from services.dispatcher.filtering import Filtering
+from services.dispatcher.filtering import active as limits
+from services.dispatcher.filtering import applied as outage_limits
+from services.dispatcher.filtering import shadow as shadow_limits
+from services.dispatcher.filtering import tallies as tally_limits
+from services.dispatcher.filtering.applied import Filtering
+from services.dispatcher.filtering.chains import (
+    Chain,
+    Chains,
+    Policy,
+    Stretch,
+    from_properties,
+)
 from services.dispatcher.ports import (
     Cursor,
     CursorsUnavailable,
+    Filter,
     FiltersUnavailable,
     InvalidChain,
     Reads,

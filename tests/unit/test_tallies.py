@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.dispatcher import tallies as limits
-from services.dispatcher.tallies import ACCEPTED, REJECTED, RESCHEDULED, Row, Tallies
+from services.dispatcher.filtering import tallies as limits
+from services.dispatcher.filtering.tallies import ACCEPTED, REJECTED, RESCHEDULED, Row, Tallies
 
 AB = (("a", 1), ("b", 2))
 

@@ -23,8 +23,8 @@ from typing import Final
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.client import Compression
 from seqgate.client._codec import OutgoingMessage, encode_batch
+from services.dispatcher.filtering.projection import Projection
 from services.dispatcher.ports import Reads
-from services.dispatcher.projection import Projection
 from tools.bench.bench import STOP_TIMEOUT_S, Bench, converse
 from tools.bench.measurement import Limit, Measured, Measurement, computing, rate
 from tools.bench.opening import PROPERTY, WANTED, answer_of

@@ -145,8 +145,8 @@ LIMITS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = {
         "seqgate.client._settling.ACKS_MAX": (1, 3),
         "seqgate.client._settling.UNANSWERED_MAX": (1, 2),
         "seqgate.client._settling.ITEMS_MAX": (1, 3),
-        "services.dispatcher.chains.PIECE_BYTES": (64,),
-        "services.dispatcher.shadow.WAITING_MAX": (1, 3),
+        "services.dispatcher.filtering.chains.PIECE_BYTES": (64,),
+        "services.dispatcher.filtering.shadow.WAITING_MAX": (1, 3),
     },
 }
 """Tiny values of each limit. What is not drawn is as an operator gets it."""

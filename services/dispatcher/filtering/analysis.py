@@ -5,13 +5,14 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
-from seqgate.types import Position
+from seqgate.types import Position, TopicName
 from services.dispatcher.core.effects import ACCEPT, REJECT
+from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.entries import position_of
-from services.dispatcher.estimate import (
+from services.dispatcher.filtering.estimate import (
     BLOCK_ENTRIES,
     Block,
     Estimate,
@@ -21,9 +22,23 @@ from services.dispatcher.estimate import (
     size,
     starts,
 )
-from services.dispatcher.live import Live
-from services.dispatcher.ports import Log, Run, Said
-from services.dispatcher.trial import Trial
+from services.dispatcher.filtering.trial import Trial
+from services.dispatcher.ports import Cursor, Log, Run, Said
+
+
+class Backlog(Protocol):
+    """A subscription whose backlog is analyzed."""
+
+    topic: TopicName
+
+    @property
+    def acknowledged(self) -> Acknowledged:
+        """The entries that are acknowledged by now."""
+        ...
+
+    async def cursor(self) -> Cursor:
+        """The subscription's cursor."""
+        ...
 
 
 class Found(NamedTuple):
@@ -64,14 +79,14 @@ class _Seen(NamedTuple):
 
 
 async def analyze(
-    live: Live, log: Log, trial: Trial, *, entries_max: int, seconds_max: float
+    backlog: Backlog, log: Log, trial: Trial, *, entries_max: int, seconds_max: float
 ) -> Analysis:
     """Look at blocks of the backlog, in an order that is drawn by lot, until there are no more or
     the time is over."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + seconds_max
-    cursor = await live.cursor()
-    runs = after(await log.ledgers(live.topic), cursor.mark_delete)
+    cursor = await backlog.cursor()
+    runs = after(await log.ledgers(backlog.topic), cursor.mark_delete)
     there = size(runs)
     lots = [random.random() for _ in range(entries_max // BLOCK_ENTRIES + 1)]
     begins = starts(there, entries_max, lots)
@@ -81,7 +96,7 @@ async def analyze(
     for number in random.sample(begins, len(begins)):
         if seen and loop.time() >= end_s:
             break
-        some = await _block(live, log, runs, number, min(BLOCK_ENTRIES, entries_max))
+        some = await _block(backlog, log, runs, number, min(BLOCK_ENTRIES, entries_max))
         seen.append(_counted(some, await trial.judge(some)))
         if some:
             low, high = position_of(some[0]), position_of(some[-1])
@@ -103,16 +118,16 @@ async def analyze(
 
 
 async def _block(
-    live: Live, log: Log, runs: Sequence[Run], number: int, limit: int
+    backlog: Backlog, log: Log, runs: Sequence[Run], number: int, limit: int
 ) -> list[StoredEntry]:
     """The entries of a block that are not acknowledged, and no markers."""
-    acknowledged = live.machine.acknowledged
+    acknowledged = backlog.acknowledged
     last = position_at(runs, min(number + limit, size(runs)) - 1)
     at: Position | None = position_at(runs, number)
     after: Position | None = None
     found: list[StoredEntry] = []
     while len(found) < limit:  # a page may be shorter than what there is
-        page = await log.scan(live.topic, at, after, limit - len(found))
+        page = await log.scan(backlog.topic, at, after, limit - len(found))
         if not page:
             break
         found += page

@@ -16,6 +16,7 @@ from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
 from seqgate.types import Position
+from services.dispatcher.ports import Filter
 from services.errors import DomainError, Kind
 
 PREFIX: Final = "seqgate.filter."
@@ -56,14 +57,6 @@ class Policy(Enum):
     PARK = auto()
     ACCEPT = auto()
     REJECT = auto()
-
-
-class Filter(NamedTuple):
-    """One expression of a chain."""
-
-    name: str
-    version: int
-    expression: str
 
 
 class Chain(NamedTuple):

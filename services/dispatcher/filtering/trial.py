@@ -4,12 +4,12 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.types import TopicName
-from services.dispatcher.chains import Chain, Chains
 from services.dispatcher.core.effects import ACCEPT
 from services.dispatcher.entries import position_of
-from services.dispatcher.judges import VERDICTS_MAX, prepared
+from services.dispatcher.filtering.active import VERDICTS_MAX, prepared
+from services.dispatcher.filtering.chains import Chain, Chains
+from services.dispatcher.filtering.projection import Projection
 from services.dispatcher.ports import Line, Rules, Said
-from services.dispatcher.projection import Projection
 
 
 class Trial:

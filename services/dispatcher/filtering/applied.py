@@ -30,12 +30,21 @@ from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.telemetry import names, spans
 from seqgate.telemetry.setup import NONE, exporter_asked_for
 from seqgate.types import Position, TopicName
-from services.dispatcher.chains import Chain, Chains, Stretch, TooManyFilters, to_properties
 from services.dispatcher.core.effects import ACCEPT, PARK, REJECT, UNJUDGED
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.entries import position_of
-from services.dispatcher.judges import UNFILTERED, Judge, Known, prepared
+from services.dispatcher.filtering.active import UNFILTERED, ActiveChain, Known, prepared
+from services.dispatcher.filtering.chains import (
+    Chain,
+    Chains,
+    Stretch,
+    TooManyFilters,
+    to_properties,
+)
+from services.dispatcher.filtering.shadow import Shadow, Spawn
+from services.dispatcher.filtering.tallies import ACCEPTED, REJECTED, RESCHEDULED, Tallies
+from services.dispatcher.filtering.trial import Trial
 from services.dispatcher.ports import (
     Cursor,
     Failure,
@@ -45,9 +54,6 @@ from services.dispatcher.ports import (
     InvalidProperty,
     Line,
 )
-from services.dispatcher.shadow import Shadow, Spawn
-from services.dispatcher.tallies import ACCEPTED, REJECTED, RESCHEDULED, Tallies
-from services.dispatcher.trial import Trial
 from services.errors import DomainError, ServiceBusy
 from services.runtime.metrics import Recorder, nowhere
 
@@ -134,7 +140,7 @@ class Filtering:
         self._answered = answered
         self._line = filters.line()
         self._properties: dict[str, str] = {}
-        self._judges: dict[Chain, Judge] = {}
+        self._active: dict[Chain, ActiveChain] = {}
         self._shadow: Shadow | None = None
         self._failed: OrderedDict[Position, Failed] = OrderedDict()
         self._version = 0
@@ -159,7 +165,7 @@ class Filtering:
     def use(self, chains: Chains, properties: Mapping[str, str]) -> bool:
         """These are the chains, and the subscription's own properties. Returns whether any verdict
         may be another one than before."""
-        before = self._judges
+        before = self._active
         stay = before
         if properties != self._properties:
             stay = {chain: each for chain, each in before.items() if each.stays(properties)}
@@ -167,13 +173,13 @@ class Filtering:
         self._properties = dict(properties)
         self.chains = chains
         self.is_on = chains.filters_any or chains.shadow is not None
-        self._judges = {
-            chain: stay.get(chain) or Judge(chain, self.tallies, is_shadow=False)
+        self._active = {
+            chain: stay.get(chain) or ActiveChain(chain, self.tallies, is_shadow=False)
             for chain in (stretch.chain for stretch in chains.applied)
             if chain.filters
         }
         self._use_shadow(chains.shadow)
-        judging = {(False, each.names) for each in self._judges.values()}
+        judging = {(False, each.names) for each in self._active.values()}
         if self._shadow is not None:
             judging.add((True, self._shadow.names))
         self.tallies.trim(judging)
@@ -211,7 +217,7 @@ class Filtering:
         Raises:
             InvalidExpression, InvalidChain, FiltersUnavailable.
         """
-        chains = [chain for chain, each in self._judges.items() if not each.stays(properties)]
+        chains = [chain for chain, each in self._active.items() if not each.stays(properties)]
         shadow = self._shadow
         if shadow is not None and not shadow.stays(shadow.stretch, properties):
             chains.append(shadow.stretch.chain)
@@ -317,7 +323,7 @@ class Filtering:
         asked = entries if len(wanted) == len(entries) else [entries[each] for each in wanted]
         while True:
             version = self._version
-            found = await self._judged(asked)
+            found = await self._verdicts(asked)
             async with self.changing:
                 if version == self._version:
                     self._count(asked, found)
@@ -335,7 +341,7 @@ class Filtering:
         none, when there is none at all, or the chains change meanwhile: they are asked about
         again."""
         version = self._version
-        found = await self._judged(entries)
+        found = await self._verdicts(entries)
         some = [place for place, known in enumerate(found) if known.verdict != UNJUDGED]
         if version != self._version:
             return {}
@@ -351,31 +357,31 @@ class Filtering:
         """Why an entry is parked; None: it is not, or that is not known any more."""
         return self._failed.get(position)
 
-    async def _judged(self, entries: Sequence[StoredEntry]) -> Sequence[Known]:
+    async def _verdicts(self, entries: Sequence[StoredEntry]) -> Sequence[Known]:
         """What becomes of each entry."""
         applied = self.chains.applied
         if not applied:
             return [UNFILTERED] * len(entries)
         if len(applied) == 1 and applied[0].start is None:
-            return await self._judged_by(self._judges.get(applied[0].chain), entries)
+            return await self._verdicts_by(self._active.get(applied[0].chain), entries)
         places: dict[Chain, list[int]] = {}
         for place, each in enumerate(entries):
             places.setdefault(self.chains.at(position_of(each)), []).append(place)
         found: dict[int, Known] = {}
         for chain, some in places.items():
-            known = await self._judged_by(self._judges.get(chain), [entries[i] for i in some])
+            known = await self._verdicts_by(self._active.get(chain), [entries[i] for i in some])
             found.update(zip(some, known, strict=True))
         return [found[place] for place in range(len(entries))]
 
-    async def _judged_by(
-        self, judge: Judge | None, entries: Sequence[StoredEntry]
+    async def _verdicts_by(
+        self, active: ActiveChain | None, entries: Sequence[StoredEntry]
     ) -> Sequence[Known]:
-        if judge is None:
+        if active is None:
             return [UNFILTERED] * len(entries)
-        if judge.projection is None and not await self._prepared(judge):
-            return [judge.unanswered] * len(entries)
-        assert judge.projection is not None
-        key_of, remembered = judge.projection.key_of, judge.known
+        if active.projection is None and not await self._prepared(active):
+            return [active.unanswered] * len(entries)
+        assert active.projection is not None
+        key_of, remembered = active.projection.key_of, active.known
         keys = [key_of(each.metadata) for each in entries]
         asked = {
             key: each.metadata
@@ -389,13 +395,13 @@ class Filtering:
         hits = sum(key in known for key in keys)
         self.lookups["remembered"] += hits
         self.lookups["asked"] += len(keys) - hits
-        fresh = await self._asked(judge, asked, keys, entries)
+        fresh = await self._asked(active, asked, keys, entries)
         known.update(fresh or {})
-        return [known.get(key, judge.unanswered) for key in keys]
+        return [known.get(key, active.unanswered) for key in keys]
 
     async def _asked(
         self,
-        judge: Judge,
+        active: ActiveChain,
         asked: Mapping[Hashable, EntryMetadata],
         keys: Sequence[Hashable],
         entries: Sequence[StoredEntry],
@@ -404,7 +410,7 @@ class Filtering:
         nothing."""
 
         def ask() -> Awaitable[Mapping[Hashable, Known]]:
-            return judge.ask(self._line, asked)
+            return active.ask(self._line, asked)
 
         if not self._is_traced:
             return await self._answer(ask)
@@ -416,9 +422,9 @@ class Filtering:
                 _tell(span, None if fresh is None else [fresh[keys[at]] for at in about])
             return fresh
 
-    async def _prepared(self, judge: Judge) -> bool:
+    async def _prepared(self, active: ActiveChain) -> bool:
         async def prepare() -> bool:
-            await judge.prepare(self._line, self._topic, self._properties)
+            await active.prepare(self._line, self._topic, self._properties)
             return True
 
         return await self._answer(prepare) is not None

@@ -9,11 +9,11 @@ from typing import Final, NamedTuple
 
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.types import TopicName
-from services.dispatcher.chains import Chain, Policy
 from services.dispatcher.core.effects import ACCEPT, PARK, REJECT, UNJUDGED
+from services.dispatcher.filtering.chains import Chain, Policy
+from services.dispatcher.filtering.projection import Projection
+from services.dispatcher.filtering.tallies import ACCEPTED, REJECTED, RESCHEDULED, Tallies, Tally
 from services.dispatcher.ports import Line, Reads, Rules, Said
-from services.dispatcher.projection import Projection
-from services.dispatcher.tallies import ACCEPTED, REJECTED, RESCHEDULED, Tallies, Tally
 
 VERDICTS_MAX: Final = 10_000
 """How many verdicts of a chain are remembered."""
@@ -34,7 +34,7 @@ class Known(NamedTuple):
     said: Said | None = None
 
 
-class Judge:
+class ActiveChain:
     """A chain in force.
 
     Attributes:

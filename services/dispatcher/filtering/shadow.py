@@ -10,11 +10,11 @@ from typing import Any, Final
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.types import TopicName
-from services.dispatcher.chains import Stretch
 from services.dispatcher.entries import position_of
-from services.dispatcher.judges import NOT_ASKED, Judge
+from services.dispatcher.filtering.active import NOT_ASKED, ActiveChain
+from services.dispatcher.filtering.chains import Stretch
+from services.dispatcher.filtering.tallies import Names, Tallies, Tally
 from services.dispatcher.ports import Filters
-from services.dispatcher.tallies import Names, Tallies, Tally
 from services.errors import DomainError
 
 WAITING_MAX: Final = 10_000
@@ -42,8 +42,8 @@ class Shadow:
         self._topic = topic
         self._spawn = spawn
         self._line = filters.line()
-        self._judge = Judge(stretch.chain, tallies, is_shadow=True)
-        self._not_asked = self._judge.tally(None, NOT_ASKED)
+        self._active = ActiveChain(stretch.chain, tallies, is_shadow=True)
+        self._not_asked = self._active.tally(None, NOT_ASKED)
         self._waiting: dict[Hashable, tuple[EntryMetadata, Tally]] = {}
         self._waiting_bytes = 0
         self._is_asking = False
@@ -55,30 +55,30 @@ class Shadow:
         properties are these."""
         if stretch != self.stretch:
             return False
-        return properties == self._properties or self._judge.stays(properties)
+        return properties == self._properties or self._active.stays(properties)
 
     @property
     def names(self) -> Names:
         """The filters."""
-        return self._judge.names
+        return self._active.names
 
     def count(self, entries: Sequence[StoredEntry]) -> None:
         """Count what it says of entries that were read."""
-        judge, stretch = self._judge, self.stretch
+        active, stretch = self._active, self.stretch
         for each in entries:
             if not stretch.covers(position_of(each)):
                 continue
             messages = each.metadata.num_messages_in_batch or 1
-            if judge.projection is None:
+            if active.projection is None:
                 self._not_asked.add(1, messages)
                 continue
-            key = judge.projection.key_of(each.metadata)
-            known = judge.known.get(key)
+            key = active.projection.key_of(each.metadata)
+            known = active.known.get(key)
             if known is not None:
                 known.tally.add(1, messages)
             else:
                 self._keep(key, each.metadata, messages)
-        if self._waiting or judge.projection is None:
+        if self._waiting or active.projection is None:
             self._ask_later()
 
     async def close(self) -> None:
@@ -91,8 +91,8 @@ class Shadow:
         """Ask about an entry later."""
         waiting = self._waiting.get(key)
         if waiting is None:
-            assert self._judge.projection is not None
-            decisive = self._judge.projection.metadata_of(metadata)
+            assert self._active.projection is not None
+            decisive = self._active.projection.metadata_of(metadata)
             size_bytes = decisive.ByteSize()
             is_full = self._waiting_bytes + size_bytes > WAITING_BYTES_MAX
             if is_full or len(self._waiting) >= WAITING_MAX:
@@ -110,19 +110,19 @@ class Shadow:
     async def _ask(self) -> None:
         """Ask about what waits. What there is no answer about is counted as that, and when more
         was read the service is asked again."""
-        judge = self._judge
+        active = self._active
         try:
-            await judge.prepare(self._line, self._topic, self._properties)
+            await active.prepare(self._line, self._topic, self._properties)
             while self._waiting:
                 waiting, self._waiting, self._waiting_bytes = self._waiting, {}, 0
                 asked = {key: metadata for key, (metadata, _) in waiting.items()}
                 try:
-                    found = await judge.ask(self._line, asked)
+                    found = await active.ask(self._line, asked)
                 except DomainError:
                     found = {}
                 for key, (_, tally) in waiting.items():
                     if not self._is_closed:
-                        known = found.get(key, judge.unanswered)
+                        known = found.get(key, active.unanswered)
                         known.tally.add(tally.entries, tally.messages)
         except DomainError:
             return
