@@ -16,8 +16,8 @@ from services.dispatcher.core.lane import Consumer, Reason
 from services.dispatcher.core.subscription import Subscription
 from services.dispatcher.filtering.estimate import after, size
 from services.dispatcher.filtering.tallies import Row
-from services.dispatcher.live import Live
 from services.dispatcher.ports import Log, Run
+from services.dispatcher.shell.live import Live
 from services.errors import DomainError
 from services.runtime.metrics import OFF, Metrics, Read, Values, summed
 

@@ -15,11 +15,11 @@ from seqgate.types import (
 )
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.effects import AfterDeadLetter, Kind, Options
+from services.dispatcher.core.placement import Placement
 from services.dispatcher.core.selectors import SlotRange
 from services.dispatcher.core.subscription import Item, Refused
 from services.dispatcher.filtering.chains import Chain, Policy
 from services.dispatcher.letters.graveyard import default_topic
-from services.dispatcher.placement import Placement
 from services.dispatcher.ports import INTERNAL, Filter, InvalidChain
 from services.dispatcher.refusals import (
     InvalidConsumer,
@@ -31,7 +31,7 @@ from services.dispatcher.refusals import (
     InvalidSubscriptionName,
 )
 from services.dispatcher.service import After, At, AtTime, Earliest, Latest, Start
-from services.dispatcher.session import Joining
+from services.dispatcher.shell.session import Joining
 from services.errors import InvalidPage, InvalidTopicName
 
 ITEMS_MAX: Final = 10_000

@@ -10,13 +10,13 @@ from seqgate.payloads import batches_opened
 from seqgate.types import Position
 from services.dispatcher.core.effects import AfterDeadLetter, Kind, Options
 from services.dispatcher.core.lane import Consumer, Lane, Reason
+from services.dispatcher.core.placement import Placement
 from services.dispatcher.core.subscription import Subscription
 from services.dispatcher.filtering.analysis import Analysis
 from services.dispatcher.filtering.applied import Filtering
 from services.dispatcher.filtering.chains import Chains, Policy, Stretch
 from services.dispatcher.filtering.tallies import Row, Tally
-from services.dispatcher.live import Live
-from services.dispatcher.placement import Placement
+from services.dispatcher.shell.live import Live
 
 
 def report(live: Live, keys_max: int) -> pb.ReportResponse:

@@ -7,12 +7,10 @@ from typing import Final, NamedTuple
 import structlog
 
 from seqgate.types import Position, TopicName
-from services.dispatcher.cache import Caches
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.delays import DelayedBytes
 from services.dispatcher.filtering.analysis import Analysis, analyze
 from services.dispatcher.filtering.chains import Chain, Chains, from_properties
-from services.dispatcher.live import Live, Unread
 from services.dispatcher.metrics import DispatcherMetrics
 from services.dispatcher.ports import (
     INTERNAL,
@@ -27,8 +25,10 @@ from services.dispatcher.refusals import (
     SubscriptionBusy,
     TooManyConsumers,
 )
-from services.dispatcher.session import Joining, Session
-from services.dispatcher.work import WAITING_CHANGES_BYTES_MAX
+from services.dispatcher.shell.cache import Caches
+from services.dispatcher.shell.live import Live, Unread
+from services.dispatcher.shell.session import Joining, Session
+from services.dispatcher.shell.work import WAITING_CHANGES_BYTES_MAX
 from services.errors import DomainError, Draining
 from services.runtime.budget import Budget
 from services.runtime.locks import Locks

@@ -16,10 +16,9 @@ from seqgate.types import Position, TopicName
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.effects import Options
+from services.dispatcher.core.placement import Placement
 from services.dispatcher.core.subscription import Item, Refused
 from services.dispatcher.entries import position_of
-from services.dispatcher.live import Live
-from services.dispatcher.placement import Placement
 from services.dispatcher.ports import (
     CursorsUnavailable,
     Ends,
@@ -29,7 +28,8 @@ from services.dispatcher.ports import (
     Ports,
     Run,
 )
-from services.dispatcher.session import Joining, Session
+from services.dispatcher.shell.live import Live
+from services.dispatcher.shell.session import Joining, Session
 from services.errors import Draining
 from services.runtime.tasks import end
 from tests.simulation.ground import run

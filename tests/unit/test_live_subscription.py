@@ -1,4 +1,4 @@
-"""A subscription that this instance has: services/dispatcher/live.py."""
+"""A subscription that this instance has: services/dispatcher/shell/live.py."""
 
 import asyncio
 import contextlib
@@ -9,14 +9,12 @@ import pytest
 from grpc import aio
 
 from seqgate.types import Position, TopicName
-from services.dispatcher import work
 from services.dispatcher.adapters.filters import GrpcFilters
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.effects import PARK, Entry, Options, Persist
+from services.dispatcher.core.placement import Placement
 from services.dispatcher.core.waits import WAITS
-from services.dispatcher.live import Live
-from services.dispatcher.placement import Placement
 from services.dispatcher.ports import (
     Cursor,
     CursorsRefused,
@@ -26,7 +24,9 @@ from services.dispatcher.ports import (
 )
 from services.dispatcher.refusals import SubscriptionBusy, TooManyConsumers
 from services.dispatcher.service import Dispatcher
-from services.dispatcher.session import Joining
+from services.dispatcher.shell import work
+from services.dispatcher.shell.live import Live
+from services.dispatcher.shell.session import Joining
 from services.errors import Draining, Fenced, ServiceBusy
 from services.runtime.tasks import end
 from tests.support.waiting import eventually

@@ -1,4 +1,4 @@
-"""What carries out what a subscription's machine decides (services/dispatcher/performing.py)."""
+"""What performs the decisions of a machine (services/dispatcher/shell/performing.py)."""
 
 import asyncio
 from random import Random

@@ -1,4 +1,4 @@
-"""From deliveries to what is sent (services/dispatcher/sending.py), and the room for it."""
+"""From deliveries to what is sent (services/dispatcher/shell/sending.py), and the room for it."""
 
 import asyncio
 from collections.abc import Callable

@@ -14,12 +14,12 @@ from seqgate.telemetry import inject, names
 from seqgate.types import Position, TopicName
 from services.dispatcher import spans as message_spans
 from services.dispatcher.adapters.memory import MemoryCursors
-from services.dispatcher.answers import Answers, settled
 from services.dispatcher.core.effects import AfterDeadLetter, DeadLetter
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.letters.graveyard import Graveyard
 from services.dispatcher.ports import Letter, LetterRefused
+from services.dispatcher.shell.answers import Answers, settled
 from services.errors import Fenced
 from tests.support.recorded import Recorded, links
 

@@ -10,11 +10,11 @@ import pytest
 
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.effects import Options
-from services.dispatcher.live import Live
-from services.dispatcher.placement import Placement
+from services.dispatcher.core.placement import Placement
 from services.dispatcher.ports import Ports
 from services.dispatcher.service import Dispatcher
-from services.dispatcher.session import Joining
+from services.dispatcher.shell.live import Live
+from services.dispatcher.shell.session import Joining
 from services.errors import DomainError, Fenced
 from tests.simulation.defects import find
 from tests.support.shells import (

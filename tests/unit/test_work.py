@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 
 from seqgate.types import TopicName
-from services.dispatcher import work as limits
 from services.dispatcher.ports import LedgerUnavailable, LetterRefused
-from services.dispatcher.work import BACKOFF_FIRST_S, BACKOFF_MAX_S, Work
+from services.dispatcher.shell import work as limits
+from services.dispatcher.shell.work import BACKOFF_FIRST_S, BACKOFF_MAX_S, Work
 from services.errors import DomainError, Fenced, ServiceBusy
 from services.runtime import deadline
 from services.runtime.budget import Budget

@@ -7,10 +7,10 @@ from services.cursor.core.cursor import CursorState
 from services.cursor.core.state import Lease
 from services.dedup.ports import Cursor
 from services.dedup.snapshots import Snapshots, SnapshotTooLarge, Taken
-from services.dispatcher import performing
 from services.dispatcher.core.effects import Persist
 from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.ports import CursorsRefused, Log
+from services.dispatcher.shell import performing
 from services.errors import Kind
 from services.runtime.guard import Judged
 from tests.simulation.defects import defect

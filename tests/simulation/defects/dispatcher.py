@@ -12,9 +12,9 @@ from services.dispatcher.core.lane import Consumer, Lane
 from services.dispatcher.core.settling import Settling
 from services.dispatcher.core.subscription import Subscription
 from services.dispatcher.cursor import resuming
-from services.dispatcher.performing import Performing
-from services.dispatcher.sending import Sending, _Page
-from services.dispatcher.work import Work
+from services.dispatcher.shell.performing import Performing
+from services.dispatcher.shell.sending import Sending, _Page
+from services.dispatcher.shell.work import Work
 from tests.simulation.defects import defect
 
 EVERYTHING_BYTES: Final = 1024**4

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any, Final
 from weakref import WeakSet
 
-from services.dispatcher import sending, work
-from services.dispatcher import session as sessions
 from services.dispatcher.core import delivering, lags, lane, settling, verdicts
 from services.dispatcher.service import Dispatcher
+from services.dispatcher.shell import sending, work
+from services.dispatcher.shell import session as sessions
 from services.filter.core.room import ChainRoom
 from services.ledger import live as ledger_live
 from services.ledger.service import Ledger

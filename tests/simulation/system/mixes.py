@@ -266,7 +266,7 @@ MIXES: Final[Sequence[Mix]] = (
         "changes under way: filters and places change while messages wait for their time",
         features=("filters", "nacks"),
         perhaps=("resets", "seeks", "delays", "filters are mended", "store slow"),
-        limits={"constants": {"services.dispatcher.work.WAITING_CHANGES_MAX": (1, 2, 100)}},
+        limits={"constants": {"services.dispatcher.shell.work.WAITING_CHANGES_MAX": (1, 2, 100)}},
         messages=(10, 20),
         more={
             "acts": 30,

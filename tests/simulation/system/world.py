@@ -22,8 +22,8 @@ from services.cursor.adapters.sqlite import open_sqlite_store as open_cursors
 from services.cursor.core.cursor import CursorState
 from services.dispatcher.core.effects import Because, Effect
 from services.dispatcher.cursor.tenure import Tenure
-from services.dispatcher.performing import Performing
 from services.dispatcher.service import Dispatcher
+from services.dispatcher.shell.performing import Performing
 from services.ledger.adapters.memory import MemoryLedgerStore
 from services.ledger.adapters.sqlite import open_sqlite_store as open_logs
 from services.runtime.refusal_log import RefusalLog

@@ -12,14 +12,14 @@ from opentelemetry.trace import INVALID_SPAN, Span
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.telemetry import names
 from seqgate.types import TopicName
-from services.dispatcher.answers import settled
 from services.dispatcher.core.effects import Delivery, Options, Outcome, Revoke
+from services.dispatcher.core.placement import Placement
 from services.dispatcher.core.selectors import SlotRange
 from services.dispatcher.core.subscription import Item, Refused
-from services.dispatcher.performing import Performing
-from services.dispatcher.placement import Placement
 from services.dispatcher.refusals import SlowConsumer, TooManyUnanswered
-from services.dispatcher.sending import RESPONSE_ENTRIES_MAX, Sending
+from services.dispatcher.shell.answers import settled
+from services.dispatcher.shell.performing import Performing
+from services.dispatcher.shell.sending import RESPONSE_ENTRIES_MAX, Sending
 
 OUTBOX_ITEMS_MAX: Final = 100_000
 """How many messages wait for a consumer that does not read, before it is cut off. Deliveries are

@@ -21,10 +21,10 @@ from seqgate.telemetry.propagation import TRACEPARENT
 from seqgate.types import Position, TopicName
 from services.dispatcher.core.effects import Delivery
 from services.dispatcher.entries import position_of
-from services.dispatcher.performing import Performing
 from services.dispatcher.ports import Log
+from services.dispatcher.shell.performing import Performing
+from services.dispatcher.shell.work import Work
 from services.dispatcher.spans import MessageSpans
-from services.dispatcher.work import Work
 from services.runtime.room import Room, Share
 
 RESPONSE_ENTRIES_MAX: Final = 500

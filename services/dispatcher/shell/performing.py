@@ -21,8 +21,6 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.telemetry import names, spans
 from seqgate.types import Position, TopicName
-from services.dispatcher.answers import Answers, Stream
-from services.dispatcher.cache import EntryCache
 from services.dispatcher.core.delays import DelayedBytes
 from services.dispatcher.core.effects import (
     ACCEPT,
@@ -44,6 +42,7 @@ from services.dispatcher.core.effects import (
     Revoke,
     Scan,
 )
+from services.dispatcher.core.placement import Placement, selector_of
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import SlotRange
 from services.dispatcher.core.subscription import Durable, Subscription
@@ -52,9 +51,10 @@ from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.entries import entry_of, position_of
 from services.dispatcher.filtering.applied import Filtering
 from services.dispatcher.letters.graveyard import Graveyard
-from services.dispatcher.placement import Placement, selector_of
 from services.dispatcher.ports import Fetched, Ports
-from services.dispatcher.work import BACKOFF_FIRST_S, Work
+from services.dispatcher.shell.answers import Answers, Stream
+from services.dispatcher.shell.cache import EntryCache
+from services.dispatcher.shell.work import BACKOFF_FIRST_S, Work
 from services.runtime.metrics import Recorder, nowhere
 
 log = structlog.get_logger()

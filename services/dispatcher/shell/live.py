@@ -20,10 +20,10 @@ import structlog
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.types import Position, TopicName
-from services.dispatcher.cache import Caches, EntryCache
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.delays import DelayedBytes
 from services.dispatcher.core.effects import AfterDeadLetter, Because, Kind, Options
+from services.dispatcher.core.placement import Placement
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.subscription import Durable, Subscription
 from services.dispatcher.cursor import lease, resuming
@@ -33,13 +33,13 @@ from services.dispatcher.entries import position_of
 from services.dispatcher.filtering.applied import Filtering
 from services.dispatcher.filtering.chains import Chain, Stretch, from_properties, to_properties
 from services.dispatcher.letters.graveyard import Graveyard
-from services.dispatcher.performing import Performing
-from services.dispatcher.placement import Placement
 from services.dispatcher.ports import Cursor, InvalidProperty, Part, Ports, TopicNotFound
 from services.dispatcher.refusals import SubscriptionBusy, TooManyConsumers
-from services.dispatcher.sending import Sending
-from services.dispatcher.session import Joining, Session
-from services.dispatcher.work import Work
+from services.dispatcher.shell.cache import Caches, EntryCache
+from services.dispatcher.shell.performing import Performing
+from services.dispatcher.shell.sending import Sending
+from services.dispatcher.shell.session import Joining, Session
+from services.dispatcher.shell.work import Work
 from services.errors import DomainError, Draining, Fenced
 from services.runtime.budget import Budget
 from services.runtime.metrics import Recorder, nowhere
