@@ -9,6 +9,12 @@ import structlog
 from seqgate.types import Position, TopicName
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.delays import DelayedBytes
+from services.dispatcher.errors import (
+    InvalidStart,
+    KeyNotHeld,
+    SubscriptionBusy,
+    TooManyConsumers,
+)
 from services.dispatcher.filtering.analysis import Analysis, analyze
 from services.dispatcher.filtering.chains import Chain, Chains, from_properties
 from services.dispatcher.metrics import DispatcherMetrics
@@ -18,12 +24,6 @@ from services.dispatcher.ports import (
     InvalidProperty,
     Ports,
     SubscriptionNotFound,
-)
-from services.dispatcher.refusals import (
-    InvalidStart,
-    KeyNotHeld,
-    SubscriptionBusy,
-    TooManyConsumers,
 )
 from services.dispatcher.shell.cache import Caches
 from services.dispatcher.shell.live import Live, Unread

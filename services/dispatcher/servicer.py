@@ -12,20 +12,20 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc as pb_grpc
 from seqgate.telemetry import names, spans
 from seqgate.types import TopicName
-from services.dispatcher import explaining, parsing, reporting
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.effects import Kind
-from services.dispatcher.ports import Cursor
-from services.dispatcher.refusals import (
+from services.dispatcher.errors import (
     CumulativeAckRefused,
     InvalidPosition,
     InvalidStart,
     NotSubscribed,
 )
+from services.dispatcher.ports import Cursor
 from services.dispatcher.service import Dispatcher
 from services.dispatcher.shell.answers import settled
 from services.dispatcher.shell.live import Live
 from services.dispatcher.shell.session import Session
+from services.dispatcher.wire import explaining, parsing, reporting
 from services.errors import DomainError, Draining
 from services.runtime.drain import Drain
 from services.runtime.guard import caller_of

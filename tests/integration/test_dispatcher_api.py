@@ -20,7 +20,6 @@ from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import (
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata, Position
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.types import TopicName
-from services.dispatcher import parsing as limits
 from services.dispatcher import service as service_limits
 from services.dispatcher.adapters.cursors import GrpcCursors
 from services.dispatcher.adapters.filters import GrpcFilters
@@ -30,6 +29,7 @@ from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.ports import Letter, Ports
 from services.dispatcher.servicer import DispatcherServicer
 from services.dispatcher.shell import session as session_limits
+from services.dispatcher.wire import parsing as limits
 from services.runtime.channels import peer_channel
 from services.runtime.drain import Drain
 from services.runtime.server import grpc_server

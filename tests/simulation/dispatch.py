@@ -74,9 +74,16 @@ from services.dispatcher.core.outgoing import Outgoing
 from services.dispatcher.core.parking import Parking
 from services.dispatcher.core.positions import Acknowledged, Runs
 from services.dispatcher.core.postponed import Postponed
-from services.dispatcher.core.refusals import NoSlotsLeft, RangeConflict
 from services.dispatcher.core.returning import Returning
-from services.dispatcher.core.selectors import AutoSplit, Ring, Selector, SlotRange, Sticky
+from services.dispatcher.core.selectors import (
+    AutoSplit,
+    NoSlotsLeft,
+    RangeConflict,
+    Ring,
+    Selector,
+    SlotRange,
+    Sticky,
+)
 from services.dispatcher.core.settling import Settling
 from services.dispatcher.core.subscription import Durable, Item, Refused, Subscription
 from services.dispatcher.core.timers import Timers

@@ -15,6 +15,7 @@ from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.effects import PARK, Entry, Options, Persist
 from services.dispatcher.core.placement import Placement
 from services.dispatcher.core.waits import WAITS
+from services.dispatcher.errors import SubscriptionBusy, TooManyConsumers
 from services.dispatcher.ports import (
     Cursor,
     CursorsRefused,
@@ -22,7 +23,6 @@ from services.dispatcher.ports import (
     Ports,
     SubscriptionNotFound,
 )
-from services.dispatcher.refusals import SubscriptionBusy, TooManyConsumers
 from services.dispatcher.service import Dispatcher
 from services.dispatcher.shell import work
 from services.dispatcher.shell.live import Live

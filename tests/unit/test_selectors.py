@@ -9,11 +9,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from services.dispatcher.core.refusals import InvalidKeyRange, NoSlotsLeft, RangeConflict
 from services.dispatcher.core.selectors import (
     WEIGHT_MAX,
     AutoSplit,
+    InvalidKeyRange,
     Move,
+    NoSlotsLeft,
+    RangeConflict,
     Ring,
     Selector,
     SlotRange,

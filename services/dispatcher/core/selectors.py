@@ -17,7 +17,6 @@ from itertools import chain, count, groupby, pairwise
 from operator import itemgetter
 from typing import Final, NamedTuple, Protocol
 
-from services.dispatcher.core.refusals import InvalidKeyRange, NoSlotsLeft, RangeConflict
 from services.dispatcher.core.slots import (
     RANGE_SLOTS,
     RING_SLOT_FIRST,
@@ -26,12 +25,36 @@ from services.dispatcher.core.slots import (
     range_slot,
     ring_slot,
 )
+from services.errors import DomainError, Kind
 
 RING_POINTS: Final = 100
 """How many points on a ring a consumer of weight 1 has (Pulsar's default)."""
 
 WEIGHT_MAX: Final = 100
 """The most that a consumer may weigh."""
+
+
+class RangeConflict(DomainError):
+    """Another consumer, who is connected, has some of these slots: `consumer` is its name, and it
+    has those from `first` to `last`."""
+
+    kind = Kind.IN_USE
+    reason = "RANGE_CONFLICT"
+
+
+class InvalidKeyRange(DomainError):
+    """A consumer that says which slots it takes names none, or names one twice, or a range ends
+    before it begins or is not within 0 to 65535."""
+
+    kind = Kind.INVALID
+    reason = "INVALID_KEY_RANGE"
+
+
+class NoSlotsLeft(DomainError):
+    """There are as many consumers as there are slots to share among them."""
+
+    kind = Kind.EXHAUSTED
+    reason = "NO_SLOTS_LEFT"
 
 
 class SlotRange(NamedTuple):

@@ -30,11 +30,11 @@ from services.dispatcher.cursor import lease, resuming
 from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.cursor.waiting import Waiting
 from services.dispatcher.entries import position_of
+from services.dispatcher.errors import SubscriptionBusy, TooManyConsumers
 from services.dispatcher.filtering.applied import Filtering
 from services.dispatcher.filtering.chains import Chain, Stretch, from_properties, to_properties
 from services.dispatcher.letters.graveyard import Graveyard
 from services.dispatcher.ports import Cursor, InvalidProperty, Part, Ports, TopicNotFound
-from services.dispatcher.refusals import SubscriptionBusy, TooManyConsumers
 from services.dispatcher.shell.cache import Caches, EntryCache
 from services.dispatcher.shell.performing import Performing
 from services.dispatcher.shell.sending import Sending

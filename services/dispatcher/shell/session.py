@@ -16,7 +16,7 @@ from services.dispatcher.core.effects import Delivery, Options, Outcome, Revoke
 from services.dispatcher.core.placement import Placement
 from services.dispatcher.core.selectors import SlotRange
 from services.dispatcher.core.subscription import Item, Refused
-from services.dispatcher.refusals import SlowConsumer, TooManyUnanswered
+from services.dispatcher.errors import SlowConsumer, TooManyUnanswered
 from services.dispatcher.shell.answers import settled
 from services.dispatcher.shell.performing import Performing
 from services.dispatcher.shell.sending import RESPONSE_ENTRIES_MAX, Sending

@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from seqgate.types import TopicName
+from services.dispatcher.errors import SubscriptionFailed
 from services.dispatcher.ports import EntryCorrupt, LetterRefused
-from services.dispatcher.refusals import SubscriptionFailed
 from services.errors import DomainError, Kind
 from services.runtime import deadline
 from services.runtime.budget import Budget

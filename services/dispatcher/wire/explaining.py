@@ -11,8 +11,8 @@ from services.dispatcher.core.effects import ACCEPT, PARK, REJECT, UNJUDGED, Kin
 from services.dispatcher.core.lane import Lane, Reason
 from services.dispatcher.core.subscription import Subscription
 from services.dispatcher.entries import entry_of, position_of
-from services.dispatcher.reporting import key_report, name_of, reason_of, time_of, wire
 from services.dispatcher.shell.live import Live
+from services.dispatcher.wire.reporting import key_report, name_of, reason_of, time_of, wire
 from services.errors import DomainError
 
 TEXTS: Final = {

@@ -18,10 +18,7 @@ from services.dispatcher.core.effects import AfterDeadLetter, Kind, Options
 from services.dispatcher.core.placement import Placement
 from services.dispatcher.core.selectors import SlotRange
 from services.dispatcher.core.subscription import Item, Refused
-from services.dispatcher.filtering.chains import Chain, Policy
-from services.dispatcher.letters.graveyard import default_topic
-from services.dispatcher.ports import INTERNAL, Filter, InvalidChain
-from services.dispatcher.refusals import (
+from services.dispatcher.errors import (
     InvalidConsumer,
     InvalidOptions,
     InvalidPermits,
@@ -30,6 +27,9 @@ from services.dispatcher.refusals import (
     InvalidStart,
     InvalidSubscriptionName,
 )
+from services.dispatcher.filtering.chains import Chain, Policy
+from services.dispatcher.letters.graveyard import default_topic
+from services.dispatcher.ports import INTERNAL, Filter, InvalidChain
 from services.dispatcher.service import After, At, AtTime, Earliest, Latest, Start
 from services.dispatcher.shell.session import Joining
 from services.errors import InvalidPage, InvalidTopicName

@@ -1,0 +1,1 @@
+"""The wire: requests parsed into the words of the core, and reports translated back."""
