@@ -4,7 +4,7 @@ from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.types import Position
 from services.dispatcher.core.effects import ACCEPT, Entry
 from services.dispatcher.core.lane import Chunk
-from services.dispatcher.core.slots import sticky_key
+from services.dispatcher.core.selectors import sticky_key
 
 
 def position_of(stored: StoredEntry) -> Position:

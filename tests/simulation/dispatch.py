@@ -24,7 +24,8 @@ from types import CodeType
 from typing import Any, Final
 
 from seqgate.types import Position
-from services.dispatcher.core.delays import DelayedBytes, Delays, Kept
+from services.dispatcher.core.delays import DelayedBytes, Delays, Kept, Postponed
+from services.dispatcher.core.delays import Held as HeldKeys
 from services.dispatcher.core.delivering import Delivering
 from services.dispatcher.core.effects import (
     ACCEPT,
@@ -46,6 +47,7 @@ from services.dispatcher.core.effects import (
     Kind,
     Options,
     Outcome,
+    Outgoing,
     Passed,
     Persist,
     Read,
@@ -53,10 +55,7 @@ from services.dispatcher.core.effects import (
     Revoke,
     Scan,
 )
-from services.dispatcher.core.flights import Flights
-from services.dispatcher.core.gaps import Gaps
-from services.dispatcher.core.handover import HandOver
-from services.dispatcher.core.held import Held as HeldKeys
+from services.dispatcher.core.flights import Flights, HandOver, Returning
 from services.dispatcher.core.judging import Judging
 from services.dispatcher.core.lags import Lags
 from services.dispatcher.core.lane import (
@@ -68,13 +67,11 @@ from services.dispatcher.core.lane import (
     Rare,
     Reason,
     Slot,
+    Timers,
     Undecided,
 )
-from services.dispatcher.core.outgoing import Outgoing
 from services.dispatcher.core.parking import Parking
 from services.dispatcher.core.positions import Acknowledged, Runs
-from services.dispatcher.core.postponed import Postponed
-from services.dispatcher.core.returning import Returning
 from services.dispatcher.core.selectors import (
     AutoSplit,
     NoSlotsLeft,
@@ -84,9 +81,8 @@ from services.dispatcher.core.selectors import (
     SlotRange,
     Sticky,
 )
-from services.dispatcher.core.settling import Settling
+from services.dispatcher.core.settling import Gaps, Settling
 from services.dispatcher.core.subscription import Durable, Item, Refused, Subscription
-from services.dispatcher.core.timers import Timers
 from services.dispatcher.core.verdicts import Verdicts
 
 SMALL: Final = {

@@ -7,24 +7,19 @@ from typing import Any
 import pytest
 
 from seqgate.types import Position
-from services.dispatcher.core.delays import Delays
+from services.dispatcher.core.delays import Delays, Postponed
+from services.dispatcher.core.delays import Held as HeldKeys
 from services.dispatcher.core.delivering import Delivering
 from services.dispatcher.core.effects import Deliver, Entry, Kind, Options
-from services.dispatcher.core.flights import Flights
-from services.dispatcher.core.gaps import Gaps
-from services.dispatcher.core.handover import HandOver
-from services.dispatcher.core.held import Held as HeldKeys
+from services.dispatcher.core.flights import Flights, HandOver, Returning
 from services.dispatcher.core.judging import Judging
 from services.dispatcher.core.lags import Lags
-from services.dispatcher.core.lane import Consumer, Lane, Large, Slot
+from services.dispatcher.core.lane import Consumer, Lane, Large, Slot, Timers
 from services.dispatcher.core.parking import Parking
 from services.dispatcher.core.positions import Acknowledged, Runs
-from services.dispatcher.core.postponed import Postponed
-from services.dispatcher.core.returning import Returning
 from services.dispatcher.core.selectors import Ring
-from services.dispatcher.core.settling import Settling
+from services.dispatcher.core.settling import Gaps, Settling
 from services.dispatcher.core.subscription import Durable, Item, Subscription
-from services.dispatcher.core.timers import Timers
 from services.dispatcher.core.verdicts import Verdicts
 from tests.simulation.dispatch import KINDS, SMALL, SmallSubscription, history, rebuilt
 from tests.support.depth import some_of, times

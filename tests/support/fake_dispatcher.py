@@ -53,8 +53,7 @@ from services.dispatcher.core.effects import (
 )
 from services.dispatcher.core.lane import Chunk
 from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.core.selectors import Ring
-from services.dispatcher.core.slots import sticky_key
+from services.dispatcher.core.selectors import Ring, sticky_key
 from services.dispatcher.core.subscription import Durable, Item, Refused, Subscription
 
 PRODUCER = "p"

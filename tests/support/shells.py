@@ -16,7 +16,7 @@ from seqgate.types import Position, TopicName
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.effects import Options
-from services.dispatcher.core.placement import Placement
+from services.dispatcher.core.selectors import Placement
 from services.dispatcher.core.subscription import Item, Refused
 from services.dispatcher.entries import position_of
 from services.dispatcher.ports import (

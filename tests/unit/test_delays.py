@@ -6,12 +6,18 @@ from typing import Any
 import pytest
 
 from seqgate.types import Position
-from services.dispatcher.core import held, postponed
-from services.dispatcher.core.delays import KEPT_BYTES, KEPT_LEAST, DelayedBytes, Delays, Kept
+from services.dispatcher.core.delays import (
+    KEPT_BYTES,
+    KEPT_LEAST,
+    NEVER_MS,
+    DelayedBytes,
+    Delays,
+    Held,
+    Kept,
+    Postponed,
+)
 from services.dispatcher.core.effects import Because, Entry, Kind, Options, Passed, Persist, Scan
-from services.dispatcher.core.held import Held
 from services.dispatcher.core.lane import Lane, Queue, Slot
-from services.dispatcher.core.postponed import NEVER_MS, Postponed
 from services.dispatcher.core.settling import UNSETTLED_MAX
 from tests.unit.test_subscription import A, B, C, Stage, stage
 
@@ -106,7 +112,7 @@ def test_the_log_is_read_again_about_twice_for_as_many_as_there_is_room_for(seed
 
 
 def test_what_comes_in_its_order_is_read_again_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postponed, "STRETCH_ENTRIES", 64)
+    monkeypatch.setattr("services.dispatcher.core.delays.STRETCH_ENTRIES", 64)
     it = Stage(delayed_max=100)
     it.connect(1, 10_000)
     publish(it, *range(1, 2_001))
@@ -172,7 +178,7 @@ def test_what_waits_behind_a_message_goes_with_it() -> None:
 def test_keys_beyond_those_that_are_remembered_wait_with_their_slots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(held, "HELD_KEYS_MAX", 100)
+    monkeypatch.setattr("services.dispatcher.core.delays.HELD_KEYS_MAX", 100)
     keys, held_ = [b"%d" % each for each in range(1_000)], Held()
     for slot, key in enumerate(keys, 1):
         held_.add(key, slot)
@@ -232,7 +238,7 @@ def test_nothing_is_scanned_while_too_much_is_not_durable() -> None:
 def test_a_stretch_is_left_out_until_something_of_it_may_be_due(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(postponed, "STRETCH_ENTRIES", 4)
+    monkeypatch.setattr("services.dispatcher.core.delays.STRETCH_ENTRIES", 4)
     some = Postponed()
     for entry_id, when_ms in ((1, 50), (2, 90), (5, 70), (11, 60)):
         some.add(at(entry_id), when_ms)

@@ -7,19 +7,17 @@ from typing import Any, cast
 import pytest
 
 from seqgate.types import Position
-from services.dispatcher.core import attempts as attempts_module
-from services.dispatcher.core.attempts import Attempts
 from services.dispatcher.core.delivering import Delivering
 from services.dispatcher.core.effects import PARK, REJECT, UNJUDGED, Judge, Kind, Outcome, Persist
+from services.dispatcher.core.flights import Returning
 from services.dispatcher.core.judging import Judging
 from services.dispatcher.core.lane import Chunk, Lane, Reason
+from services.dispatcher.core.large import Attempts
 from services.dispatcher.core.parking import Parking
 from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.core.returning import Returning
 from services.dispatcher.core.settling import Settling
 from services.dispatcher.core.subscription import Item, Subscription
-from services.dispatcher.core.verdicts import Verdicts
-from services.dispatcher.core.waits import WAITS, WAITS_MAX, from_text, to_text
+from services.dispatcher.core.verdicts import WAITS, WAITS_MAX, Verdicts, from_text, to_text
 from services.dispatcher.service import PROPERTY_BYTES_MAX
 from tests.simulation.dispatch import rebuilt
 from tests.unit import test_subscription as scenarios
@@ -124,7 +122,7 @@ def _attempts() -> tuple[Attempts, Settling]:
 def test_of_too_many_attempts_that_are_over_the_oldest_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attempts_module, "OVER_MAX", 1)
+    monkeypatch.setattr("services.dispatcher.core.large.OVER_MAX", 1)
     large, _ = _attempts()
     for name in ("one", "two"):
         large.note_over(name, Position(1, 1))
@@ -149,7 +147,7 @@ def test_only_the_chunks_of_the_attempt_that_ended_are_over(is_whole: bool) -> N
 def test_what_continues_a_message_that_was_acknowledged_and_forgotten_is_headless(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attempts_module, "FINISHED_MAX", 1)
+    monkeypatch.setattr("services.dispatcher.core.large.FINISHED_MAX", 1)
     large, settling = _attempts()
     for place, attempt in enumerate(("one", "two")):
         for number, chunk in enumerate(chunks(attempt, 2)):

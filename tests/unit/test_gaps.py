@@ -11,7 +11,7 @@ from services.dispatcher.core.effects import (
     Kind,
     Options,
 )
-from services.dispatcher.core.gaps import GAPS_MAX, Gaps
+from services.dispatcher.core.settling import GAPS_MAX, Gaps
 
 AFTER = list(AfterDeadLetter)
 

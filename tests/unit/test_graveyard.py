@@ -11,8 +11,8 @@ from seqgate.types import Position, TopicName
 from services.dispatcher.adapters.letters import published
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.core.effects import AfterDeadLetter, Because, DeadLetter, Options
-from services.dispatcher.core.gaps import Gaps, remembered
 from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.core.settling import Gaps, remembered
 from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.letters.graveyard import (
     BURIED_MAX,

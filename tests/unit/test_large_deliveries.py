@@ -90,7 +90,7 @@ def test_a_rest_that_was_not_kept_is_passed_when_it_is_read_again() -> None:
 def test_of_very_many_unfinished_messages_none_is_passed_by_mistake(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.dispatcher.core.attempts.UNFINISHED_MAX", 2)
+    monkeypatch.setattr("services.dispatcher.core.large.UNFINISHED_MAX", 2)
     it = stage()
     messages = [chunks(f"attempt-{each}", 2) for each in range(4)]
     for first, _ in messages:
@@ -105,7 +105,7 @@ def test_of_very_many_unfinished_messages_none_is_passed_by_mistake(
 def test_of_very_many_finished_messages_that_wait_to_be_read_again_none_is_passed_by_mistake(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.dispatcher.core.attempts.FINISHED_MAX", 1)
+    monkeypatch.setattr("services.dispatcher.core.large.FINISHED_MAX", 1)
     it = stage(kind=kind, permits=0, key_parked_max=1, consumer_parked_max=1)
     for each in range(4):
         for chunk in chunks(f"attempt-{each}", 2):
@@ -122,7 +122,7 @@ def test_of_very_many_finished_messages_that_wait_to_be_read_again_none_is_passe
 def test_what_continues_nothing_is_passed_behind_messages_that_were_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.dispatcher.core.attempts.FINISHED_MAX", 1)
+    monkeypatch.setattr("services.dispatcher.core.large.FINISHED_MAX", 1)
     it = stage(permits=0)
     for each in range(3):
         for chunk in chunks(f"attempt-{each}", 2):
@@ -360,7 +360,7 @@ def test_a_message_that_ends_behind_a_letter_with_its_tail_is_all_in_the_letters
 def test_a_message_that_was_forgotten_is_all_in_the_letter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.dispatcher.core.attempts.FINISHED_MAX", 1)
+    monkeypatch.setattr("services.dispatcher.core.large.FINISHED_MAX", 1)
     it = stage(redeliveries_max=0)
     for name in ("one", "two"):
         for each in chunks(name, 2):

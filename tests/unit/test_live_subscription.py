@@ -13,8 +13,8 @@ from services.dispatcher.adapters.filters import GrpcFilters
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.effects import PARK, Entry, Options, Persist
-from services.dispatcher.core.placement import Placement
-from services.dispatcher.core.waits import WAITS
+from services.dispatcher.core.selectors import Placement
+from services.dispatcher.core.verdicts import WAITS
 from services.dispatcher.errors import SubscriptionBusy, TooManyConsumers
 from services.dispatcher.ports import (
     Cursor,

@@ -10,6 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from services.dispatcher.core.selectors import (
+    RING_SLOTS,
+    SLOT_MAX,
     WEIGHT_MAX,
     AutoSplit,
     InvalidKeyRange,
@@ -23,8 +25,8 @@ from services.dispatcher.core.selectors import (
     Sticky,
     moves,
     ring_points,
+    sticky_key,
 )
-from services.dispatcher.core.slots import RING_SLOTS, SLOT_MAX, sticky_key
 
 C1, C2, C3 = 1, 2, 3
 WHOLE = SlotRange(0, SLOT_MAX)

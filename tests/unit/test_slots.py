@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.dispatcher.core.slots import (
+from services.dispatcher.core.selectors import (
     NO_KEY,
     RANGE_SLOTS,
     RING_SLOTS,

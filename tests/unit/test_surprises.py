@@ -10,7 +10,7 @@ import pytest
 
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.effects import Options
-from services.dispatcher.core.placement import Placement
+from services.dispatcher.core.selectors import Placement
 from services.dispatcher.ports import Ports
 from services.dispatcher.service import Dispatcher
 from services.dispatcher.shell.live import Live

@@ -2,8 +2,7 @@
 
 from random import Random
 
-from services.dispatcher.core.lane import Lane, Queue, Slot
-from services.dispatcher.core.timers import TIMERS_SPARE, Timers
+from services.dispatcher.core.lane import TIMERS_SPARE, Lane, Queue, Slot, Timers
 
 
 def made_lane(key: bytes = b"key") -> Lane:

@@ -1,29 +1,207 @@
-"""What is to be delivered later: what is due soonest is remembered, the rest is read again.
+"""Messages to be delivered later: those due soonest are kept, the rest are read again.
 
     for later ──▶ kept, by time ──due──▶ waits for its turn
                    │  ▲
-      due last, no │  │ a pass: what is postponed is read again,
-      room for all ▼  │ when it may be due, or half of what was kept is not kept any more
-                 postponed
+      due last, no │  │ a pass: postponed entries are read again
+      room for all ▼  │ when they may be due, or half of what was kept is gone
+                 postponed: a bit for each entry
 
-While something is postponed, nothing is kept anew that is due later than that, so a pass keeps what
-is due soonest of all. With N messages and room for K there are about 2 N/K passes; each comes by
-what is postponed only, and by none of a stretch of the log that is due later than what was
-postponed anew.
+While anything is postponed, nothing due later than that is newly kept, so a pass keeps what is due
+soonest of all. With N messages and room for K there are about 2 N/K passes; each visits postponed
+entries only, and skips stretches of the log that are due later than what was postponed anew.
 
-Where a message that is to be delivered later holds its key, what follows it in the key is postponed
-with it, and the pass comes by all of that.
+Where a delayed message holds its key, what follows it in the key is postponed with it, and the pass
+visits all of that. Which keys are held so is remembered by a digest of 8 bytes, and beyond
+HELD_KEYS_MAX by their slots: a key that merely shares a digest or a slot waits with them until the
+log was read again, so a key never waits too briefly, and practically never too long.
 """
 
+from array import array
 from bisect import bisect_left, insort
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from seqgate.types import Position
 from services.dispatcher.core.effects import Options
-from services.dispatcher.core.held import Held
 from services.dispatcher.core.lane import Lane
-from services.dispatcher.core.postponed import NEVER_MS, Postponed
+
+HELD_KEYS_MAX: Final = 250_000
+"""Of how many keys the digests are remembered, in 4 MiB; of what is beyond, the slots."""
+
+TABLE_FIRST: Final = 64
+"""How many places a table of digests has at first. At most half of them are taken."""
+
+
+class Held:
+    """Keys held by a postponed message: their digests, or, beyond HELD_KEYS_MAX, their slots."""
+
+    def __init__(self) -> None:
+        self._table = array("Q", bytes(8 * TABLE_FIRST))
+        self._digests = 0
+        self._slots = 0  # a bit each
+
+    def __bool__(self) -> bool:
+        return bool(self._digests or self._slots)
+
+    def has(self, key: bytes, slot: int) -> bool:
+        """Whether a key is held, or taken to be."""
+        if self._slots >> slot & 1:
+            return True
+        if not self._digests:
+            return False
+        digest = _digest(key)
+        return self._table[self._place(self._table, digest)] == digest
+
+    def add(self, key: bytes, slot: int) -> None:
+        """A key of a slot is held."""
+        digest = _digest(key)
+        place = self._place(self._table, digest)
+        if self._table[place] == digest:
+            return
+        if self._digests >= HELD_KEYS_MAX:
+            self._slots |= 1 << slot
+            return
+        self._table[place] = digest
+        self._digests += 1
+        if self._digests * 2 > len(self._table):
+            self._grow()
+
+    def _grow(self) -> None:
+        table = array("Q", bytes(16 * len(self._table)))
+        for digest in self._table:
+            if digest:
+                table[self._place(table, digest)] = digest
+        self._table = table
+
+    def _place(self, table: "array[int]", digest: int) -> int:
+        """Where a digest is, or would be."""
+        mask = len(table) - 1
+        place = digest & mask
+        while table[place] not in (0, digest):
+            place = (place + 1) & mask
+        return place
+
+
+def _digest(key: bytes) -> int:
+    """Never 0, which stands for nothing."""
+    return int.from_bytes(blake2b(key, digest_size=8).digest()) or 1
+
+
+STRETCH_ENTRIES: Final = 4096
+"""How many entries of a ledger one bitmap covers: 512 bytes."""
+
+NEVER_MS: Final = 2**63
+"""Later than any time."""
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Attributes:
+    bits: which of its entries are postponed.
+    soonest_ms: none of them is due before.
+    visited_soonest_ms: the same, of those that were postponed since the pass began.
+    was_visited: whether the pass came by, which comes by all of them.
+    """
+
+    bits: int = 0
+    soonest_ms: int = NEVER_MS
+    visited_soonest_ms: int = NEVER_MS
+    was_visited: bool = False
+
+
+class Postponed:
+    """Postponed entries: for each stretch of the log a bit for each entry, and a time before which
+    none of them is due."""
+
+    def __init__(self) -> None:
+        self._stretches: dict[tuple[int, int], _Stretch] = {}
+        self._order: list[tuple[int, int]] = []
+        self._entries = 0
+
+    def __len__(self) -> int:
+        return self._entries
+
+    def __contains__(self, position: Position) -> bool:
+        stretch = self._stretches.get(self._name(position))
+        return stretch is not None and bool(stretch.bits >> position[1] % STRETCH_ENTRIES & 1)
+
+    def add(self, position: Position, when_ms: int) -> None:
+        """One more is, which is not due before."""
+        name = self._name(position)
+        stretch = self._stretches.get(name)
+        if stretch is None:
+            stretch = self._stretches[name] = _Stretch()
+            insort(self._order, name)
+        bit = 1 << position[1] % STRETCH_ENTRIES
+        self._entries += not stretch.bits & bit
+        stretch.bits |= bit
+        stretch.soonest_ms = min(stretch.soonest_ms, when_ms)
+        stretch.visited_soonest_ms = min(stretch.visited_soonest_ms, when_ms)
+
+    def discard(self, position: Position) -> None:
+        """An entry is not, or not any more."""
+        name = self._name(position)
+        stretch = self._stretches.get(name)
+        bit = 1 << position[1] % STRETCH_ENTRIES
+        if stretch is None or not stretch.bits & bit:
+            return
+        self._entries -= 1
+        stretch.bits ^= bit
+        if not stretch.bits:
+            del self._stretches[name]
+            del self._order[bisect_left(self._order, name)]
+
+    def visit(self, position: Position) -> None:
+        """The pass comes by an entry, which must be postponed. It is not, unless it is anew."""
+        self._stretches[self._name(position)].was_visited = True
+        self.discard(position)
+
+    def end_pass(self) -> None:
+        """The pass is over. Of a stretch it came by all, or nothing."""
+        for stretch in self._stretches.values():
+            if stretch.was_visited:
+                stretch.soonest_ms = stretch.visited_soonest_ms
+            stretch.visited_soonest_ms, stretch.was_visited = NEVER_MS, False
+
+    @property
+    def soonest_ms(self) -> int:
+        """None of them is due before."""
+        return min((each.soonest_ms for each in self._stretches.values()), default=NEVER_MS)
+
+    def first(self, start: Position, before_ms: int = NEVER_MS + 1) -> Position | None:
+        """The first from there on in a stretch of which something may be due before that time, or
+        that the pass has come by; None: there is none."""
+        for name in self._order[bisect_left(self._order, self._name(start)) :]:
+            stretch = self._stretches[name]
+            if stretch.was_visited or stretch.soonest_ms < before_ms:
+                for each in self._positions(name):
+                    if each >= start:
+                        return each
+        return None
+
+    def between(self, start: Position, end: Position) -> Iterator[Position]:
+        """Those from `start` on up to `end`, which may be discarded meanwhile."""
+        names = self._order[bisect_left(self._order, self._name(start)) :]
+        for name in names:
+            if name > self._name(end):
+                return
+            for each in self._positions(name):
+                if start <= each <= end:
+                    yield each
+
+    def _name(self, position: Position) -> tuple[int, int]:
+        return position[0], position[1] // STRETCH_ENTRIES
+
+    def _positions(self, name: tuple[int, int]) -> Iterator[Position]:
+        ledger_id, first = name[0], name[1] * STRETCH_ENTRIES
+        bits = self._stretches[name].bits
+        while bits:
+            lowest = bits & -bits
+            yield Position(ledger_id, first + lowest.bit_length() - 1)
+            bits ^= lowest
+
 
 KEPT_BYTES: Final = 1_200
 """What a message takes that is kept, besides its key, which may be in nothing else."""

@@ -11,18 +11,20 @@ is a line of `_withheld`. What withholds a key must wake it when it is over.
 from typing import Final
 
 from seqgate.types import Position
-from services.dispatcher.core.attempts import Attempts
-from services.dispatcher.core.effects import AfterDeadLetter, Because, DeadLetter, Delivery, Options
-from services.dispatcher.core.flights import Flights
-from services.dispatcher.core.gaps import Gaps
-from services.dispatcher.core.lane import Consumer, Gathering, Lane, Reason, Returned
-from services.dispatcher.core.outgoing import Outgoing
+from services.dispatcher.core.effects import (
+    AfterDeadLetter,
+    Because,
+    DeadLetter,
+    Delivery,
+    Options,
+    Outgoing,
+)
+from services.dispatcher.core.flights import Flights, Returning
+from services.dispatcher.core.lane import Consumer, Gathering, Lane, Reason, Returned, Timers
+from services.dispatcher.core.large import Attempts
 from services.dispatcher.core.parking import Parking
-from services.dispatcher.core.passing import Passing
 from services.dispatcher.core.positions import Parked
-from services.dispatcher.core.returning import Returning
-from services.dispatcher.core.settling import Settling
-from services.dispatcher.core.timers import Timers
+from services.dispatcher.core.settling import Gaps, Passing, Settling
 from services.dispatcher.core.verdicts import reason_for
 
 TURN_ENTRIES: Final = 16

@@ -1,11 +1,11 @@
-"""What the machine of a subscription wants done, and what it is told."""
+"""The effects of a subscription's machine, its options, and the outcomes that it reports."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from seqgate.types import Position
-from services.dispatcher.core.lane import Chunk
+from services.dispatcher.core.lane import Chunk, Flight
 from services.dispatcher.core.selectors import SlotRange
 
 # What the filters of a subscription say of an entry. A number above zero: ask again after so many
@@ -312,3 +312,43 @@ class Outcome(Enum):
     """The delivery is not the consumer's, or not any more: nothing changed."""
     INVALID = auto()
     """The batch has no such message: nothing changed."""
+
+
+class Outgoing:
+    """Effects of one event. A consumer is told what counts no more before it is sent more, and
+    either in one message."""
+
+    def __init__(self) -> None:
+        self._effects: list[Effect] = []
+        self._revoked: dict[int, list[int]] = {}
+        self._deliveries: dict[int, list[Delivery]] = {}
+
+    def add(self, *effects: Effect | None) -> None:
+        """Do these, after all that were added before; None: nothing."""
+        self._effects += [effect for effect in effects if effect is not None]
+
+    def revoke(self, flight: Flight) -> None:
+        """Tell its consumer that a delivery counts no more."""
+        self._revoked.setdefault(flight.consumer, []).append(flight.delivery)
+
+    def deliver(self, consumer: int, delivery: Delivery) -> None:
+        """Send a consumer this, after all that it was sent before."""
+        deliveries = self._deliveries.get(consumer)
+        if deliveries is None:
+            self._deliveries[consumer] = [delivery]
+        else:
+            deliveries.append(delivery)
+
+    def tell(self) -> dict[int, list[Delivery]]:
+        """Add what consumers are to be told. Returns who is sent what."""
+        for consumer, revoked in self._revoked.items():
+            self._effects.append(Revoke(consumer, tuple(revoked)))
+        sent, self._deliveries, self._revoked = self._deliveries, {}, {}
+        for consumer, deliveries in sent.items():
+            self._effects.append(Deliver(consumer, tuple(deliveries)))
+        return sent
+
+    def take(self) -> list[Effect]:
+        """Everything that is to be done."""
+        effects, self._effects = self._effects, []
+        return effects

@@ -1,20 +1,41 @@
-"""What is in flight: who is connected, what each has, and how much that is.
+"""Who is connected, what each has in flight, and how it comes back.
 
     taken ──launch──▶ flight, of a lane and of a consumer ──land──▶ settled, or returned
+    joins, leaves ──▶ selector ──▶ moved slots ──▶ queues of their new owners
+                                        └──▶ keys in flight elsewhere: they drain
 
-A flight is in its lane as long as it may be at somebody, and at its consumer as long as that one is
-connected: what a consumer that is gone has acknowledged stays in the lane until that is durable.
-What is unacknowledged is counted for each consumer and for all; who has too much gets nothing more
-until half of it is settled.
+A flight stays in its lane as long as a consumer may have it, and at its consumer as long as that
+one is connected: what a consumer acknowledged before it left stays in the lane until that is
+durable. Unacknowledged messages are counted for each consumer and for all; beyond a limit nothing
+more is delivered until half of them are settled.
+
+A delivery that is refused, times out, is returned unprocessed or loses its consumer lands, and
+waits again before anything that was not delivered yet. Where keys come in order, later deliveries
+of its key are revoked. Of these only the one that was being processed has failed; the rest return.
+
+Every slot goes to the queue of its owner, and that is all there is to a hand-over: a key that is in
+flight elsewhere drains by that very fact, and one that comes back drains no more.
 """
 
-from itertools import count
+from collections.abc import Iterable, Sequence
+from itertools import chain, count
 
 from seqgate.types import Position
-from services.dispatcher.core.effects import Options
-from services.dispatcher.core.lane import Chunk, Consumer, Flight, Lane, Large, Reason
+from services.dispatcher.core.effects import Assigned, Drain, Options, Outgoing
+from services.dispatcher.core.lane import (
+    Chunk,
+    Consumer,
+    Flight,
+    Lane,
+    Large,
+    Reason,
+    Returned,
+    Slot,
+    Timers,
+)
 from services.dispatcher.core.parking import Parking
-from services.dispatcher.core.timers import Timers
+from services.dispatcher.core.selectors import Selector, SlotRange, Snapshot, moves
+from services.dispatcher.core.settling import Settling
 
 
 class Flights:
@@ -199,3 +220,222 @@ class Flights:
         elif self.is_blocked and self.unacked * 2 < limit:
             self.is_blocked = False
             self._parking.wake_all(Reason.SUBSCRIPTION_LIMIT)
+
+
+class Returning:
+    """How deliveries come back."""
+
+    def __init__(
+        self,
+        options: Options,
+        parking: Parking,
+        flights: Flights,
+        settling: Settling,
+        timers: Timers,
+        out: Outgoing,
+        totals: dict[str, int],
+    ) -> None:
+        self._options = options
+        self._parking = parking
+        self._flights = flights
+        self._settling = settling
+        self._timers = timers
+        self._out = out
+        self._totals = totals
+
+    def give_back(self, flight: Flight, not_before_ms: int = 0) -> None:
+        """An entry is not in flight any more, and waits again."""
+        self._flights.land(flight)
+        returned = Returned(flight.position, flight.messages, not_before_ms)
+        self._parking.put_back(flight.lane, returned)
+
+    def keep_back(self, flight: Flight, attempt: str, now_ms: int) -> None:
+        """A chunk is not in flight any more: its consumer has no room for it beside other large
+        messages. These go on; it waits for the turn of the last chunk, where its message is."""
+        lane = flight.lane
+        self._flights.land(flight)
+        if lane.unresolved and flight.position in lane.unresolved:
+            lane.unresolved.remove(flight.position)
+        self._parking.keep_back(lane, flight.position, attempt, now_ms)
+
+    def take_back_after(self, lane: Lane, position: Position) -> None:
+        """Later deliveries of a key count no more: what is before them comes first."""
+        for flight in list(lane.flights.values()):
+            if flight.position > position and not flight.is_settling:
+                self._out.revoke(flight)
+                self._totals["returned"] += 1
+                self.give_back(flight)
+
+    def take_back_rest(self, lane: Lane, attempt: str, position: Position) -> Position | None:
+        """Later chunks of a large message count no more, either. Returns where the last of them is,
+        if it was delivered."""
+        last = None
+        chunks = {} if lane.rare is None else lane.rare.chunks
+        for flight in list(lane.flights.values()):
+            chunk = chunks.get(flight.position)
+            if chunk is None or chunk.attempt != attempt or flight.position <= position:
+                continue
+            if chunk.is_last:
+                last = flight.position
+            if not flight.is_settling:
+                self._out.revoke(flight)
+                self._totals["returned"] += 1
+                self.give_back(flight)
+        return last
+
+    def take_back(self, lane: Lane, attempt: str) -> bool:
+        """What is in flight of a large message counts no more. Returns whether anything was."""
+        chunks = {} if lane.rare is None else lane.rare.chunks
+        taken = [
+            flight
+            for flight in lane.flights.values()
+            if not flight.is_settling
+            and flight.position in chunks
+            and chunks[flight.position].attempt == attempt
+        ]
+        for flight in taken:
+            self._out.revoke(flight)
+            self.give_back(flight)
+        self._totals["returned"] += len(taken)
+        return bool(taken)
+
+    def fail(self, lane: Lane, flights: Sequence[tuple[Flight, int | None]], now_ms: int) -> None:
+        """Deliveries of a key failed, and wait for so long, or, None, as long as the options
+        say."""
+        for flight, delay_ms in flights:
+            if delay_ms is None:
+                delay_ms = self._delay_ms(self._settling.attempts.get(flight.position, 0))
+            self.give_back(flight, not_before_ms=now_ms + delay_ms)
+            self._settling.note_failure(flight)
+            if self._options.orders_keys:
+                lane.note_unresolved(flight.position)
+        if self._options.orders_keys:
+            self.take_back_after(lane, min(flight.position for flight, _ in flights))
+        self._parking.wake(lane)
+
+    def _delay_ms(self, attempts: int) -> int:
+        return min(self._options.retry_first_ms << min(attempts, 30), self._options.retry_max_ms)
+
+    def lose(self, flights: Iterable[Flight]) -> None:
+        """A consumer died, and this was in flight there: whatever it may have been working on
+        counts as failed. Where keys come in order, that is the first message of each."""
+        lanes: dict[Lane, list[Flight]] = {}
+        for flight in flights:
+            lanes.setdefault(flight.lane, []).append(flight)
+        for lane, lost in lanes.items():
+            lost.sort(key=lambda flight: flight.position)
+            for flight in lost:
+                self.give_back(flight)
+            for flight in lost[:1] if self._options.orders_keys else lost:
+                self._settling.note_failure(flight)
+            self._totals["lost_consumers"] += len(lost)
+            self._parking.wake(lane)
+
+    def time_out(self, consumer: Consumer, now_ms: int) -> None:
+        """The first deliveries of a consumer may have timed out."""
+        consumer.timer_ms = None
+        for flight in self._flights.late(consumer, now_ms):
+            if flight.delivery in consumer.flights:  # none before it took it back
+                self._out.revoke(flight)
+                self._totals["timed_out"] += 1
+                self.fail(flight.lane, [(flight, 0)], now_ms)
+        self._flights.look_again(consumer, now_ms)
+
+    def drain_over(self, lane: Lane, now_ms: int) -> None:
+        """A consumer that does not own a key any more may have had its time to acknowledge it. What
+        is taken from it has not failed: it may have been processed well all the while."""
+        since_ms, deadline_ms = lane.draining_since_ms, self._options.drain_deadline_ms
+        if since_ms is None or not deadline_ms:
+            return
+        if now_ms < since_ms + deadline_ms:
+            self._timers.look_at(lane, since_ms + deadline_ms)
+            return
+        flights = [flight for flight in lane.flights.values() if not flight.is_settling]
+        flights.sort(key=lambda flight: flight.position)
+        for flight in flights:
+            self._out.revoke(flight)
+            self.give_back(flight)
+        self._totals["drained"] += len(flights)
+
+
+NO_ENTRY = Position(0, -1)
+"""Before every entry."""
+
+
+class HandOver:
+    """How slots change hands, and what their old and new owners are told."""
+
+    def __init__(
+        self,
+        options: Options,
+        selector: Selector,
+        parking: Parking,
+        flights: Flights,
+        timers: Timers,
+        out: Outgoing,
+    ) -> None:
+        self._options = options
+        self._selector = selector
+        self._parking = parking
+        self._flights = flights
+        self._timers = timers
+        self._out = out
+        self._placement: Snapshot = selector.snapshot()
+
+    def reassign(self, now_ms: int, joined: Iterable[int] = ()) -> None:
+        """Consumers changed. Who joined is told what it owns, and be it nothing."""
+        before, self._placement = self._placement, self._selector.snapshot()
+        consumers = self._flights.consumers
+        told: dict[int, list[SlotRange]] = {each: [] for each in joined}
+        moved: list[Slot] = []
+        for (first, last), old, new in moves(before, self._placement):
+            told.update((each, []) for each in (old, new) if each in consumers)
+            moved += self._parking.slots_between(first, last)
+        self._parking.hand_over(moved)
+        self._note_draining(moved, now_ms)
+        for run, owner in self._placement:
+            if owner in told:
+                told[owner].append(run)
+        self._out.add(*(Assigned(consumer, tuple(ranges)) for consumer, ranges in told.items()))
+
+    def _note_draining(self, moved: Iterable[Slot], now_ms: int) -> None:
+        wanted: dict[int, list[int]] = {}
+        for lane in chain.from_iterable(slot.lanes for slot in moved):
+            if lane.reason is not Reason.READY:
+                self._parking.wake(lane)
+            holder = None if lane.holder is None else self._flights.consumers.get(lane.holder)
+            if holder is None or not self._options.orders_keys:
+                continue
+            if lane.slot.queue is holder.queue:
+                lane.draining_since_ms = None
+            elif lane.draining_since_ms is None:
+                lane.draining_since_ms = now_ms
+                if self._options.drain_deadline_ms:
+                    self._timers.look_at(lane, now_ms + self._options.drain_deadline_ms)
+                flights = lane.flights.values()
+                open_ = [flight.delivery for flight in flights if not flight.is_settling]
+                wanted.setdefault(holder.id, []).extend(open_)
+        self._out.add(*(Drain(each, tuple(some)) for each, some in wanted.items() if some))
+
+    # ---- the classic rule
+
+    def note_joined_at(
+        self, consumer: Consumer, read_position: Position | None, mark_delete: Position | None
+    ) -> None:
+        """By the classic rule, who joins waits until what was read before it is acknowledged."""
+        classic = self._options.classic_join and self._options.orders_keys
+        if classic and self._flights.consumers:
+            consumer.joined_at = None if read_position == mark_delete else read_position
+
+    def all_joined(self, mark_delete: Position | None) -> None:
+        """Whoever waited for what was read before it joined, and need not any more, goes on."""
+        consumers = self._flights.consumers
+        reached = mark_delete or NO_ENTRY
+        changed = False
+        for consumer in consumers.values():
+            joined_at = consumer.joined_at
+            if joined_at is not None and (reached >= joined_at or len(consumers) == 1):
+                consumer.joined_at = None
+                changed = True
+        if changed:
+            self._parking.wake_all(Reason.JOINING)

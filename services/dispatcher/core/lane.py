@@ -4,15 +4,23 @@
     one for     a hash     a true key                a delivery that is
     each owner  slot                                 not settled
 
-Slots place, keys order: a slot says whose queue a key is in, and everything about order is a
-matter of its lane. A key that is in flight at a consumer that does not own its slot any more is
-draining; that follows from these two facts and is stored nowhere, so it cannot be forgotten.
+Slots place, keys order: a slot decides whose queue a key is in, and everything about order belongs
+to its lane. A key in flight at a consumer that no longer owns its slot is draining; that follows
+from these two facts and is stored nowhere, so it cannot be forgotten.
+
+Lanes and consumers are looked at again when a timer is due. A timer is never cancelled: when it is
+due, its lane or consumer says whether it still waits for that time. When there are far more timers
+than can be needed, all of them are checked, so there are never more than twice as many as may be
+needed, and a few to spare.
 """
 
 from bisect import insort
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import Final, NamedTuple
 
 from seqgate.types import Position
@@ -460,3 +468,61 @@ class Consumer:
     def awaits(self, when_ms: int) -> bool:
         """Whether its deliveries are to be looked at again at this time."""
         return self.timer_ms == when_ms
+
+
+TIMERS_SPARE: Final = 1_000
+"""How many timers that nobody needs any more are kept before they are looked for."""
+
+Subject = Lane | Consumer
+"""What may be looked at again."""
+
+
+class _Timer(NamedTuple):
+    """When, and what; of timers for one time, which came first."""
+
+    when_ms: int
+    number: int
+    subject: Subject
+
+
+class Timers:
+    """When to look at lanes and consumers again: a heap, by time."""
+
+    def __init__(self, needed_max: Callable[[], int]) -> None:
+        """`needed_max` says how many timers may be needed now."""
+        self._heap: list[_Timer] = []
+        self._numbers = count()
+        self._needed_max = needed_max
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def next_ms(self) -> int | None:
+        """When the first is due; None: there is none."""
+        return self._heap[0].when_ms if self._heap else None
+
+    def set(self, subject: Subject, when_ms: int) -> None:
+        """Something is to be looked at then, whatever else it waits for."""
+        self.trim()
+        heappush(self._heap, _Timer(when_ms, next(self._numbers), subject))
+
+    def trim(self) -> None:
+        """Fewer timers may be needed now: forget those that nobody needs, if they are many."""
+        heap = self._heap
+        if len(heap) > TIMERS_SPARE + 2 * self._needed_max():
+            heap[:] = [each for each in heap if each.subject.awaits(each.when_ms)]
+            heapify(heap)
+
+    def look_at(self, subject: Subject, when_ms: int) -> None:
+        """A key or a consumer is to be looked at then, unless it is before that anyway."""
+        if subject.timer_ms is None or when_ms < subject.timer_ms:
+            subject.timer_ms = when_ms
+            self.set(subject, when_ms)
+
+    def due(self, now_ms: int) -> Iterator[Subject]:
+        """What is to be looked at by now. More may be set meanwhile."""
+        while self._heap and self._heap[0].when_ms <= now_ms:
+            when_ms, _, subject = heappop(self._heap)
+            if subject.awaits(when_ms):
+                yield subject

@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, takewhile
 
 from seqgate.types import Position
-from services.dispatcher.core.delays import DelayedBytes, Delays, Kept
+from services.dispatcher.core.delays import NEVER_MS, DelayedBytes, Delays, Kept
 from services.dispatcher.core.effects import ACCEPT, PARK, Entry, Kind, Options, Scan
 from services.dispatcher.core.lags import Lags
 from services.dispatcher.core.lane import (
@@ -28,13 +28,11 @@ from services.dispatcher.core.lane import (
     Reason,
     Returned,
     Slot,
+    Timers,
 )
 from services.dispatcher.core.positions import Parked, Runs
-from services.dispatcher.core.postponed import NEVER_MS
 from services.dispatcher.core.selectors import Selector
-from services.dispatcher.core.timers import Timers
-from services.dispatcher.core.verdicts import Verdicts
-from services.dispatcher.core.waits import Waits
+from services.dispatcher.core.verdicts import Verdicts, Waits
 
 
 class Parking:

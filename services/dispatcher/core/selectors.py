@@ -1,31 +1,102 @@
-"""Which consumer owns which slot: Pulsar's three ways to divide the slots of a subscription.
+"""Which consumer owns a key: its hash, the hash's slot, and the three ways to divide slots.
 
-All of them keep one table: the slots cut into runs, by the last slot of each, and who owns it.
+    key ──▶ hash, 31 bits ──▶ slot on a ring      1 to 65535
+                         └──▶ slot in ranges      0 to 65535, and never 0
+
+Hashes and slots are Pulsar's, so that a key lands where it does there. The two kinds of slots
+differ by more than an offset: a key has one in each, and they are unrelated. Slot 0 is "no slot" in
+Pulsar; a key that would land there lands on 1.
+
+All selectors keep one table: the slots cut into runs, by the last slot of each, and its owner.
 
     runs' ends          14358        29990              65183
     slots   1 ├───────────┼────────────┼──────────────────┼────────┤ 65535
     owners          7           9               7              7
 
-They differ in how they cut: a Ring at points that the consumers' names say, AutoSplit through the
+They differ in how they cut: a Ring at points derived from consumers' names, AutoSplit through the
 middle of the widest run, and Sticky where the consumers ask for.
 """
 
+import re
 from array import array
+from binascii import a2b_base64
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum, auto
 from itertools import chain, count, groupby, pairwise
 from operator import itemgetter
 from typing import Final, NamedTuple, Protocol
 
-from services.dispatcher.core.slots import (
-    RANGE_SLOTS,
-    RING_SLOT_FIRST,
-    RING_SLOTS,
-    SLOT_MAX,
-    range_slot,
-    ring_slot,
-)
+import mmh3
+
 from services.errors import DomainError, Kind
+
+RING_SLOT_FIRST: Final = 1
+"""The lowest slot of a ring."""
+
+RING_SLOTS: Final = 65_535
+"""How many slots a ring has."""
+
+RANGE_SLOTS: Final = 65_536
+"""How many slots there are to divide into ranges, with slot 0, which no key has."""
+
+SLOT_MAX: Final = 65_535
+"""The highest slot, in a ring and in ranges."""
+
+NO_KEY: Final = b"NONE_KEY"
+"""The sticky key of an entry that says neither a key nor who sent it."""
+
+_HASH_BITS: Final = 0x7FFF_FFFF
+
+_BASE64: Final = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}(?:==)?|[A-Za-z0-9+/]{3}=?)?")
+
+
+def sticky_key(
+    ordering_key: bytes | None,
+    partition_key: str | None,
+    *,
+    base64_encoded: bool,
+    producer: str | None,
+    sequence_id: int | None,
+) -> bytes:
+    """The bytes that say which entries belong together: the ordering key, else the partition key,
+    else a key of the entry's own. What is there decides, be it empty; None: it is not there.
+
+    A partition key that is said to be base64 and is not counts as the text that it is.
+    """
+    if ordering_key is not None:
+        return ordering_key
+    if partition_key is not None:
+        return _partition_key_bytes(partition_key, base64_encoded=base64_encoded)
+    if producer is not None and sequence_id is not None:
+        return f"{producer}-{sequence_id}".encode()
+    return NO_KEY
+
+
+def hash31(key: bytes) -> int:
+    """MurmurHash3 (x86, 32 bits, seed 0) without its highest bit."""
+    return mmh3.hash(key, 0, signed=False) & _HASH_BITS
+
+
+def ring_slot(key: bytes, slots: int = RING_SLOTS) -> int:
+    """A key's slot on a ring of `slots` slots: 1 to slots."""
+    return RING_SLOT_FIRST + hash31(key) % slots
+
+
+def range_slot(key: bytes, slots: int = RANGE_SLOTS) -> int:
+    """A key's slot where `slots` slots, of which the lowest is never used, are divided into ranges:
+    1 to slots - 1."""
+    return hash31(key) % slots or 1
+
+
+def _partition_key_bytes(text: str, *, base64_encoded: bool) -> bytes:
+    # Java's decoder wants no padding, or all of it, and nothing that is not of the alphabet; it
+    # does not look at bits that are left over.
+    if base64_encoded and _BASE64.fullmatch(text):
+        digits = text.rstrip("=")
+        return a2b_base64(digits + "=" * (-len(digits) % 4))
+    return text.encode()
+
 
 RING_POINTS: Final = 100
 """How many points on a ring a consumer of weight 1 has (Pulsar's default)."""
@@ -377,3 +448,18 @@ def _checked(ranges: Sequence[SlotRange]) -> list[SlotRange]:
         if after.first <= before.last:
             raise InvalidKeyRange("two ranges have the same slot", field="ranges", slot=after.first)
     return in_order
+
+
+class Placement(Enum):
+    """How hash slots are assigned to consumers; dispatcher.proto describes each."""
+
+    CONSISTENT_HASHING = auto()
+    AUTO_SPLIT = auto()
+    STICKY = auto()
+
+
+def selector_of(placement: Placement) -> Selector:
+    """A selector without consumers."""
+    if placement is Placement.CONSISTENT_HASHING:
+        return Ring()
+    return AutoSplit() if placement is Placement.AUTO_SPLIT else Sticky()

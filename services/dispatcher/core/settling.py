@@ -1,20 +1,43 @@
-"""What is acknowledged, and what is on its way to be: in whole, in part, and how often it failed.
+"""How entries end: acknowledged, failed, dead-lettered, or passed over.
 
     acknowledged ──▶ batch ──Persist──▶ persisting ──▶ durable: never delivered again
     failed ───────▶ to record ─Record─▶ recording ───▶ durable: may be delivered again
+    failed too often ──▶ DeadLetter ──▶ a gap in its key
+        CONTINUE   the next delivery names the missing message
+        HOLD       nothing follows, until the key is released
+        TAIL       what follows is dead-lettered too, until the key is released
 
-One batch is under way at a time, and one record. What comes meanwhile makes the next. A delivery
-that is acknowledged stays in flight until that is durable, so nothing is thought to be settled that
-a crash would bring back.
+One batch is under way at a time, and one record; what comes meanwhile makes the next. A delivery
+that is acknowledged stays in flight until that is durable, so nothing counts as settled that a
+crash would bring back.
+
+A gap is remembered until a later message of its key is acknowledged, or the key is released. Where
+there is no order there are no gaps: nothing follows anything.
+
+A subscription never stands still. An entry that can be neither delivered nor dead-lettered is
+passed over: acknowledged, counted and logged, so that it can be looked for in the log.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import chain
 from typing import Final
 
 from seqgate.types import Position
-from services.dispatcher.core.effects import Persist, Record
+from services.dispatcher.core.effects import (
+    AfterDeadLetter,
+    Because,
+    ForgetKey,
+    Gap,
+    KeyState,
+    Kind,
+    Options,
+    Outgoing,
+    Passed,
+    Persist,
+    Record,
+)
 from services.dispatcher.core.lane import Flight, Lane
 from services.dispatcher.core.positions import Acknowledged
 
@@ -197,3 +220,91 @@ def _asked(batch: Batch, position: Position) -> int:
     """Which messages of an entry are acknowledged in part with a batch (bits)."""
     part = batch.parts.get(position)
     return 0 if part is None else part[2]
+
+
+GAPS_MAX: Final = 1_000
+"""Of how many keys it is remembered that a message is missing; then the oldest is forgotten."""
+
+KEY_BYTES_MAX: Final = 2_000
+"""The longest key that is remembered as it is, in bytes; a longer one, by its digest."""
+
+
+def remembered(key: bytes) -> bytes:
+    """What stands for a key in what is remembered of keys: itself, or what it is known by."""
+    if len(key) <= KEY_BYTES_MAX:
+        return key
+    return b"blake2b:" + blake2b(key, digest_size=32).digest()
+
+
+class Gaps:
+    """What becomes of keys of which a message was dead-lettered.
+
+    Attributes:
+        keys: those of which a message was dead-lettered, by what is remembered of each, the oldest
+            first.
+    """
+
+    def __init__(self, options: Options, keys: Mapping[bytes, KeyState]) -> None:
+        self.keys = dict(keys)
+        self._options = options
+
+    def state(self, key: bytes) -> KeyState | None:
+        """What is known of a key."""
+        return self.keys.get(remembered(key))
+
+    def gap(self, key: bytes) -> Gap | None:
+        """What is missing in a key."""
+        state = self.state(key)
+        return None if state is None else state.gap
+
+    def is_beyond(self, key: bytes, position: Position, after: AfterDeadLetter) -> bool:
+        """Whether a message of this key was dead-lettered before this one, and this becomes of what
+        follows."""
+        state = self.state(key)
+        return state is not None and state.after is after and state.gap.position < position
+
+    def after(self, key: bytes) -> AfterDeadLetter:
+        """What becomes of a key when one of its messages is dead-lettered now."""
+        if self._options.kind is Kind.SHARED:
+            return AfterDeadLetter.CONTINUE
+        before = self.state(key)
+        return self._options.after_dead_letter if before is None else before.after
+
+    def add(self, key: bytes, gap: Gap) -> ForgetKey | None:
+        """A message was dead-lettered. Then the oldest gap may be forgotten."""
+        after = self.after(key)
+        self.keys.pop(remembered(key), None)
+        self.keys[remembered(key)] = KeyState(after, gap)
+        if len(self.keys) > GAPS_MAX:
+            for each, state in self.keys.items():
+                if state.after is AfterDeadLetter.CONTINUE:
+                    return self.forget(each)
+        return None
+
+    def forget(self, key: bytes) -> ForgetKey | None:
+        """Nothing need be known of a key any more. Returns what to do; None: nothing was."""
+        return None if self.keys.pop(remembered(key), None) is None else ForgetKey(key)
+
+
+class Passing:
+    """Entries that are acknowledged though no consumer received them."""
+
+    def __init__(self, settling: Settling, out: Outgoing, totals: dict[str, int]) -> None:
+        self._settling = settling
+        self._out = out
+        self._totals = totals
+
+    def pass_over(
+        self, positions: Sequence[Position], because: Because, lane: Lane | None = None
+    ) -> None:
+        """Entries that do not wait, and are not in flight, are acknowledged; they were in this
+        lane, if they were in any."""
+        for position in positions:
+            self._settling.settle_whole(position, lane)
+        self.note(positions, because)
+
+    def note(self, positions: Sequence[Position], because: Because) -> None:
+        """These were acknowledged, and nobody received them."""
+        self._totals["passed_entries"] += len(positions)
+        if positions:
+            self._out.add(Passed(tuple(positions), because))

@@ -8,12 +8,14 @@ An entry is in exactly one of these places, or behind a lag, or not read yet. Ea
 
     parking, lags        what waits, and what was passed over for want of room
     delays               what is to be delivered later, and what of it is read again
+    large                which chunks belong together, and whether their message can be whole
     delivering           whose turn it is, and what withholds a key
-    flights, returning   what is in flight, and what comes back
-    verdicts, judging    what waits for the word of filters, and what they say
-    settling, gaps       what is being made durable, and what was dead-lettered
-    handover             who owns what
-    timers, outgoing     what to look at later, and what the shell is to do now
+    flights              who is connected, what is in flight, what comes back, who owns what
+    verdicts, judging    what waits for filters, and what becomes of it
+    settling             what is being made durable, dead-lettered, or passed over
+    lane, positions      the values that these share
+    selectors            keys to slots, and slots to owners
+    effects              what the shell is to do, and how a subscription behaves
 
 Here they come together: each event changes what it is about, wakes the keys for which something
 changed, and ends in `_effects`, which delivers whatever can be now.
@@ -37,7 +39,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from seqgate.types import Position
-from services.dispatcher.core.attempts import Attempts
 from services.dispatcher.core.delays import DelayedBytes
 from services.dispatcher.core.delivering import KEPT_BACK_MAX, Delivering
 from services.dispatcher.core.effects import (
@@ -52,23 +53,19 @@ from services.dispatcher.core.effects import (
     Kind,
     Options,
     Outcome,
+    Outgoing,
     Read,
     Scan,
 )
-from services.dispatcher.core.flights import Flights
-from services.dispatcher.core.gaps import Gaps
-from services.dispatcher.core.handover import HandOver
+from services.dispatcher.core.flights import Flights, HandOver, Returning
 from services.dispatcher.core.judging import Judging
-from services.dispatcher.core.lane import Chunk, Consumer, Flight, Lane, Reason, Slot
-from services.dispatcher.core.outgoing import Outgoing
+from services.dispatcher.core.lane import Chunk, Consumer, Flight, Lane, Reason, Slot, Timers
+from services.dispatcher.core.large import Attempts
 from services.dispatcher.core.parking import Parking
-from services.dispatcher.core.passing import Passing
 from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.core.returning import Returning
 from services.dispatcher.core.selectors import Selector, SlotRange
-from services.dispatcher.core.settling import Settling
-from services.dispatcher.core.timers import Timers
-from services.dispatcher.core.waits import Waits, oldest
+from services.dispatcher.core.settling import Gaps, Passing, Settling
+from services.dispatcher.core.verdicts import Waits, oldest
 
 TOTALS: Final = (
     "delivered_entries",

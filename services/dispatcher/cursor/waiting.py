@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 from seqgate.types import Position, TopicName
-from services.dispatcher.core.waits import WAITS, from_text, to_text
+from services.dispatcher.core.verdicts import WAITS, from_text, to_text
 from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.ports import Cursor
 from services.errors import DomainError

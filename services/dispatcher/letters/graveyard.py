@@ -34,8 +34,8 @@ from seqgate.telemetry import names
 from seqgate.telemetry.propagation import TRACEPARENT
 from seqgate.types import InvalidNameError, Position, TopicName
 from services.dispatcher.core.effects import AfterDeadLetter, Because, DeadLetter, Gap, KeyState
-from services.dispatcher.core.gaps import remembered
 from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.core.settling import remembered
 from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.entries import position_of
 from services.dispatcher.ports import (

@@ -23,8 +23,8 @@ from seqgate.types import Position, TopicName
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.delays import DelayedBytes
 from services.dispatcher.core.effects import AfterDeadLetter, Because, Kind, Options
-from services.dispatcher.core.placement import Placement
 from services.dispatcher.core.positions import Acknowledged
+from services.dispatcher.core.selectors import Placement
 from services.dispatcher.core.subscription import Durable, Subscription
 from services.dispatcher.cursor import lease, resuming
 from services.dispatcher.cursor.tenure import Tenure

@@ -34,6 +34,7 @@ from services.dispatcher.core.effects import (
     Effect,
     ForgetKey,
     Judge,
+    Kind,
     Options,
     Passed,
     Persist,
@@ -42,9 +43,8 @@ from services.dispatcher.core.effects import (
     Revoke,
     Scan,
 )
-from services.dispatcher.core.placement import Placement, selector_of
 from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.core.selectors import SlotRange
+from services.dispatcher.core.selectors import Placement, SlotRange, selector_of
 from services.dispatcher.core.subscription import Durable, Subscription
 from services.dispatcher.cursor.persisting import persist
 from services.dispatcher.cursor.tenure import Tenure
@@ -239,9 +239,11 @@ class Performing:
                 del self.passed[next(iter(self.passed))]
 
     def _machine(self, durable: Durable, *, first_delivery: int) -> Subscription:
+        is_keyed = self.options.kind is Kind.KEY_SHARED
+        placement = self.placement if is_keyed else Placement.CONSISTENT_HASHING
         return Subscription(
             self.options,
-            selector_of(self.options.kind, self.placement),
+            selector_of(placement),
             durable,
             first_delivery=first_delivery,
             is_filtered=self._filtering.chains.filters_any,

@@ -13,8 +13,7 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.telemetry import names
 from seqgate.types import TopicName
 from services.dispatcher.core.effects import Delivery, Options, Outcome, Revoke
-from services.dispatcher.core.placement import Placement
-from services.dispatcher.core.selectors import SlotRange
+from services.dispatcher.core.selectors import Placement, SlotRange
 from services.dispatcher.core.subscription import Item, Refused
 from services.dispatcher.errors import SlowConsumer, TooManyUnanswered
 from services.dispatcher.shell.answers import settled

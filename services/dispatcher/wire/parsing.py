@@ -15,8 +15,7 @@ from seqgate.types import (
 )
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.effects import AfterDeadLetter, Kind, Options
-from services.dispatcher.core.placement import Placement
-from services.dispatcher.core.selectors import SlotRange
+from services.dispatcher.core.selectors import Placement, SlotRange
 from services.dispatcher.core.subscription import Item, Refused
 from services.dispatcher.errors import (
     InvalidConsumer,

@@ -10,7 +10,7 @@ from seqgate.payloads import batches_opened
 from seqgate.types import Position
 from services.dispatcher.core.effects import AfterDeadLetter, Kind, Options
 from services.dispatcher.core.lane import Consumer, Lane, Reason
-from services.dispatcher.core.placement import Placement
+from services.dispatcher.core.selectors import Placement
 from services.dispatcher.core.subscription import Subscription
 from services.dispatcher.filtering.analysis import Analysis
 from services.dispatcher.filtering.applied import Filtering

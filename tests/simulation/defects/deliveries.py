@@ -5,11 +5,11 @@ from typing import Any
 
 from seqgate.client._assembler import Assembler, _Context
 from seqgate.types import Position
-from services.dispatcher.core.attempts import Attempts
 from services.dispatcher.core.effects import Effect, Outcome
+from services.dispatcher.core.flights import Returning
 from services.dispatcher.core.judging import Judging
 from services.dispatcher.core.lane import Chunk, Lane
-from services.dispatcher.core.returning import Returning
+from services.dispatcher.core.large import Attempts
 from services.dispatcher.core.subscription import Subscription
 from services.runtime.silence import Spoken
 from tests.simulation.defects import defect

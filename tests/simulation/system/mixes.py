@@ -352,7 +352,7 @@ MIXES: Final[Sequence[Mix]] = (
                 "consumer_parked_max": (1, 3, 12),
             },
             "constants": {
-                "services.dispatcher.core.postponed.STRETCH_ENTRIES": (4, 16),
+                "services.dispatcher.core.delays.STRETCH_ENTRIES": (4, 16),
                 "services.dispatcher.core.delays.KEPT_LEAST": (1,),
                 "services.dispatcher.core.lags.SCAN_ENTRIES": (1, 3, 10),
             },

@@ -1,14 +1,14 @@
-"""The large messages that were read of: where each begins, and whether it can be whole.
+"""Large messages in the log: where each begins, and whether it can be whole.
 
     chunk 0 ──▶ an attempt ──chunk n──▶ follows, as long as the first is there and not acknowledged
 
 A large message is where its last chunk is, and is delivered whole or not at all. So a chunk whose
-first is not there is of use to nobody: the subscription began after it, or was moved there; it was
-trimmed; filters rejected it; or it was acknowledged without the rest. What is not acknowledged is
-read from its beginning, in order, so all of that is known when a chunk is read.
+first is missing is useless: the subscription began after it, or was moved there; it was trimmed;
+filters rejected it; or it was acknowledged without the rest. What is not acknowledged is read from
+its beginning, in order, so all of that is known when a chunk is read.
 
-How many are remembered is bounded. What was forgotten is not what is not there: a chunk that may be
-of a forgotten message is delivered, and whoever gets it finds out.
+The number of remembered messages is bounded. Forgotten is not missing: a chunk that may belong to a
+forgotten message is delivered, and its consumer finds out.
 """
 
 from collections import OrderedDict
