@@ -55,7 +55,7 @@ from services.dispatcher.core.effects import (
     Revoke,
     Scan,
 )
-from services.dispatcher.core.flights import Flights, HandOver, Returning
+from services.dispatcher.core.flights import Flights, HandOver
 from services.dispatcher.core.judging import Judging
 from services.dispatcher.core.lags import Lags
 from services.dispatcher.core.lane import (
@@ -128,7 +128,6 @@ PARTS: Final[tuple[type, ...]] = (
     Settling,
     Judging,
     HandOver,
-    Returning,
     Delivering,
     Subscription,
 )

@@ -11,7 +11,7 @@ from services.dispatcher.core.delays import Delays, Postponed
 from services.dispatcher.core.delays import Held as HeldKeys
 from services.dispatcher.core.delivering import Delivering
 from services.dispatcher.core.effects import Deliver, Entry, Kind, Options
-from services.dispatcher.core.flights import Flights, HandOver, Returning
+from services.dispatcher.core.flights import Flights, HandOver
 from services.dispatcher.core.judging import Judging
 from services.dispatcher.core.lags import Lags
 from services.dispatcher.core.lane import Consumer, Lane, Large, Slot, Timers
@@ -155,8 +155,8 @@ MUTANTS: list[tuple[type, str, str, str]] = [
     (Subscription, "now_ms)\n                    self.parking.wake(subject)", "now_ms)", ""),
     (
         Subscription,
-        "self.returning.take_back_after(lane, min(places))\n            self.parking.wake(lane)",
-        "self.returning.take_back_after(lane, min(places))",
+        "self.flights.take_back_after(lane, min(places))\n            self.parking.wake(lane)",
+        "self.flights.take_back_after(lane, min(places))",
         "little room",
     ),
     (
@@ -180,7 +180,7 @@ MUTANTS: list[tuple[type, str, str, str]] = [
         "(1 << last.messages) - 1",
         "exclusive",
     ),
-    (Subscription, "self.returning.take_back_after(lane, min(places))", "pass", "exclusive"),
+    (Subscription, "self.flights.take_back_after(lane, min(places))", "pass", "exclusive"),
     (
         Subscription,
         "if self.options.orders_keys:\n            lane.note_unresolved(position)",
@@ -210,16 +210,11 @@ MUTANTS: list[tuple[type, str, str, str]] = [
     ),
     (
         Delivering,
-        "if lane.unresolved and lane.unresolved[0] < position and not is_amid:",
+        "if lane.unresolved and not is_amid and lane.is_behind_unresolved(position):",
         "if False:",
         "",
     ),
-    (
-        Delivering,
-        "lane.unresolved[0] < position and",
-        "lane.unresolved[0] != position and",
-        "exclusive",
-    ),
+    (Lane, "if each >= position:", "if each == position:", "exclusive"),
     (
         Delivering,
         "if lane.holder is not None and lane.holder != consumer.id:",
@@ -271,44 +266,44 @@ MUTANTS: list[tuple[type, str, str, str]] = [
     ),
     (
         Delivering,
-        "lane.unresolved[0] < position and not is_amid:",
-        "lane.unresolved[0] < position:",
+        "lane.unresolved and not is_amid and",
+        "lane.unresolved and",
         "chunks",
     ),
     (Delivering, "or not lane.is_amid_message(holder):", "or True:", "pool"),
     (Delivering, "self._gaps.gap(lane.key) if self._gaps.keys else None", "None", "gaps"),
     (Delivering, "settling.attempts.get(position, 0) if settling.attempts else 0", "0", ""),
     (
-        Returning,
+        Flights,
         "self.take_back_after(lane, min(flight.position for flight, _ in flights))",
         "pass",
         "time-outs",
     ),
-    (Returning, "lane.note_unresolved(flight.position)", "pass", ""),
-    (Returning, "self._settling.note_failure(flight)\n            if", "if", ""),
-    (Returning, "lost[:1] if self._options.orders_keys else lost", "lost", "chunks"),
+    (Flights, "lane.note_unresolved(flight.position)", "pass", ""),
+    (Flights, "self._settling.note_failure(flight)\n            if", "if", ""),
+    (Flights, "lost[:1] if self._options.orders_keys else lost", "lost", "chunks"),
     (
-        Returning,
+        Flights,
         "else lost:\n                self._settling.note_failure(flight)",
         "else lost:\n                pass",
         "",
     ),
-    (Returning, "if flight.delivery in consumer.flights:  #", "if True:  #", "draining"),
-    (Returning, "self._flights.look_again(consumer, now_ms)", "pass", "time-outs"),
+    (Flights, "if flight.delivery in consumer.flights:  #", "if True:  #", "draining"),
+    (Flights, "self.look_again(consumer, now_ms)", "pass", "time-outs"),
     (
-        Returning,
+        Flights,
         "if flight.position > position and not flight.is_settling:",
         "if not flight.is_settling:",
         "exclusive",
     ),
     (
-        Returning,
+        Flights,
         "if flight.position > position and not flight.is_settling:",
         "if flight.position > position:",
         "time-outs",
     ),
     (
-        Returning,
+        Flights,
         "for flight in lane.flights.values() if not flight.is_settling]",
         "for flight in lane.flights.values()]",
         "draining",
@@ -598,8 +593,8 @@ MUTANTS: list[tuple[type, str, str, str]] = [
     ),
     (
         Delivering,
-        "if self._orders_keys:\n                    state",
-        "if True:\n                    state",
+        "if self._orders_keys:\n                    reason",
+        "if True:\n                    reason",
         "filters, pool",
     ),
     (Lane, "or (self.undecided and self.undecided.aside)\n", "\n", "filters, pool"),

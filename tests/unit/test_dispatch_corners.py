@@ -8,11 +8,20 @@ import pytest
 
 from seqgate.types import Position
 from services.dispatcher.core.delivering import Delivering
-from services.dispatcher.core.effects import PARK, REJECT, UNJUDGED, Judge, Kind, Outcome, Persist
-from services.dispatcher.core.flights import Returning
+from services.dispatcher.core.effects import (
+    PARK,
+    REJECT,
+    UNJUDGED,
+    Judge,
+    Kind,
+    Outcome,
+    Outgoing,
+    Persist,
+)
+from services.dispatcher.core.flights import Flights
 from services.dispatcher.core.judging import Judging
 from services.dispatcher.core.lane import Chunk, Lane, Reason
-from services.dispatcher.core.large import Attempts
+from services.dispatcher.core.large import LargeMessages
 from services.dispatcher.core.parking import Parking
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.settling import Settling
@@ -114,9 +123,9 @@ def test_where_keys_have_no_order_the_chunks_of_a_message_that_was_judged_late_h
     assert got == [1, 3, 4]
 
 
-def _attempts() -> tuple[Attempts, Settling]:
-    settling = Settling(Acknowledged(None), {}, {})
-    return Attempts(settling), settling
+def _attempts() -> tuple[LargeMessages, Settling]:
+    settling = Settling(Acknowledged(None), {}, {}, (), Outgoing(), {})
+    return LargeMessages(settling), settling
 
 
 def test_of_too_many_attempts_that_are_over_the_oldest_is_forgotten(
@@ -400,8 +409,8 @@ MUTANTS: list[tuple[type, str, str, Callable[[], None]]] = [
     ),
     (
         Delivering,
-        "while consumer.gathering is not None and consumer.has_room:",
-        "while False:",
+        "if consumer.gathering is not None:\n                self._offer",
+        "if False:\n                self._offer",
         test_a_message_that_is_brought_back_comes_before_other_keys_whoever_permits_how_much,
     ),
     (
@@ -418,7 +427,7 @@ MUTANTS: list[tuple[type, str, str, Callable[[], None]]] = [
     ),
     (
         Delivering,
-        "if head.position in settling.acknowledged:",
+        "if position in self._settling.acknowledged:",
         "if False:",
         test_what_the_cursor_has_passed_is_not_delivered,
     ),
@@ -429,7 +438,7 @@ MUTANTS: list[tuple[type, str, str, Callable[[], None]]] = [
         test_what_the_cursor_has_passed_meanwhile_is_not_rejected_again,
     ),
     (
-        Returning,
+        Flights,
         "last = flight.position",
         "pass",
         lambda: test_a_large_message_of_which_a_chunk_is_given_back_comes_whole_again(
@@ -437,7 +446,7 @@ MUTANTS: list[tuple[type, str, str, Callable[[], None]]] = [
         ),
     ),
     (
-        Returning,
+        Flights,
         "if not flight.is_settling:\n",
         "if True:\n",
         test_a_chunk_that_is_acknowledged_is_not_taken_back_with_the_others,
@@ -480,8 +489,8 @@ MUTANTS: list[tuple[type, str, str, Callable[[], None]]] = [
     ),
     (
         Subscription,
-        "if consumer in self.consumers:\n                self.returning.lose",
-        "if True:\n                self.returning.lose",
+        "if consumer in self.consumers:\n                self.flights.lose",
+        "if True:\n                self.flights.lose",
         test_who_left_before_leaves_nothing_behind,
     ),
 ]
@@ -506,5 +515,6 @@ def test_a_rule_that_is_missing_is_found(
         scenario()
 
     play(rebuilt(limits=AS_IT_IS))
+    broken = rebuilt(owner, right, wrong, AS_IT_IS)
     with pytest.raises((AssertionError, KeyError)):
-        play(rebuilt(owner, right, wrong, AS_IT_IS))
+        play(broken)

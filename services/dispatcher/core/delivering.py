@@ -19,12 +19,12 @@ from services.dispatcher.core.effects import (
     Options,
     Outgoing,
 )
-from services.dispatcher.core.flights import Flights, Returning
+from services.dispatcher.core.flights import Flights
 from services.dispatcher.core.lane import Consumer, Gathering, Lane, Reason, Returned, Timers
-from services.dispatcher.core.large import Attempts
+from services.dispatcher.core.large import LargeMessages
 from services.dispatcher.core.parking import Parking
 from services.dispatcher.core.positions import Parked
-from services.dispatcher.core.settling import Gaps, Passing, Settling
+from services.dispatcher.core.settling import Gaps, Settling
 from services.dispatcher.core.verdicts import reason_for
 
 TURN_ENTRIES: Final = 16
@@ -45,11 +45,9 @@ class Delivering:
         flights: Flights,
         settling: Settling,
         gaps: Gaps,
+        large: LargeMessages,
         timers: Timers,
         out: Outgoing,
-        large: Attempts,
-        passing: Passing,
-        returning: Returning,
     ) -> None:
         self._options = options
         self._orders_keys = options.orders_keys
@@ -60,8 +58,6 @@ class Delivering:
         self._timers = timers
         self._out = out
         self._large = large
-        self._passing = passing
-        self._returning = returning
 
     def serve(self, now_ms: int) -> None:
         """Deliver what can be."""
@@ -155,7 +151,7 @@ class Delivering:
             self._settling.settle_whole(position, lane)
             return True
         if self._is_useless(lane, position):
-            self._passing.pass_over([position], Because.HEADLESS, lane)
+            self._settling.pass_over([position], Because.HEADLESS, lane)
             return True
         return False
 
@@ -297,7 +293,7 @@ class Delivering:
         is_kept = chunk.attempt in lane.rare.kept_back
         if is_kept:
             self._parking.bring_back(lane, chunk.attempt)
-        return self._returning.take_back(lane, chunk.attempt) or is_kept
+        return self._flights.take_back(lane, chunk.attempt) or is_kept
 
     def _dead_letter(self, lane: Lane, position: Position, now_ms: int) -> None:
         if lane.rare is not None:

@@ -18,7 +18,7 @@ flight elsewhere drains by that very fact, and one that comes back drains no mor
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, count
+from itertools import chain
 
 from seqgate.types import Position
 from services.dispatcher.core.effects import Assigned, Drain, Options, Outgoing
@@ -48,24 +48,30 @@ class Flights:
             reads it empties it.
         is_blocked: whether there are so many that none is delivered for the first time: as many as
             may be, or that many before, and still half of them.
+        next_delivery: the number of the next delivery.
     """
 
     def __init__(
-        self, options: Options, parking: Parking, timers: Timers, first_delivery: int
+        self,
+        options: Options,
+        parking: Parking,
+        settling: Settling,
+        timers: Timers,
+        out: Outgoing,
+        totals: dict[str, int],
+        first_delivery: int,
     ) -> None:
         self.consumers: dict[int, Consumer] = {}
         self.unacked = 0
         self.handed_over: list[int] = []
         self.is_blocked = False
+        self.next_delivery = first_delivery
         self._options = options
         self._parking = parking
+        self._settling = settling
         self._timers = timers
-        self._numbers = count(first_delivery)
-
-    @property
-    def next_delivery(self) -> int:
-        """A number that is higher than that of any delivery so far."""
-        return next(self._numbers)
+        self._out = out
+        self._totals = totals
 
     @property
     def takes_more(self) -> bool:
@@ -111,7 +117,7 @@ class Flights:
         """An entry is on its way to a consumer."""
         deadline_ms = now_ms + consumer.ack_timeout_ms if consumer.ack_timeout_ms else None
         flight = Flight(
-            next(self._numbers),
+            self.next_delivery,
             consumer.id,
             lane,
             position,
@@ -120,6 +126,7 @@ class Flights:
             now_ms,
             deadline_ms,
         )
+        self.next_delivery += 1
         if deadline_ms is not None:
             self._timers.look_at(consumer, deadline_ms)
         lane.holder = consumer.id
@@ -221,31 +228,11 @@ class Flights:
             self.is_blocked = False
             self._parking.wake_all(Reason.SUBSCRIPTION_LIMIT)
 
-
-class Returning:
-    """How deliveries come back."""
-
-    def __init__(
-        self,
-        options: Options,
-        parking: Parking,
-        flights: Flights,
-        settling: Settling,
-        timers: Timers,
-        out: Outgoing,
-        totals: dict[str, int],
-    ) -> None:
-        self._options = options
-        self._parking = parking
-        self._flights = flights
-        self._settling = settling
-        self._timers = timers
-        self._out = out
-        self._totals = totals
+    # ---- what comes back
 
     def give_back(self, flight: Flight, not_before_ms: int = 0) -> None:
         """An entry is not in flight any more, and waits again."""
-        self._flights.land(flight)
+        self.land(flight)
         returned = Returned(flight.position, flight.messages, not_before_ms)
         self._parking.put_back(flight.lane, returned)
 
@@ -253,7 +240,7 @@ class Returning:
         """A chunk is not in flight any more: its consumer has no room for it beside other large
         messages. These go on; it waits for the turn of the last chunk, where its message is."""
         lane = flight.lane
-        self._flights.land(flight)
+        self.land(flight)
         if lane.unresolved and flight.position in lane.unresolved:
             lane.unresolved.remove(flight.position)
         self._parking.keep_back(lane, flight.position, attempt, now_ms)
@@ -334,12 +321,12 @@ class Returning:
     def time_out(self, consumer: Consumer, now_ms: int) -> None:
         """The first deliveries of a consumer may have timed out."""
         consumer.timer_ms = None
-        for flight in self._flights.late(consumer, now_ms):
+        for flight in self.late(consumer, now_ms):
             if flight.delivery in consumer.flights:  # none before it took it back
                 self._out.revoke(flight)
                 self._totals["timed_out"] += 1
                 self.fail(flight.lane, [(flight, 0)], now_ms)
-        self._flights.look_again(consumer, now_ms)
+        self.look_again(consumer, now_ms)
 
     def drain_over(self, lane: Lane, now_ms: int) -> None:
         """A consumer that does not own a key any more may have had its time to acknowledge it. What

@@ -33,7 +33,7 @@ each."""
 
 
 @dataclass(slots=True)
-class Attempt:
+class LargeMessage:
     """A large message, as far as it was read.
 
     Attributes:
@@ -57,13 +57,13 @@ class Ended(NamedTuple):
     end: Position
 
 
-class Attempts:
-    """See the module."""
+class LargeMessages:
+    """Large messages by attempt: one that is sent again is another one."""
 
     def __init__(self, settling: Settling) -> None:
         self._settling = settling
-        self._unfinished: OrderedDict[str, Attempt] = OrderedDict()
-        self._finished: OrderedDict[str, Attempt] = OrderedDict()
+        self._unfinished: OrderedDict[str, LargeMessage] = OrderedDict()
+        self._finished: OrderedDict[str, LargeMessage] = OrderedDict()
         self._over: OrderedDict[str, Ended] = OrderedDict()
         self._has_forgotten = False
         self._forgotten_to: Position | None = None
@@ -72,7 +72,7 @@ class Attempts:
         """A chunk was read for the first time, and is not acknowledged."""
         if not chunk.number and (chunk.number == 0 or self._get(chunk.attempt) is None):
             self._finished.pop(chunk.attempt, None)
-            self._unfinished[chunk.attempt] = Attempt(position, key)
+            self._unfinished[chunk.attempt] = LargeMessage(position, key)
             if len(self._unfinished) > UNFINISHED_MAX:
                 self._unfinished.popitem(last=False)
                 self._has_forgotten = True
@@ -87,7 +87,7 @@ class Attempts:
         if attempt is not None and not attempt.is_dead:
             del self._finished[name]
 
-    def note_over(self, name: str, position: Position) -> Attempt | None:
+    def note_over(self, name: str, position: Position) -> LargeMessage | None:
         """The log says there that an attempt will not be finished. Returns it, if it is known."""
         attempt = self._unfinished.pop(name, None)
         if attempt is not None or name not in self._finished:
@@ -103,7 +103,7 @@ class Attempts:
         when that was forgotten."""
         attempt = self._get(name)
         if attempt is None:
-            attempt = self._finished[name] = Attempt(position, key, last=position)
+            attempt = self._finished[name] = LargeMessage(position, key, last=position)
             self._keep_few()
         attempt.is_dead = True
 
@@ -142,7 +142,7 @@ class Attempts:
         if len(self._finished) > FINISHED_MAX:
             self._forget(self._finished.popitem(last=False)[1])
 
-    def _forget(self, attempt: Attempt) -> None:
+    def _forget(self, attempt: LargeMessage) -> None:
         """There are too many. Of what is acknowledged already nothing need be known: what continues
         it continues nothing."""
         if self._settling.is_settled(attempt.first) and not attempt.is_dead:
@@ -150,5 +150,5 @@ class Attempts:
         assert attempt.last is not None
         self._forgotten_to = max(attempt.last, self._forgotten_to or attempt.last)
 
-    def _get(self, name: str) -> Attempt | None:
+    def _get(self, name: str) -> LargeMessage | None:
         return self._unfinished.get(name) or self._finished.get(name)

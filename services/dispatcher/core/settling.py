@@ -80,12 +80,16 @@ class Settling:
         acknowledged: Acknowledged,
         partial: Mapping[Position, int],
         attempts: Mapping[Position, int],
-        doomed: Iterable[Position] = (),
+        doomed: Iterable[Position],
+        out: Outgoing,
+        totals: dict[str, int],
     ) -> None:
         self.acknowledged = acknowledged
         self.partial = dict(partial)
         self.attempts = dict(attempts)
         self.doomed = set(doomed)
+        self._out = out
+        self._totals = totals
         self._batch = Batch(1)
         self._persisting: Batch | None = None
         self._to_record: dict[Position, Lane] = {}
@@ -147,6 +151,21 @@ class Settling:
         """An entry that is not in flight is acknowledged; None: it is no message."""
         self._batch.parts.pop(position, None)
         self._batch.whole[position] = lane
+
+    def pass_over(
+        self, positions: Sequence[Position], because: Because, lane: Lane | None = None
+    ) -> None:
+        """Acknowledge entries that neither wait nor are in flight, and that no consumer can have;
+        they were in this lane, if in any."""
+        for position in positions:
+            self.settle_whole(position, lane)
+        self.record_passed(positions, because)
+
+    def record_passed(self, positions: Sequence[Position], because: Because) -> None:
+        """These were acknowledged though no consumer received them."""
+        self._totals["passed_entries"] += len(positions)
+        if positions:
+            self._out.add(Passed(tuple(positions), because))
 
     def persist(self) -> Persist | None:
         """What to make durable next; None: nothing, or something is being made durable."""
@@ -284,27 +303,3 @@ class Gaps:
     def forget(self, key: bytes) -> ForgetKey | None:
         """Nothing need be known of a key any more. Returns what to do; None: nothing was."""
         return None if self.keys.pop(remembered(key), None) is None else ForgetKey(key)
-
-
-class Passing:
-    """Entries that are acknowledged though no consumer received them."""
-
-    def __init__(self, settling: Settling, out: Outgoing, totals: dict[str, int]) -> None:
-        self._settling = settling
-        self._out = out
-        self._totals = totals
-
-    def pass_over(
-        self, positions: Sequence[Position], because: Because, lane: Lane | None = None
-    ) -> None:
-        """Entries that do not wait, and are not in flight, are acknowledged; they were in this
-        lane, if they were in any."""
-        for position in positions:
-            self._settling.settle_whole(position, lane)
-        self.note(positions, because)
-
-    def note(self, positions: Sequence[Position], because: Because) -> None:
-        """These were acknowledged, and nobody received them."""
-        self._totals["passed_entries"] += len(positions)
-        if positions:
-            self._out.add(Passed(tuple(positions), because))

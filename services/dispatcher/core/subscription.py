@@ -57,14 +57,14 @@ from services.dispatcher.core.effects import (
     Read,
     Scan,
 )
-from services.dispatcher.core.flights import Flights, HandOver, Returning
+from services.dispatcher.core.flights import Flights, HandOver
 from services.dispatcher.core.judging import Judging
 from services.dispatcher.core.lane import Chunk, Consumer, Flight, Lane, Reason, Slot, Timers
-from services.dispatcher.core.large import Attempts
+from services.dispatcher.core.large import LargeMessages
 from services.dispatcher.core.parking import Parking
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Selector, SlotRange
-from services.dispatcher.core.settling import Gaps, Passing, Settling
+from services.dispatcher.core.settling import Gaps, Settling
 from services.dispatcher.core.verdicts import Waits, oldest
 
 TOTALS: Final = (
@@ -147,28 +147,22 @@ class Subscription:
         delayed = delayed or DelayedBytes(options.delayed_bytes_max)
         waits = Waits(durable.waits)
         self.parking = parking = Parking(options, selector, timers, self.totals, delayed, waits)
-        self.flights = flights = Flights(options, parking, timers, first_delivery)
         self.settling = settling = Settling(
-            durable.acknowledged, durable.partial, durable.attempts, durable.doomed
+            durable.acknowledged,
+            durable.partial,
+            durable.attempts,
+            durable.doomed,
+            out,
+            self.totals,
+        )
+        self.flights = flights = Flights(
+            options, parking, settling, timers, out, self.totals, first_delivery
         )
         self.gaps = gaps = Gaps(options, durable.keys)
-        self.large = Attempts(settling)
-        self.passing = passing = Passing(settling, out, self.totals)
+        self.large = large = LargeMessages(settling)
         self.judging = Judging(options, parking, settling, self.totals)
         self.handover = HandOver(options, selector, parking, flights, timers, out)
-        self.returning = Returning(options, parking, flights, settling, timers, out, self.totals)
-        self.delivering = Delivering(
-            options,
-            parking,
-            flights,
-            settling,
-            gaps,
-            timers,
-            out,
-            self.large,
-            passing,
-            self.returning,
-        )
+        self.delivering = Delivering(options, parking, flights, settling, gaps, large, timers, out)
 
         self.consumers = flights.consumers
         self.lanes = parking.lanes
@@ -246,7 +240,7 @@ class Subscription:
 
     @property
     def next_delivery(self) -> int:
-        """A number that is higher than that of any delivery so far."""
+        """The number of the next delivery."""
         return self.flights.next_delivery
 
     @property
@@ -305,7 +299,7 @@ class Subscription:
         return None
 
     def end(self) -> None:
-        """Another machine takes the place of this one, or none: it is asked nothing any more."""
+        """Another machine takes the place of this one, or none: it must not be used any more."""
         self.parking.delays.clear()
 
     # ---- consumers
@@ -357,13 +351,13 @@ class Subscription:
         all of them; who is not known has left before."""
         for consumer in consumers:
             if consumer in self.consumers:
-                self.returning.lose(self._remove(consumer))
+                self.flights.lose(self._remove(consumer))
         return self._reassigned(now_ms)
 
     def close(self, consumer: int, now_ms: int) -> list[Effect]:
         """Somebody says goodbye: nothing of what it had in flight counts as failed."""
         for flight in self._remove(consumer):
-            self.returning.give_back(flight)
+            self.flights.give_back(flight)
             self.totals["returned"] += 1
             self.parking.wake(flight.lane)
         return self._reassigned(now_ms)
@@ -418,7 +412,7 @@ class Subscription:
                     continue
                 entry = counted
             self.parking.keep_read(entry, key, now_ms)
-        self.passing.pass_over(passed, Because.HEADLESS)
+        self.settling.pass_over(passed, Because.HEADLESS)
         return self._effects(now_ms)
 
     def _is_useless(self, entry: Entry, chunk: Chunk) -> bool:
@@ -436,7 +430,7 @@ class Subscription:
             kept = self.parking.take_kept(lane, chunk.attempt)
             for position in kept:
                 self.verdicts.forget(lane, position)
-            self.passing.pass_over(kept, Because.HEADLESS, lane)
+            self.settling.pass_over(kept, Because.HEADLESS, lane)
 
     def _abort(self, name: str, position: Position) -> None:
         """An attempt at a large message will not be finished: what is kept back of it is part of no
@@ -448,7 +442,7 @@ class Subscription:
             return
         if name in lane.rare.kept_back:
             self._drop_kept(lane, name)
-        if self.returning.take_back(lane, name):
+        if self.flights.take_back(lane, name):
             self.parking.wake(lane)
 
     def _drop_kept(self, lane: Lane, name: str) -> None:
@@ -477,11 +471,11 @@ class Subscription:
                     self._pass_kept(entry.chunk, key)
                 continue
             self._keep_scanned(entry, key, now_ms)
-        self.passing.pass_over(passed, Because.HEADLESS)
+        self.settling.pass_over(passed, Because.HEADLESS)
         reached = self._reached(entries)
         if reached is not None:
             found = {entry.position for entry in entries}
-            self.passing.pass_over(self.parking.gone(reached, found), Because.GONE)
+            self.settling.pass_over(self.parking.gone(reached, found), Because.GONE)
         last = None if reached is None or reached >= end else reached
         self._to_scan = self.parking.end_page(last)
         return self._effects(now_ms)
@@ -592,7 +586,7 @@ class Subscription:
                 passed.append(flight.position)
                 self.settling.settle(flight, flight.unacked)
                 self.flights.permit(known, flight.unacked.bit_count())
-        self.passing.note(passed, Because.GONE)
+        self.settling.record_passed(passed, Because.GONE)
         return self._effects(now_ms)
 
     def refuse(
@@ -614,7 +608,7 @@ class Subscription:
                 of_lane.append((flight, item.delay_ms))
         for lane, flights in failed.items():
             self.totals["refused"] += len(flights)
-            self.returning.fail(lane, flights, now_ms)
+            self.flights.fail(lane, flights, now_ms)
         self._count_stale(outcomes)
         return self._effects(now_ms), outcomes
 
@@ -645,13 +639,13 @@ class Subscription:
                 places.append(flight.position)
             else:
                 rests[lane, chunk.attempt] = flight.position
-            self.returning.give_back(flight)
+            self.flights.give_back(flight)
         for (lane, attempt), position in rests.items():
-            last = self.returning.take_back_rest(lane, attempt, position)
+            last = self.flights.take_back_rest(lane, attempt, position)
             lanes[lane] += [] if last is None else [last]
         for lane, places in lanes.items():
             if self.options.orders_keys and places:
-                self.returning.take_back_after(lane, min(places))
+                self.flights.take_back_after(lane, min(places))
             self.parking.wake(lane)
         self.totals["returned"] += outcomes.count(Outcome.DONE)
         self._count_stale(outcomes)
@@ -665,9 +659,9 @@ class Subscription:
         if self.large.is_over(chunk.attempt, flight.position):
             self.settling.settle(flight, 1)
         elif self.parking.kept_back >= KEPT_BACK_MAX:
-            self.returning.fail(lane, [(flight, None)], now_ms)
+            self.flights.fail(lane, [(flight, None)], now_ms)
         else:
-            self.returning.keep_back(flight, chunk.attempt, now_ms)
+            self.flights.keep_back(flight, chunk.attempt, now_ms)
         return True
 
     def renew(self, consumer: int, deliveries: Iterable[int], now_ms: int) -> list[Outcome]:
@@ -724,7 +718,7 @@ class Subscription:
             self.totals["dead_lettered"] += 1
             self.settling.settle_whole(position, lane)
         else:
-            self.passing.pass_over([position], because, lane)
+            self.settling.pass_over([position], because, lane)
         if self.options.orders_keys:
             lane.note_unresolved(position)
         if self.options.kind is Kind.SHARED or lane.is_released:
@@ -781,10 +775,10 @@ class Subscription:
         for subject in self.timers.due(now_ms):
             match subject:
                 case Consumer():
-                    self.returning.time_out(subject, now_ms)
+                    self.flights.time_out(subject, now_ms)
                 case Lane():
                     subject.timer_ms = None
-                    self.returning.drain_over(subject, now_ms)
+                    self.flights.drain_over(subject, now_ms)
                     self.judging.give_up(subject, self.verdicts.note_due(subject, now_ms))
                     self._give_up_unfinished(subject, now_ms)
                     self.parking.wake(subject)

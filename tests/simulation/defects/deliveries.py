@@ -6,10 +6,10 @@ from typing import Any
 from seqgate.client._assembler import Assembler, _Context
 from seqgate.types import Position
 from services.dispatcher.core.effects import Effect, Outcome
-from services.dispatcher.core.flights import Returning
+from services.dispatcher.core.flights import Flights
 from services.dispatcher.core.judging import Judging
 from services.dispatcher.core.lane import Chunk, Lane
-from services.dispatcher.core.large import Attempts
+from services.dispatcher.core.large import LargeMessages
 from services.dispatcher.core.subscription import Subscription
 from services.runtime.silence import Spoken
 from tests.simulation.defects import defect
@@ -17,10 +17,10 @@ from tests.simulation.defects import defect
 
 @defect("A6", "a chunk whose first is not there is delivered, and refused for ever")
 def deliver_headless_chunks(patch: Any) -> None:
-    def is_headless(self: Attempts, chunk: Chunk, position: Position) -> bool:
+    def is_headless(self: LargeMessages, chunk: Chunk, position: Position) -> bool:
         return False
 
-    patch.setattr(Attempts, "is_headless", is_headless)
+    patch.setattr(LargeMessages, "is_headless", is_headless)
 
 
 @defect("A7", "of more large messages than there is room for the oldest goes, and has failed")
@@ -52,15 +52,15 @@ def deliver_rests_of_rejected_messages(patch: Any) -> None:
 
 @defect("F6", "what is taken from a consumer at the drain deadline has failed")
 def count_drained_as_failed(patch: Any) -> None:
-    drain_over = Returning.drain_over
+    drain_over = Flights.drain_over
 
-    def fail(self: Returning, lane: Lane, now_ms: int) -> None:
+    def fail(self: Flights, lane: Lane, now_ms: int) -> None:
         before = sorted(lane.flights.values(), key=lambda flight: flight.position)
         drain_over(self, lane, now_ms)
         for flight in [each for each in before if each.position not in lane.flights][:1]:
             self._settling.note_failure(flight)
 
-    patch.setattr(Returning, "drain_over", fail)
+    patch.setattr(Flights, "drain_over", fail)
 
 
 @defect("F7", "of a topic that comes in order, a held key is not released by the key of a message")
