@@ -26,9 +26,10 @@ from seqgate.client._live_units import LiveUnits, Resolved
 from seqgate.client._received import Received, Token
 from seqgate.client._receiver_queue import Permits, ReceiverLimits, ReceiverQueue
 from seqgate.client._settling import Settling, no_such_message, stale
-from seqgate.client._subscribing import Incomplete, RetryPolicy, position_of, sticky_key
+from seqgate.client._subscribing import Incomplete, RetryPolicy, position_of
 from seqgate.client._unit import Ticket, Unit, What, messages_in
 from seqgate.errors import SeqgateError, UnavailableError
+from seqgate.keys import sticky_key
 from seqgate.message_id import MessageId
 
 _FINAL: Final = frozenset(

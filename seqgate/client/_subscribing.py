@@ -1,6 +1,5 @@
 """What a consumer asks of its subscription: in the application's words, and on the wire."""
 
-from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -228,24 +227,6 @@ def delay_to_wire(delay_s: float) -> int:
     if not 0 <= delay_s <= DELAY_MAX_S:
         raise InvalidRequestError("a delay is 0 to 86,400 s", reason="INVALID_SETTLEMENT")
     return round(delay_s * 1000)
-
-
-def sticky_key(metadata: entry_pb2.EntryMetadata) -> bytes:
-    """The bytes that say which entries belong together: the ordering key, else the key, else one of
-    the message's own."""
-    if metadata.HasField("ordering_key"):
-        return metadata.ordering_key
-    if metadata.HasField("partition_key"):
-        text = metadata.partition_key
-        return _decoded(text) if metadata.partition_key_b64_encoded else text.encode()
-    return f"{metadata.producer_name}-{metadata.sequence_id}".encode()
-
-
-def _decoded(text: str) -> bytes:
-    try:
-        return b64decode(text)
-    except ValueError:  # the ledger refuses such keys; whoever stored it meant the text
-        return text.encode()
 
 
 def position_of(wire: entry_pb2.Position) -> Position:

@@ -1,10 +1,10 @@
 """What the machine must know of a stored entry: its metadata only, no payload is opened."""
 
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
+from seqgate.keys import sticky_key
 from seqgate.types import Position
 from services.dispatcher.core.effects import ACCEPT, Entry
 from services.dispatcher.core.lane import Chunk
-from services.dispatcher.core.selectors import sticky_key
 
 
 def position_of(stored: StoredEntry) -> Position:
@@ -18,13 +18,6 @@ def entry_of(stored: StoredEntry, verdict: int = ACCEPT) -> Entry:
     position = position_of(stored)
     if metadata.HasField("marker_type"):
         return Entry(position, None)
-    key = sticky_key(
-        metadata.ordering_key if metadata.HasField("ordering_key") else None,
-        metadata.partition_key if metadata.HasField("partition_key") else None,
-        base64_encoded=metadata.partition_key_b64_encoded,
-        producer=metadata.producer_name if metadata.HasField("producer_name") else None,
-        sequence_id=metadata.sequence_id if metadata.HasField("sequence_id") else None,
-    )
     chunk = None
     if metadata.num_chunks_from_msg > 1:
         is_last = metadata.chunk_id == metadata.num_chunks_from_msg - 1
@@ -32,7 +25,7 @@ def entry_of(stored: StoredEntry, verdict: int = ACCEPT) -> Entry:
     aborts = f"{metadata.producer_name}\0{stored.aborts}" if stored.aborts else ""
     return Entry(
         position,
-        key,
+        sticky_key(metadata),
         metadata.num_messages_in_batch or 1,
         metadata.deliver_at_time,
         chunk,

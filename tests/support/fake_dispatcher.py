@@ -32,6 +32,7 @@ from seqgate.client._codec import (
     encode_batch,
     encode_single,
 )
+from seqgate.keys import sticky_key
 from seqgate.types import Position
 from services.dispatcher.core.effects import (
     AfterDeadLetter,
@@ -53,7 +54,7 @@ from services.dispatcher.core.effects import (
 )
 from services.dispatcher.core.lane import Chunk
 from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.core.selectors import Ring, sticky_key
+from services.dispatcher.core.selectors import Ring
 from services.dispatcher.core.subscription import Durable, Item, Refused, Subscription
 
 PRODUCER = "p"
@@ -558,13 +559,7 @@ async def serving_fake() -> AsyncIterator[FakeDispatcher]:
 def _entry(stored: ledger_pb2.StoredEntry) -> Entry:
     metadata = stored.metadata
     position = Position(stored.position.ledger_id, stored.position.entry_id)
-    key = sticky_key(
-        metadata.ordering_key if metadata.HasField("ordering_key") else None,
-        metadata.partition_key if metadata.HasField("partition_key") else None,
-        base64_encoded=False,
-        producer=metadata.producer_name,
-        sequence_id=metadata.sequence_id,
-    )
+    key = sticky_key(metadata)
     chunk = None
     if metadata.num_chunks_from_msg > 1:
         is_last = metadata.chunk_id == metadata.num_chunks_from_msg - 1

@@ -9,15 +9,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
+from seqgate.keys import NO_KEY, sticky_key
 from services.dispatcher.core.selectors import (
-    NO_KEY,
     RANGE_SLOTS,
     RING_SLOTS,
     hash31,
     range_slot,
     ring_slot,
-    sticky_key,
 )
+
+
+def key_of(
+    ordering_key: bytes | None,
+    partition_key: str | None,
+    *,
+    base64_encoded: bool,
+    producer: str | None,
+    sequence_id: int | None,
+) -> bytes:
+    metadata = EntryMetadata(
+        ordering_key=ordering_key,
+        partition_key=partition_key,
+        partition_key_b64_encoded=base64_encoded,
+        producer_name=producer,
+        sequence_id=sequence_id,
+    )
+    return sticky_key(metadata)
+
 
 # key, the whole hash, 31 bits of it, slot on a ring, slot in ranges
 VECTORS = [
@@ -77,7 +96,7 @@ def test_a_key_has_the_slots_that_pulsar_gives_it(
 def test_an_entry_without_a_key_is_its_own_key(
     producer: str, sequence_id: int, whole: int, ring: int, ranges: int
 ) -> None:
-    key = sticky_key(None, None, base64_encoded=False, producer=producer, sequence_id=sequence_id)
+    key = key_of(None, None, base64_encoded=False, producer=producer, sequence_id=sequence_id)
 
     assert key == f"{producer}-{sequence_id}".encode()
     assert mmh3.hash(key, 0, signed=False) == whole
@@ -91,7 +110,7 @@ def test_an_entry_without_a_key_is_its_own_key(
 def test_of_a_key_in_base64_the_bytes_are_hashed(
     encoded: bool, key: bytes, whole: int, ring: int
 ) -> None:
-    found = sticky_key(None, "AAECAw==", base64_encoded=encoded, producer="p", sequence_id=1)
+    found = key_of(None, "AAECAw==", base64_encoded=encoded, producer="p", sequence_id=1)
     assert found == key
     assert mmh3.hash(found, 0, signed=False) == whole
     assert ring_slot(found) == ring
@@ -173,7 +192,7 @@ def test_what_is_there_first_is_the_key(
     sequence_id: int | None,
     key: bytes,
 ) -> None:
-    found = sticky_key(
+    found = key_of(
         ordering_key,
         partition_key,
         base64_encoded=False,
@@ -184,17 +203,17 @@ def test_what_is_there_first_is_the_key(
 
 
 def test_an_ordering_key_that_is_empty_has_slot_1() -> None:
-    key = sticky_key(b"", "p", base64_encoded=False, producer="p", sequence_id=7)
+    key = key_of(b"", "p", base64_encoded=False, producer="p", sequence_id=7)
     assert (ring_slot(key), range_slot(key)) == (1, 1)
 
 
 def test_an_ordering_key_is_never_base64() -> None:
-    key = sticky_key(b"AAECAw==", "AAEC", base64_encoded=True, producer=None, sequence_id=None)
+    key = key_of(b"AAECAw==", "AAEC", base64_encoded=True, producer=None, sequence_id=None)
     assert key == b"AAECAw=="
 
 
 def partition_key(text: str) -> bytes:
-    return sticky_key(None, text, base64_encoded=True, producer="p", sequence_id=1)
+    return key_of(None, text, base64_encoded=True, producer="p", sequence_id=1)
 
 
 @pytest.mark.parametrize(

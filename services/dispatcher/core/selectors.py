@@ -17,9 +17,7 @@ They differ in how they cut: a Ring at points derived from consumers' names, Aut
 middle of the widest run, and Sticky where the consumers ask for.
 """
 
-import re
 from array import array
-from binascii import a2b_base64
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum, auto
@@ -43,34 +41,7 @@ RANGE_SLOTS: Final = 65_536
 SLOT_MAX: Final = 65_535
 """The highest slot, in a ring and in ranges."""
 
-NO_KEY: Final = b"NONE_KEY"
-"""The sticky key of an entry that says neither a key nor who sent it."""
-
 _HASH_BITS: Final = 0x7FFF_FFFF
-
-_BASE64: Final = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}(?:==)?|[A-Za-z0-9+/]{3}=?)?")
-
-
-def sticky_key(
-    ordering_key: bytes | None,
-    partition_key: str | None,
-    *,
-    base64_encoded: bool,
-    producer: str | None,
-    sequence_id: int | None,
-) -> bytes:
-    """The bytes that say which entries belong together: the ordering key, else the partition key,
-    else a key of the entry's own. What is there decides, be it empty; None: it is not there.
-
-    A partition key that is said to be base64 and is not counts as the text that it is.
-    """
-    if ordering_key is not None:
-        return ordering_key
-    if partition_key is not None:
-        return _partition_key_bytes(partition_key, base64_encoded=base64_encoded)
-    if producer is not None and sequence_id is not None:
-        return f"{producer}-{sequence_id}".encode()
-    return NO_KEY
 
 
 def hash31(key: bytes) -> int:
@@ -87,15 +58,6 @@ def range_slot(key: bytes, slots: int = RANGE_SLOTS) -> int:
     """A key's slot where `slots` slots, of which the lowest is never used, are divided into ranges:
     1 to slots - 1."""
     return hash31(key) % slots or 1
-
-
-def _partition_key_bytes(text: str, *, base64_encoded: bool) -> bytes:
-    # Java's decoder wants no padding, or all of it, and nothing that is not of the alphabet; it
-    # does not look at bits that are left over.
-    if base64_encoded and _BASE64.fullmatch(text):
-        digits = text.rstrip("=")
-        return a2b_base64(digits + "=" * (-len(digits) % 4))
-    return text.encode()
 
 
 RING_POINTS: Final = 100
