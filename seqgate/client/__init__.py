@@ -10,12 +10,12 @@ from seqgate.client._breaker import Breaker, BreakerState
 from seqgate.client._by_key import process_by_key
 from seqgate.client._chunking import Chunking
 from seqgate.client._client import Client, connect
-from seqgate.client._codec import Compression, Message
+from seqgate.client._codec import Compression
 from seqgate.client._consumer import Consumer
+from seqgate.client._message import Gap, Message, Received, Token
 from seqgate.client._outbox import Receipt
 from seqgate.client._producer import Producer
 from seqgate.client._reader import EARLIEST, LATEST, Missed, Reader, Start
-from seqgate.client._received import Gap, Received, Token
 from seqgate.client._subscribing import (
     AfterDeadLetter,
     Incomplete,

@@ -156,19 +156,21 @@ class Headless(NamedTuple):
 
     piece: Piece
 
+    @property
+    def dropped(self) -> Dropped:
+        """What to report when the message is given up."""
+        piece = self.piece
+        positions = (piece.position,)
+        return Dropped(
+            DropReason.HEADLESS, piece.producer, piece.sequence_id, piece.uuid, positions
+        )
+
 
 class Added(NamedTuple):
     """What a chunk brought about: what was let go, and what it completed or failed to complete."""
 
     dropped: tuple[Dropped, ...] = ()
     outcome: Assembled | Headless | None = None
-
-    @property
-    def permits(self) -> int:
-        """How many flow permits to give back at once: the chunk's own, 1, or 0 when it completed a
-        message, which carries the permit until the application takes it. (Pulsar's Java client
-        gives none for a last chunk without a head, and stalls: apache/pulsar#26675.)"""
-        return 0 if isinstance(self.outcome, Assembled) else 1
 
 
 @dataclass(slots=True)
@@ -229,12 +231,6 @@ class Assembler:
     def bytes_held(self) -> int:
         """How many bytes of payload they have together."""
         return sum(context.size_bytes for context in self._contexts.values())
-
-    @property
-    def first_held(self) -> Position | None:
-        """The lowest position held, where to read again from to miss nothing; None: nothing is
-        held. (A Pulsar reader that reconnects inside a message loses it.)"""
-        return min((context.first.position for context in self._contexts.values()), default=None)
 
     def add(self, piece: Piece, now_ms: int) -> Added:
         """Take a chunk, the next one in the log or one that is delivered again.

@@ -111,14 +111,14 @@ class Brake:
             self.state = BreakerState.HALF_OPEN
             self.due_ms = None
 
-    def note_taken(self, delivery: int, bit: int, now_ms: int) -> None:
+    def record_taken(self, delivery: int, bit: int, now_ms: int) -> None:
         """A message was handed out."""
         if self.state is BreakerState.HALF_OPEN:
             self._probe = delivery
             self._probes[delivery] = self._probes.get(delivery, 0) | bit
             self.due_ms = now_ms + _to_ms(self._breaker.pause_max_s)
 
-    def note_done(self, delivery: int, bits: int) -> None:
+    def record_acknowledged(self, delivery: int, bits: int) -> None:
         """Messages were acknowledged."""
         if self.state is BreakerState.CLOSED:
             self._count += 1
@@ -126,7 +126,7 @@ class Brake:
             self._enter(BreakerState.CLOSED, None)
             self._pause_ms = 0
 
-    def note_failed(self, delivery: int, bit: int, now_ms: int) -> None:
+    def record_refused(self, delivery: int, bit: int, now_ms: int) -> None:
         """A message was refused."""
         if self.state is BreakerState.CLOSED:
             self._count += 1
@@ -140,7 +140,7 @@ class Brake:
         elif self._is_probe(delivery, bit):
             self._open(now_ms)
 
-    def note_lost(self) -> None:
+    def forget_probes(self) -> None:
         """No delivery counts any more."""
         self._probe = None
         self._probes.clear()
@@ -160,7 +160,7 @@ class Brake:
         self.due_ms = due_ms
         self._count = 0
         self._failures.clear()
-        self.note_lost()
+        self.forget_probes()
 
 
 def _to_ms(seconds: float) -> int:

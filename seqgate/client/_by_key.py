@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from seqgate.client._consumer import Consumer
-from seqgate.client._received import Received
+from seqgate.client._message import Received
 from seqgate.errors import ConsumerClosedError, CorruptMessageError
 from seqgate.telemetry.spans import fail_with
 

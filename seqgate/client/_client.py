@@ -13,9 +13,9 @@ from seqgate.client._channel import PLAIN, Security, open_channel
 from seqgate.client._chunking import Chunking
 from seqgate.client._codec import Compression
 from seqgate.client._consumer import Consumer, Subscribing
+from seqgate.client._inbox import ReceiverLimits
 from seqgate.client._producer import Producer
 from seqgate.client._reader import EARLIEST, Missed, Reader, Start
-from seqgate.client._receiver_queue import ReceiverLimits
 from seqgate.client._subscribing import (
     Incomplete,
     KeyRange,

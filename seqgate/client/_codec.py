@@ -14,6 +14,8 @@ import zstandard
 
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.client._assembler import Piece
+from seqgate.client._message import Message
 from seqgate.errors import CorruptMessageError
 from seqgate.message_id import ChunkMessageId, MessageId
 from seqgate.payloads import PayloadDamaged, open_batch, unpack
@@ -83,45 +85,6 @@ class Sealed(NamedTuple):
 
     metadata: entry_pb2.EntryMetadata
     body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A message as it is read.
-
-    Attributes:
-        topic: its topic's full name.
-        id: where it is.
-        payload: the application's bytes.
-        producer_name: who published it.
-        sequence_id: under which id.
-        publish_time_ms: when, in milliseconds since 1970 by the producer's clock.
-        append_time_ms: when it was stored, in milliseconds since 1970 by the service's clock.
-        key: the key; of a key that is bytes, their base64.
-        ordering_key, properties, event_time_ms: as they were published. A dead letter's properties
-            say where it comes from as well.
-        has_bytes_key: whether the key was published as bytes.
-    """
-
-    topic: str
-    id: MessageId
-    payload: bytes
-    producer_name: str
-    sequence_id: int
-    publish_time_ms: int
-    append_time_ms: int
-    key: str | None = None
-    ordering_key: bytes | None = None
-    properties: Mapping[str, str] = field(default_factory=dict)
-    event_time_ms: int | None = None
-    has_bytes_key: bool = False
-
-    @property
-    def key_bytes(self) -> bytes | None:
-        """The key in bytes; of a key that is text, its UTF-8."""
-        if self.key is None:
-            return None
-        return base64.b64decode(self.key) if self.has_bytes_key else self.key.encode()
 
 
 class Fields(NamedTuple):
@@ -373,6 +336,31 @@ def checked_payload(stored: ledger_pb2.StoredEntry) -> bytes:
     ):
         raise corrupt(stored, "a payload does not match its checksum")
     return payload
+
+
+def piece_of(stored: ledger_pb2.StoredEntry) -> Piece:
+    """A chunk's entry as the assembler takes it.
+
+    Raises:
+        CorruptMessageError: the payload does not match its checksum.
+    """
+    metadata = stored.metadata
+    return Piece(
+        position_of(stored.position),
+        metadata.producer_name,
+        metadata.sequence_id,
+        metadata.uuid,
+        metadata.chunk_id,
+        metadata.num_chunks_from_msg,
+        metadata.total_chunk_msg_size,
+        metadata.message_crc32c if metadata.HasField("message_crc32c") else None,
+        checked_payload(stored),
+    )
+
+
+def position_of(wire: entry_pb2.Position) -> Position:
+    """A position as a value."""
+    return Position(wire.ledger_id, wire.entry_id)
 
 
 def corrupt(stored: ledger_pb2.StoredEntry, message: str) -> CorruptMessageError:

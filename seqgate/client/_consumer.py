@@ -16,9 +16,8 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc as pb_grpc
 from seqgate.client._assembler import AssemblyLimits, Dropped, DropReason
 from seqgate.client._breaker import Breaker, BreakerState
 from seqgate.client._channel import Backoff
-from seqgate.client._received import Received
-from seqgate.client._receiver_queue import ReceiverLimits
-from seqgate.client._receiving import Receiving
+from seqgate.client._inbox import Inbox, ReceiverLimits
+from seqgate.client._message import Received
 from seqgate.client._status import error_of_call
 from seqgate.client._subscribing import (
     Incomplete,
@@ -130,7 +129,7 @@ class Consumer:
         self._open_timeout_s = open_timeout_s
         out_of_order = subscribing.options.allow_out_of_order_delivery
         is_ordered = subscribing.type is not SubscriptionType.SHARED and not out_of_order
-        self._machine = Receiving(
+        self._inbox = Inbox(
             str(subscribing.topic),
             is_ordered=is_ordered,
             is_one_key=is_ordered and subscribing.type is SubscriptionType.EXCLUSIVE,
@@ -194,17 +193,17 @@ class Consumer:
     @property
     def buffered(self) -> int:
         """How many messages have arrived and are not handed out."""
-        return self._machine.buffered
+        return self._inbox.buffered
 
     @property
     def dropped(self) -> Mapping[DropReason, int]:
         """How many chunks of large messages were let go, by reason."""
-        return dict(self._machine.dropped)
+        return dict(self._inbox.dropped)
 
     @property
     def breaker_state(self) -> BreakerState:
         """What the breaker does now; CLOSED where there is none."""
-        return self._machine.breaker_state
+        return self._inbox.breaker_state
 
     def __aiter__(self) -> "Consumer":
         return self
@@ -213,7 +212,7 @@ class Consumer:
         """The next message; waits for it. The iteration ends when the consumer is closed. Raises
         what `receive` raises but for TimeoutError."""
         try:
-            return await self._receive(hold=False)
+            return await self._receive(lock=False)
         except ConsumerClosedError:
             raise StopAsyncIteration from None
 
@@ -231,22 +230,22 @@ class Consumer:
             SeqgateError: what ended the consumer; see `open`.
         """
         if timeout_s is None:
-            return await self._receive(hold=False)
+            return await self._receive(lock=False)
         async with asyncio.timeout(timeout_s):
-            return await self._receive(hold=False)
+            return await self._receive(lock=False)
 
     async def receive_and_hold(self) -> tuple[Received, bytes]:
         """The next message of a key that nobody holds, and the key, which is held now: no task gets
         another message of it until `release`. For who processes keys side by side; process_by_key
         does. Raises what `receive` raises."""
-        message = await self._receive(hold=True)
-        key = self._machine.key_of(message)
+        message = await self._receive(lock=True)
+        key = self._inbox.key_of(message)
         assert key is not None
         return message, key
 
     def release(self, key: bytes) -> None:
         """Hold a key no more."""
-        self._machine.release(key)
+        self._inbox.unlock(key)
         self._changed.set()
 
     def processing(self, message: Received) -> AbstractContextManager[Span]:
@@ -278,8 +277,8 @@ class Consumer:
         Acknowledgements are sent together: after 5 ms, or when there are 1,000."""
         future = self._future()
         self._spans.settling(ACK, message, future)
-        self._machine.acknowledge(message.token, future)
-        self._settle_up()
+        self._inbox.acknowledge(message.token, future)
+        self._perform()
         return future
 
     async def ack_id(self, message_id: MessageId) -> None:
@@ -288,8 +287,8 @@ class Consumer:
         and InvalidRequestError when the batch has no such message."""
         future = self._future()
         self._spans.settling(ACK, None, future)
-        self._machine.acknowledge_id(message_id, future)
-        self._settle_up()
+        self._inbox.acknowledge_id(message_id, future)
+        self._perform()
         await future
 
     async def ack_through(self, message: Received) -> None:
@@ -308,8 +307,8 @@ class Consumer:
             )
         future = self._future()
         self._spans.settling(ACK, message, future)
-        self._machine.acknowledge_through(message.token, future)
-        self._settle_up()
+        self._inbox.acknowledge_through(message.token, future)
+        self._perform()
         await future
 
     async def nack(self, message: Received, delay_s: float | None = None) -> None:
@@ -343,8 +342,8 @@ class Consumer:
         delay_ms = None if delay_s is None else delay_to_wire(delay_s)
         future = self._future()
         self._spans.settling(NACK, message, future)
-        self._machine.refuse(message.token, delay_ms, self._now_ms(), future)
-        self._settle_up()
+        self._inbox.refuse(message.token, delay_ms, self._now_ms(), future)
+        self._perform()
         return future
 
     async def reconsume_later(self, message: Received, delay_s: float) -> None:
@@ -357,8 +356,8 @@ class Consumer:
         """Have the whole of `ack_timeout_s` for a message again, from now on. Raises what `ack`
         raises. Without a time-out it only says whether the delivery still counts."""
         future = self._future()
-        self._machine.renew(message.token, self._now_ms(), future)
-        self._settle_up()
+        self._inbox.renew(message.token, self._now_ms(), future)
+        self._perform()
         await future
 
     async def seek(self, place: Place) -> None:
@@ -378,25 +377,25 @@ class Consumer:
         """
         start = start_to_wire(place)
         future = self._future()
-        self._machine.seek(start, future)
-        self._settle_up()
+        self._inbox.seek(start, future)
+        self._perform()
         await future
 
     def pause(self) -> None:
         """Take no more messages from the service. What has arrived, and what was permitted before,
         is handed out."""
-        self._machine.is_paused = True
+        self._inbox.is_paused = True
 
     def resume(self) -> None:
         """Take messages again."""
-        self._machine.is_paused = False
+        self._inbox.is_paused = False
         self._wake.set()
 
     async def flush(self) -> None:
         """Return when everything that was acknowledged or refused so far has its answer."""
-        self._machine.flush()
+        self._inbox.flush()
         self._wake.set()
-        while not self._machine.is_settled and self._failure is None and self._tasks:
+        while not self._inbox.is_answered and self._failure is None and self._tasks:
             self._changed.clear()
             await self._changed.wait()
 
@@ -437,8 +436,8 @@ class Consumer:
         try:
             if self._is_connected and not self._is_closing and self._failure is None:
                 self._is_closing = self._leave = True
-                self._machine.leave()
-                self._settle_up()
+                self._inbox.leave()
+                self._perform()
                 self._changed.set()
                 await asyncio.wait(self._tasks[:1], timeout=timeout_s)
         finally:
@@ -453,24 +452,24 @@ class Consumer:
 
     # ---- handing out
 
-    async def _receive(self, *, hold: bool) -> Received:
+    async def _receive(self, *, lock: bool) -> Received:
         while True:
             self._check_open()
-            message = self._take(hold=hold)
+            message = self._take(lock=lock)
             if message is not None:
                 return message
             self._changed.clear()
             await self._changed.wait()
 
-    def _take(self, *, hold: bool) -> Received | None:
+    def _take(self, *, lock: bool) -> Received | None:
         try:
-            message = self._machine.take(self._now_ms(), hold=hold)
+            message = self._inbox.take(self._now_ms(), lock=lock)
         except SeqgateError:
-            self._settle_up()
+            self._perform()
             raise
         self._wake.set()
-        if self._machine.due_ms != self._due_ms:
-            self._set_due(self._machine.due_ms)
+        if self._inbox.due_ms != self._due_ms:
+            self._set_due(self._inbox.due_ms)
         return message
 
     def _check_open(self) -> None:
@@ -483,10 +482,10 @@ class Consumer:
         self._check_open()
         return self._loop.create_future()
 
-    def _settle_up(self) -> None:
-        """Something was told to the machine: do what follows."""
-        machine = self._machine
-        for waiter, error in machine.take_resolved():
+    def _perform(self) -> None:
+        """Do what follows from a change of the inbox."""
+        inbox = self._inbox
+        for waiter, error in inbox.take_resolved():
             if waiter.done():
                 continue
             if error is None:
@@ -494,18 +493,18 @@ class Consumer:
             else:
                 waiter.set_exception(error)
                 waiter.exception()  # whoever waits is told; nobody has to
-        if self._linger is None and machine.collected:
+        if self._linger is None and inbox.collected:
             self._linger = self._loop.call_later(ACK_DELAY_S, self._flush_acks)
         self._wake.set()
-        if machine.due_ms != self._due_ms:
-            self._set_due(machine.due_ms)
-        for dropped in machine.take_dropped():
+        if inbox.due_ms != self._due_ms:
+            self._set_due(inbox.due_ms)
+        for dropped in inbox.take_dropped():
             if self._on_dropped is not None:
                 self._on_dropped(dropped)
 
     def _flush_acks(self) -> None:
         self._linger = None
-        self._machine.flush()
+        self._inbox.flush()
         self._wake.set()
 
     def _set_due(self, due_ms: int | None) -> None:
@@ -521,8 +520,8 @@ class Consumer:
 
     def _note_due(self) -> None:
         self._due = None
-        self._machine.advance(self._now_ms())
-        self._settle_up()
+        self._inbox.advance(self._now_ms())
+        self._perform()
         self._changed.set()
 
     def _now_ms(self) -> int:
@@ -610,11 +609,11 @@ class Consumer:
         self._first.subscribe.consumer_name = subscribed.consumer_name
         # A subscription that is deleted is not made again behind its deleter's back.
         self._first.subscribe.ClearField("create_at")
-        self._machine.subscribed(subscribed.epoch)
+        self._inbox.subscribed(subscribed.epoch)
         self._is_connected = True
         self._redirects = 0
         self._lost_s = None
-        self._settle_up()
+        self._perform()
         self._changed.set()
         if not self._opened.done():
             self._opened.set_result(None)
@@ -624,8 +623,8 @@ class Consumer:
             del self._subscribed.ranges[:]
             self._subscribed.ranges.extend(response.assigned.ranges)
             return
-        self._machine.receive(response, self._now_ms())
-        self._settle_up()
+        self._inbox.receive(response, self._now_ms())
+        self._perform()
         self._changed.set()
 
     async def _send(self, call: Any) -> None:
@@ -633,11 +632,11 @@ class Consumer:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                for request in self._machine.requests():
+                for request in self._inbox.requests():
                     if self._spans.are_settling:
-                        self._spans.carry(request, self._machine.waiters)
+                        self._spans.carry(request, self._inbox.waiters)
                     await call.write(request)
-                if self._leave and self._machine.is_sent:
+                if self._leave and self._inbox.is_sent:
                     await call.write(pb.ConsumeRequest(leave=pb.Leave()))
                     await call.done_writing()
                     return
@@ -647,12 +646,12 @@ class Consumer:
     async def _move_away(self) -> None:
         """The service is shutting down: hand out no more, and leave when what was handed out is
         settled, or when that takes too long."""
-        machine = self._machine
-        machine.leave()
-        self._settle_up()
+        inbox = self._inbox
+        inbox.leave()
+        self._perform()
         try:
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
-                while machine.unacked or not machine.is_settled:
+                while inbox.unacked or not inbox.is_answered:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -662,8 +661,8 @@ class Consumer:
 
     def _disconnect(self) -> None:
         self._is_connected = False
-        self._machine.disconnected()
-        self._settle_up()
+        self._inbox.disconnected()
+        self._perform()
         self._changed.set()
 
     # ---- time, and endings
@@ -675,9 +674,9 @@ class Consumer:
         while True:
             await asyncio.sleep(interval_s)
             if timeout_s and self._is_connected:
-                self._machine.renew_waiting(self._now_ms())
-            self._machine.expire(self._now_ms())
-            self._settle_up()
+                self._inbox.renew_waiting(self._now_ms())
+            self._inbox.expire(self._now_ms())
+            self._perform()
 
     def _end(self, error: SeqgateError) -> None:
         self._failure = error

@@ -23,7 +23,8 @@ from seqgate.client._assembler import (
     Piece,
 )
 from seqgate.client._channel import CALL_TIMEOUT_S, Backoff, translated
-from seqgate.client._codec import Message, checked_payload, corrupt, decode_entry, decode_large
+from seqgate.client._codec import corrupt, decode_entry, decode_large, piece_of, position_of
+from seqgate.client._message import Message
 from seqgate.client._status import error_of_call
 from seqgate.client._tracing import Reading
 from seqgate.errors import (
@@ -205,7 +206,7 @@ class Reader:
         reply = await translated(self._stub.LastMessageId(request, timeout=CALL_TIMEOUT_S))
         if not reply.HasField("last"):
             return False
-        last = Position(reply.last.ledger_id, reply.last.entry_id)
+        last = position_of(reply.last)
         if self._after is None and self._at is None:
             return self._start == EARLIEST
         if self._after is not None:
@@ -248,7 +249,7 @@ class Reader:
         ends."""
         try:
             response = await self._next_response()
-        except _Dropped:
+        except _CallDropped:
             return True
         except (UnavailableError, InUseError, LimitExceededError) as error:
             _check_retryable(error)
@@ -274,11 +275,11 @@ class Reader:
                 self._arrived.extend(response.entries.entries)
                 if self._spans.is_on:
                     self._arrived_ns = time.time_ns()
-                self._after = _position(response.entries.entries[-1])
+                self._after = position_of(response.entries.entries[-1].position)
             case "trimmed":
                 self._arrived.append(response.trimmed)
                 last = response.trimmed.last
-                self._after = Position(last.ledger_id, last.entry_id)
+                self._after = position_of(last)
         return True
 
     async def _next_response(self) -> Any:
@@ -286,7 +287,7 @@ class Reader:
         waits here is cancelled, the stream goes on, and what arrives is there for the next.
 
         Raises:
-            _Dropped: meanwhile the reader was closed, or told to go on from elsewhere.
+            _CallDropped: meanwhile the reader was closed, or told to go on from elsewhere.
         """
         if self._reading is None:
             if self._call is None:
@@ -296,7 +297,7 @@ class Reader:
         reading = self._reading
         await asyncio.wait([reading])
         if self._reading is not reading:
-            raise _Dropped
+            raise _CallDropped
         self._reading = None
         try:
             response = reading.result()
@@ -320,7 +321,7 @@ class Reader:
     def _note_started(self, started: pb.Started) -> None:
         # "Latest" is one place: where the topic ended when the reader first connected.
         if self._start == LATEST and self._after is None and started.HasField("last"):
-            self._after = Position(started.last.ledger_id, started.last.entry_id)
+            self._after = position_of(started.last)
         elif self._start == LATEST and self._after is None:
             self._start = EARLIEST
 
@@ -340,8 +341,8 @@ class Reader:
         except (CorruptMessageError, MessageTooLargeError) as damage:
             if not self._is_next(stored):
                 return
-            if self._floor is None or _position(stored) >= self._floor.position:
-                where = MessageId(*_position(stored))
+            if self._floor is None or position_of(stored.position) >= self._floor.position:
+                where = MessageId(*position_of(stored.position))
                 self._missed = Missed(where, where, damage)
                 return
             messages = []  # it ends before the reader's start
@@ -350,7 +351,7 @@ class Reader:
         self._arrived.popleft()
         if self._floor is not None:
             messages = [message for message in messages if message.id >= self._floor]
-            if _position(stored) > self._floor.position:
+            if position_of(stored.position) > self._floor.position:
                 self._floor = None
         self._buffer.extend(messages)
 
@@ -380,29 +381,28 @@ class Reader:
         if metadata.num_chunks_from_msg < 2:
             return list(decode_entry(self.topic, stored))
         self._log_time_ms = max(self._log_time_ms, stored.append_time)
-        added = self._assembler.add(_piece(stored), self._log_time_ms)
+        added = self._assembler.add(piece_of(stored), self._log_time_ms)
         for dropped in added.dropped:
             self._report(dropped)
             _raise_damage(dropped, stored)
         match added.outcome:
             case Assembled(_, _, _, body, positions):
                 return [decode_large(self.topic, stored, body, positions[0])]
-            case Headless(piece):
-                return await self._fetch(stored, piece)
+            case Headless() as headless:
+                return await self._fetch(stored, headless)
         return []
 
-    async def _fetch(self, last: pb.StoredEntry, piece: Piece) -> list[Message]:
+    async def _fetch(self, last: pb.StoredEntry, headless: Headless) -> list[Message]:
         """Read again the chunks of a message of which only the last is here, if it is whole in the
         log. It is not when it was trimmed, or never completed."""
         try:
-            assembled = await self._read_again(last, piece)
+            assembled = await self._read_again(last, headless.piece)
         except DataLossError as error:  # to go on, one must seek past the last chunk
             raise corrupt(last, "an earlier chunk of a large message is damaged") from error
         if assembled is not None:
             return [decode_large(self.topic, last, assembled.body, assembled.positions[0])]
         self._headless += 1
-        lost = (piece.producer, piece.sequence_id, piece.uuid, (piece.position,))
-        self._report(Dropped(DropReason.HEADLESS, *lost))
+        self._report(headless.dropped)
         return []
 
     async def _read_again(self, last: pb.StoredEntry, piece: Piece) -> Assembled | None:
@@ -426,7 +426,7 @@ class Reader:
         async for stored in entries:
             if (stored.metadata.producer_name, stored.metadata.uuid) != piece.attempt:
                 continue
-            added = assembler.add(_piece(stored), now_ms=0)
+            added = assembler.add(piece_of(stored), now_ms=0)
             for dropped in added.dropped:
                 _raise_damage(dropped, stored)
             if isinstance(added.outcome, Assembled):
@@ -461,7 +461,7 @@ class Reader:
             self._call = None
 
 
-class _Dropped(Exception):
+class _CallDropped(Exception):
     """The stream that was waited for is of no use any more."""
 
 
@@ -498,31 +498,6 @@ def _damaged_stretch(error: SeqgateError) -> Missed | None:
 
 def _place(where: MessageId) -> str:
     return f"{where.ledger_id}:{where.entry_id}"
-
-
-def _position(stored: pb.StoredEntry) -> Position:
-    return Position(stored.position.ledger_id, stored.position.entry_id)
-
-
-def _piece(stored: pb.StoredEntry) -> Piece:
-    """A chunk's entry, as the assembler takes it.
-
-    Raises:
-        CorruptMessageError: it is not what was published.
-    """
-    payload = checked_payload(stored)
-    metadata = stored.metadata
-    return Piece(
-        _position(stored),
-        metadata.producer_name,
-        metadata.sequence_id,
-        metadata.uuid,
-        metadata.chunk_id,
-        metadata.num_chunks_from_msg,
-        metadata.total_chunk_msg_size,
-        metadata.message_crc32c if metadata.HasField("message_crc32c") else None,
-        payload,
-    )
 
 
 def _raise_damage(dropped: Dropped, stored: pb.StoredEntry) -> None:

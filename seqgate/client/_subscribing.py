@@ -10,7 +10,6 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.errors import InvalidRequestError
 from seqgate.message_id import LATEST_ID, ChunkMessageId, MessageId
-from seqgate.types import Position
 
 DELAY_MAX_S: Final = 86_400.0
 """The longest delay, and the longest time-out, in seconds: a day."""
@@ -227,8 +226,3 @@ def delay_to_wire(delay_s: float) -> int:
     if not 0 <= delay_s <= DELAY_MAX_S:
         raise InvalidRequestError("a delay is 0 to 86,400 s", reason="INVALID_SETTLEMENT")
     return round(delay_s * 1000)
-
-
-def position_of(wire: entry_pb2.Position) -> Position:
-    """A position as a value."""
-    return Position(wire.ledger_id, wire.entry_id)

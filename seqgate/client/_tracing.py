@@ -28,7 +28,8 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanContext, SpanKind
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.entry.v1.entry_pb2 import TraceContext
-from seqgate.client._codec import Message, OutgoingMessage
+from seqgate.client._codec import OutgoingMessage
+from seqgate.client._message import Message
 from seqgate.client._outbox import Receipt
 from seqgate.errors import SeqgateError
 from seqgate.telemetry import extract, inject, names

@@ -42,9 +42,10 @@ from seqgate.client._codec import (
     decode_entry,
     encode_batch,
     encode_single,
+    piece_of,
+    position_of,
 )
 from seqgate.client._outbox import Outbox, Receipt
-from seqgate.client._reader import _piece, _position
 from seqgate.errors import StaleSequenceIdError
 from seqgate.message_id import ChunkMessageId
 from seqgate.types import Chunk, Position
@@ -789,7 +790,7 @@ class World:
             if entry.chunk is None:
                 found = [(each.sequence_id, each.payload) for each in decode_entry("t", stored)]
             else:
-                added = assembler.add(_piece(stored), 0)
+                added = assembler.add(piece_of(stored), 0)
                 if entry.producer in self._forgotten:
                     assert {each.reason for each in added.dropped} <= {DropReason.RESTARTED}
                 else:
@@ -810,8 +811,8 @@ class World:
             if first.position <= at <= said.position and entry.producer == producer
         ]
         assert pieces, f"{producer} was told that {message.sequence_id} is at {said}"
-        assert _position(pieces[0]) == first.position
-        assert _position(pieces[-1]) == said.position
+        assert position_of(pieces[0].position) == first.position
+        assert position_of(pieces[-1].position) == said.position
         if isinstance(said, ChunkMessageId):
             (uuid,) = {piece.metadata.uuid for piece in pieces}
             assert {piece.metadata.sequence_id for piece in pieces} == {message.sequence_id}

@@ -95,7 +95,6 @@ def take(assembler: Assembler, step: Step, now_ms: int = NOW_MS) -> list[str]:
         return [] if aborted is None else [told(aborted)]
     attempt, chunk_id, entry_id = step
     added = assembler.add(attempt.piece(chunk_id, Position(1, entry_id)), now_ms)
-    assert added.permits == (0 if isinstance(added.outcome, Assembled) else 1)
     return [*map(told, added.dropped), *outcome(added)]
 
 
@@ -270,38 +269,28 @@ def test_a_message_says_whose_it_is() -> None:
     assert added == Added((), Assembled("q", 7, "b", b"xyz", (Position(1, 1), Position(2, 0))))
 
 
-def test_a_last_chunk_without_a_head_gives_its_permit_back_and_is_the_owners() -> None:
-    """Pulsar's Java client keeps it, and stalls after a while (apache/pulsar#26675)."""
+def test_a_last_chunk_without_a_head_is_returned_and_not_counted() -> None:
     assembler = Assembler(AssemblyLimits())
     piece = A.piece(3, Position(1, 1))
     added = assembler.add(piece, NOW_MS)
     assert added == Added((), Headless(piece))
-    assert added.permits == 1
     assert not assembler.counts
 
 
-def test_what_is_held_can_be_asked_for() -> None:
+def test_messages_and_bytes_held_are_counted() -> None:
     assembler = Assembler(AssemblyLimits())
-    assert (assembler.messages, assembler.bytes_held, assembler.first_held) == (0, 0, None)
+    assert (assembler.messages, assembler.bytes_held) == (0, 0)
     feed(assembler, (A, 0, 3), (B, 0, 4), (A, 1, 5))
     assert (assembler.messages, assembler.bytes_held) == (2, 6)
-    assert assembler.first_held == Position(1, 3)
     feed(assembler, "a")
     assert (assembler.messages, assembler.bytes_held) == (1, 2)
-    assert assembler.first_held == Position(1, 4)
-
-
-def test_the_first_that_is_held_need_not_have_come_first() -> None:
-    assembler = Assembler(AssemblyLimits())
-    feed(assembler, (A, 0, 3), (B, 0, 4), (A, 0, 3))
-    assert assembler.first_held == Position(1, 3)
 
 
 def test_clearing_forgets_everything_and_counts_nothing() -> None:
     assembler = Assembler(AssemblyLimits())
     feed(assembler, (A, 0, 1), (B, 0, 2))
     assembler.clear()
-    assert (assembler.messages, assembler.bytes_held, assembler.first_held) == (0, 0, None)
+    assert (assembler.messages, assembler.bytes_held) == (0, 0)
     assert not assembler.counts
     assert feed(assembler, (RETRY, 0, 3), (A, 1, 2)) == ["HEADLESS a: 2"]
 
@@ -644,7 +633,6 @@ class Auditor:
             self._account(added.outcome.positions)
         if isinstance(added.outcome, Headless):
             self._account([added.outcome.piece.position])
-        assert added.permits == (0 if isinstance(added.outcome, Assembled) else 1)
 
     def _position_of(self, entry: Chunk) -> Position:
         if entry not in self._positions:
@@ -670,7 +658,6 @@ class Auditor:
     def _check(self) -> None:
         assembler = self.assembler
         assert sorted(held(assembler)) == sorted(self._inside)
-        assert assembler.first_held == min(self._inside, default=None)
         assert assembler.bytes_held == sum(self._sizes[each] for each in self._inside)
         assert assembler.bytes_held <= self.limits.bytes_max
         assert assembler.messages == len(assembler._by_message) <= self.limits.messages_max

@@ -20,9 +20,9 @@ def note(machine: Brake, outcomes: Iterable[bool], now_ms: int = 0) -> None:
     """Messages are acknowledged (True), or refused."""
     for is_done in outcomes:
         if is_done:
-            machine.note_done(0, 1)
+            machine.record_acknowledged(0, 1)
         else:
-            machine.note_failed(0, 1, now_ms)
+            machine.record_refused(0, 1, now_ms)
 
 
 def opened(now_ms: int = 0, longest_s: float = 5.0) -> Brake:
@@ -37,7 +37,7 @@ def probed(machine: Brake, delivery: int) -> int:
     assert machine.due_ms is not None
     now_ms = machine.due_ms
     assert machine.admits(now_ms, ANY)
-    machine.note_taken(delivery, 1, now_ms)
+    machine.record_taken(delivery, 1, now_ms)
     return now_ms
 
 
@@ -101,7 +101,7 @@ def test_one_message_is_tried_at_a_time() -> None:
 def test_a_probe_that_succeeds_closes_it_and_what_was_before_is_forgotten() -> None:
     machine = opened()
     probed(machine, 7)
-    machine.note_done(7, 1)
+    machine.record_acknowledged(7, 1)
     assert machine.state is BreakerState.CLOSED
     assert machine.due_ms is None
     note(machine, [False] * 3)
@@ -115,7 +115,7 @@ def test_a_probe_that_fails_opens_it_for_twice_as_long_up_to_a_bound() -> None:
     pauses = []
     for delivery in range(5):
         now_ms = probed(machine, delivery)
-        machine.note_failed(delivery, 1, now_ms)
+        machine.record_refused(delivery, 1, now_ms)
         assert machine.state is BreakerState.OPEN
         assert machine.due_ms is not None
         pauses.append(machine.due_ms - now_ms)
@@ -129,7 +129,7 @@ def test_what_was_handed_out_before_says_nothing() -> None:
     assert machine.due_ms == 1_000
     probed(machine, 7)
     note(machine, [True, False])
-    machine.note_done(7, 2)  # another message of that batch
+    machine.record_acknowledged(7, 2)  # another message of that batch
     assert machine.state is BreakerState.HALF_OPEN
 
 
@@ -137,9 +137,9 @@ def test_a_probe_that_counts_no_more_is_followed_by_another_one() -> None:
     machine = opened()
     now_ms = probed(machine, 7)
     assert machine.admits(now_ms, {8}.__contains__)
-    machine.note_taken(8, 1, now_ms)
+    machine.record_taken(8, 1, now_ms)
     assert not machine.admits(now_ms, {8}.__contains__)
-    machine.note_lost()
+    machine.forget_probes()
     assert machine.admits(now_ms, {8}.__contains__)
 
 
@@ -148,9 +148,9 @@ def test_a_probe_of_which_nothing_is_heard_is_followed_by_another_one_and_still_
     now_ms = probed(machine, 7)
     assert machine.due_ms == now_ms + 5_000
     assert machine.admits(machine.due_ms, ANY)
-    machine.note_taken(8, 1, machine.due_ms)
+    machine.record_taken(8, 1, machine.due_ms)
     assert machine.due_ms == now_ms + 10_000
-    machine.note_done(7, 1)
+    machine.record_acknowledged(7, 1)
     assert machine.state is BreakerState.CLOSED
 
 

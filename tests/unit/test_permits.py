@@ -2,7 +2,7 @@
 
 import pytest
 
-from seqgate.client._receiver_queue import EXPECTED_BYTES, Permits, ReceiverLimits, ReceiverQueue
+from seqgate.client._inbox import EXPECTED_BYTES, Permits, ReceiverLimits
 
 MIB = 1024 * 1024
 
@@ -11,17 +11,16 @@ MIB = 1024 * 1024
 def test_what_comes_before_any_size_is_known_is_bounded(budget: int) -> None:
     """By the budget, where messages are as large as they are thought to be; one always comes."""
     permits = Permits(ReceiverLimits(messages=1_000, size_bytes=budget))
-    granted = permits.grant(ReceiverQueue(is_ordered=True))
+    granted = permits.grant(0, 0)
     assert granted == max(1, budget // EXPECTED_BYTES)
 
 
 @pytest.mark.parametrize("budget", [1_000, 64 * MIB])
 def test_small_messages_get_all_permits_once_one_has_come(budget: int) -> None:
-    queue = ReceiverQueue(is_ordered=True)
     permits = Permits(ReceiverLimits(messages=1_000, size_bytes=budget))
-    permits.grant(queue)
+    permits.grant(0, 0)
     permits.use(1, 100)
-    permits.grant(queue)
+    permits.grant(0, 0)
     assert permits.outstanding == min(1_000, budget // 100)
 
 
@@ -29,11 +28,10 @@ def test_small_messages_get_all_permits_once_one_has_come(budget: int) -> None:
 def test_messages_that_become_large_count_at_once(large: int) -> None:
     """Nothing more is granted than fits if all are as large as the largest one of late."""
     budget = 64 * MIB
-    queue = ReceiverQueue(is_ordered=True)
     permits = Permits(ReceiverLimits(messages=1_000, size_bytes=budget))
     for _ in range(50):
         permits.use(1, 100)
     permits.clear()
     permits.use(1, large)
     permits.clear()
-    assert permits.grant(queue) * large <= budget
+    assert permits.grant(0, 0) * large <= budget

@@ -42,7 +42,7 @@ def let_the_oldest_go(patch: Any) -> None:
 
     patch.setattr(Assembler, "_newest_beside", oldest)
     patch.setattr(Subscription, "give_back", fail)
-    patch.setattr("seqgate.client._receiving._COMES_AGAIN", frozenset())
+    patch.setattr("seqgate.client._chunk_deliveries._NOT_NOW", frozenset())
 
 
 @defect("F5", "the rest of a large message of which filters rejected the beginning waits for ever")

@@ -13,9 +13,8 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client._assembler import AssemblyLimits
 from seqgate.client._breaker import Breaker
-from seqgate.client._received import Received
-from seqgate.client._receiver_queue import ReceiverLimits
-from seqgate.client._receiving import Receiving
+from seqgate.client._inbox import Inbox, ReceiverLimits
+from seqgate.client._message import Received
 from seqgate.client._subscribing import Incomplete, RetryPolicy
 from seqgate.errors import SeqgateError, StaleTokenError, UnavailableError
 from seqgate.types import Position
@@ -68,7 +67,7 @@ class World:
         self.kind = kind
         self.is_ordered = kind != pb.SUBSCRIPTION_TYPE_SHARED
         self.ack_timeout_ms = ack_timeout_ms
-        self.machine = Receiving(
+        self.inbox = Inbox(
             "t/n/topic",
             is_ordered=self.is_ordered,
             is_one_key=kind == pb.SUBSCRIPTION_TYPE_EXCLUSIVE,
@@ -103,7 +102,7 @@ class World:
         self.number = self.broker.subscribe(subscribe)
         self.stream: Stream = self.broker.streams[self.number]
         self.stream.outbox.get_nowait()
-        self.machine.subscribed(EPOCH)
+        self.inbox.subscribed(EPOCH)
         self.settle_up()
 
     def cut(self) -> None:
@@ -113,21 +112,21 @@ class World:
         self.down.clear()
         self.handed.clear()
         self.seen.clear()
-        self.machine.disconnected()
+        self.inbox.disconnected()
         self.settle_up()
         assert not self.waiting, "somebody waits for an answer that never comes"
         self.connect()
 
     def settle_up(self) -> None:
-        for waiter, error in self.machine.take_resolved():
+        for waiter, error in self.inbox.take_resolved():
             self.answer(waiter, error)
-        self.machine.take_dropped()
-        self.up.extend(self.machine.requests())
+        self.inbox.take_dropped()
+        self.up.extend(self.inbox.requests())
         while not self.stream.outbox.empty():
             response = self.stream.outbox.get_nowait()
             assert isinstance(response, pb.ConsumeResponse)
             self.down.append(response)
-        assert self.machine.buffered + max(self.machine.outstanding, 0) <= QUEUE + BATCH
+        assert self.inbox.buffered + max(self.inbox.outstanding, 0) <= QUEUE + BATCH
 
     def answer(self, waiter: int, error: SeqgateError | None) -> None:
         what = self.waiting.pop(waiter)
@@ -156,7 +155,7 @@ class World:
         if response.HasField("sought"):
             self.handed.clear()
             self.seen.clear()
-        self.machine.receive(response, self.broker.clock_ms)
+        self.inbox.receive(response, self.broker.clock_ms)
         self.settle_up()
 
     def begin_large(self, key: str) -> None:
@@ -173,15 +172,15 @@ class World:
 
     # ---- the application
 
-    def take(self, *, hold: bool = False) -> None:
-        message = self.machine.take(self.broker.clock_ms, hold=hold)
+    def take(self, *, lock: bool = False) -> None:
+        message = self.inbox.take(self.broker.clock_ms, lock=lock)
         if message is None:
             return
         token = message.token
-        held = self.machine.key_of(message)
+        held = self.inbox.key_of(message)
         assert held is not None
         assert held not in self.busy
-        if hold:
+        if lock:
             self.busy.append(held)
         assert (token.delivery, token.batch_index) not in self.tokens, "handed out twice"
         self.tokens.add((token.delivery, token.batch_index))
@@ -226,7 +225,7 @@ class World:
     def acknowledge(self, at: int) -> None:
         if self.handed:
             handed = self.handed.pop(at % len(self.handed))
-            self.machine.acknowledge(handed.message.token, self.waiter("ack"))
+            self.inbox.acknowledge(handed.message.token, self.waiter("ack"))
             self.settle_up()
 
     def refuse(self, at: int) -> None:
@@ -234,7 +233,7 @@ class World:
             return
         handed = self.handed[at % len(self.handed)]
         now_ms = self.broker.clock_ms
-        self.machine.refuse(handed.message.token, 10, now_ms, self.waiter("nack"))
+        self.inbox.refuse(handed.message.token, 10, now_ms, self.waiter("nack"))
         self.forget(handed)
         self.settle_up()
 
@@ -247,10 +246,10 @@ class World:
 
     def release(self, at: int) -> None:
         if self.busy:
-            self.machine.release(self.busy.pop(at % len(self.busy)))
+            self.inbox.unlock(self.busy.pop(at % len(self.busy)))
 
     def seek(self) -> None:
-        self.machine.seek(pb.Start(earliest=pb.Earliest()), self.waiter("seek"))
+        self.inbox.seek(pb.Start(earliest=pb.Earliest()), self.waiter("seek"))
         self.settle_up()
 
     def give_away(self, at: int) -> None:
@@ -267,7 +266,7 @@ class World:
         while self.open:
             self.go_on(0)
         for key in self.busy:
-            self.machine.release(key)
+            self.inbox.unlock(key)
         self.busy.clear()
         for _ in range(ROUNDS):
             self.broker.clock_ms += 1_000
@@ -284,11 +283,11 @@ class World:
                 break
         assert len(self.broker.done) == len(self.broker.log), "a message never came"
         assert not self.waiting
-        assert not self.machine.buffered
+        assert not self.inbox.buffered
 
     def rest(self) -> None:
         """Everything that is on its way arrives."""
-        self.machine.flush()
+        self.inbox.flush()
         self.settle_up()
         steps = 0
         while self.up or self.down or self.broker.pending:
@@ -329,7 +328,7 @@ def run(world: World, steps: list[tuple[str, int]]) -> None:
                 for _ in range(number + 1):
                     world.take()
             case "hold":
-                world.take(hold=True)
+                world.take(lock=True)
             case "release":
                 world.release(number)
             case "ack":
@@ -337,7 +336,7 @@ def run(world: World, steps: list[tuple[str, int]]) -> None:
             case "nack":
                 world.refuse(number)
             case "flush":
-                world.machine.flush()
+                world.inbox.flush()
             case "persist":
                 if world.broker.pending:
                     world.broker.complete()
@@ -345,7 +344,7 @@ def run(world: World, steps: list[tuple[str, int]]) -> None:
                 world.broker.clock_ms += number * 10
                 world.broker.tick()
             case "renew":
-                world.machine.renew_waiting(world.broker.clock_ms)
+                world.inbox.renew_waiting(world.broker.clock_ms)
             case "move":
                 world.give_away(number)
             case "seek":

@@ -1,0 +1,237 @@
+"""Chunks of incomplete messages, and the deliveries that carry them.
+
+The assembler knows chunks by position, and says which of them make a message or never will; the
+service knows them by delivery. This joins the two: what follows from a chunk is a list of effects,
+and each delivery is in exactly one of them:
+
+    Complete      all chunks of a message are here: they are one unit now
+    Damaged       a chunk is not what was published
+    Acknowledge   chunks that make no message, or whose message is not wanted
+    Refuse        chunks whose message this consumer cannot take: it counts as a failure
+    GiveBack      chunks that are delivered again, and did not fail
+
+Chunks are given back when one of their attempt was revoked or moved, or when there is no room or no
+time for them: the service delivers the attempt anew, from its first chunk. Chunks of it that it
+sent before it learnt of that are given back as well. So an attempt is *returning* until its first
+chunk arrives again, or everything given back is answered.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from typing import Final, NamedTuple, cast
+
+from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.client._assembler import (
+    Assembled,
+    Assembler,
+    AssemblyLimits,
+    Dropped,
+    DropReason,
+    Headless,
+)
+from seqgate.client._codec import piece_of
+from seqgate.client._subscribing import Incomplete
+from seqgate.errors import SeqgateError
+from seqgate.types import Position
+
+Attempt = tuple[str, str]
+"""An attempt to publish a large message: the producer's name, and the attempt's uuid."""
+
+_NEVER_COMPLETE: Final = frozenset(
+    (DropReason.ABORTED, DropReason.RESTARTED, DropReason.DUPLICATE, DropReason.CORRUPT)
+)
+"""Why chunks are acknowledged: they make a message nowhere."""
+
+_NOT_NOW: Final = frozenset((DropReason.EVICTED, DropReason.EXPIRED))
+"""Why chunks are given back: they are delivered again when it is the turn of their message."""
+
+
+class Complete(NamedTuple):
+    """A message is complete: its deliveries, where it begins, and its chunks end to end."""
+
+    deliveries: tuple[int, ...]
+    first: Position
+    body: bytes
+
+
+class Damaged(NamedTuple):
+    """The chunk that has just arrived is damaged. The rest of its attempt is given back."""
+
+    error: SeqgateError
+
+
+class Acknowledge(NamedTuple):
+    """Chunks to acknowledge."""
+
+    deliveries: tuple[int, ...]
+
+
+class Refuse(NamedTuple):
+    """Chunks to refuse, their key, and where they begin."""
+
+    deliveries: tuple[int, ...]
+    key: bytes
+    first: Position
+
+
+class GiveBack(NamedTuple):
+    """Chunks to give back; report the answer to `given_back`. With `no_room` they are delivered
+    again, with the rest of their message, when others are complete."""
+
+    deliveries: tuple[int, ...]
+    key: bytes
+    first: Position
+    attempt: Attempt
+    no_room: bool
+
+
+Effect = Complete | Damaged | Acknowledge | Refuse | GiveBack
+
+
+class _Chunk(NamedTuple):
+    """A chunk in the assembler."""
+
+    delivery: int
+    attempt: Attempt
+    key: bytes
+
+
+class ChunkDeliveries:
+    """See the module. Mutable, synchronous, one owner."""
+
+    def __init__(self, limits: AssemblyLimits, incomplete: Incomplete) -> None:
+        self.counts: Final = Counter[DropReason]()
+        """How many chunks were dropped, by reason."""
+        self._assembler = Assembler(limits, evicts_newest=True)
+        self._incomplete = incomplete
+        self._chunks: dict[Position, _Chunk] = {}
+        self._positions: dict[int, Position] = {}  # of the same, by delivery
+        self._unanswered: Counter[Attempt] = Counter()  # how many answers to GiveBack are to come
+        self._returning: set[Attempt] = set()
+        self._no_room: set[Attempt] = set()  # those of them that wait for others
+        self._reports: list[Dropped] = []
+
+    @property
+    def deliveries(self) -> Collection[int]:
+        """The deliveries of all chunks of incomplete messages."""
+        return self._positions.keys()
+
+    def take_dropped(self) -> list[Dropped]:
+        """Chunks that were dropped since the last call."""
+        reports, self._reports = self._reports, []
+        return reports
+
+    def add(
+        self, delivery: pb.Delivery, position: Position, key: bytes, now_ms: int
+    ) -> list[Effect]:
+        """A chunk has arrived."""
+        number = delivery.delivery
+        attempt = (delivery.metadata.producer_name, delivery.metadata.uuid)
+        chunk = _Chunk(number, attempt, key)
+        if attempt in self._returning:
+            if delivery.metadata.chunk_id:
+                return [self._give_back(attempt, {position: chunk})]
+            self._returning.discard(attempt)  # what was sent before has arrived before
+            self._no_room.discard(attempt)
+        self._chunks[position] = chunk
+        self._positions[number] = position
+        try:
+            piece = piece_of(cast("ledger_pb2.StoredEntry", delivery))
+        except SeqgateError as damage:
+            return [*self._abandon(attempt, gone=(number,)), Damaged(damage)]
+        added = self._assembler.add(piece, now_ms)
+        effects = self._drop(*added.dropped)
+        match added.outcome:
+            case Assembled(_, _, _, body, positions):
+                numbers = tuple(self._take_out(each).delivery for each in positions)
+                effects.append(Complete(numbers, positions[0], body))
+            case Headless() as headless:
+                effects += self._drop(headless.dropped)
+        return effects
+
+    def abort(self, producer: str, uuid: str) -> list[Effect]:
+        """The log has ended an attempt."""
+        dropped = self._assembler.abort(producer, uuid)
+        return [] if dropped is None else self._drop(dropped)
+
+    def expire(self, now_ms: int) -> list[Effect]:
+        """Drop messages that were incomplete for too long."""
+        return self._drop(*self._assembler.expire(now_ms))
+
+    def take_back(self, delivery: int, *, gone: Iterable[int] = ()) -> list[Effect]:
+        """The service takes back a chunk: give back all of its attempt, but for deliveries that are
+        gone already."""
+        position = self._positions.get(delivery)
+        if position is None:
+            return []
+        return self._abandon(self._chunks[position].attempt, gone=gone)
+
+    def given_back(self, attempt: Attempt) -> None:
+        """A GiveBack of an attempt is answered."""
+        self._unanswered[attempt] -= 1
+        if self._unanswered[attempt] <= 0:
+            del self._unanswered[attempt]
+            self._returning.discard(attempt)
+            self._no_room.discard(attempt)
+
+    def clear(self) -> None:
+        """Forget everything but the counts and what is to be reported."""
+        self._assembler.clear()
+        self._chunks.clear()
+        self._positions.clear()
+        self._unanswered.clear()
+        self._returning.clear()
+        self._no_room.clear()
+
+    def _drop(self, *dropped: Dropped) -> list[Effect]:
+        effects: list[Effect] = []
+        for each in dropped:
+            self._reports.append(each)
+            self.counts[each.reason] += len(each.positions)
+            chunks = {
+                position: self._take_out(position)
+                for position in each.positions
+                if position in self._chunks
+            }
+            if chunks:
+                effects.append(self._settle(each, chunks))
+        return effects
+
+    def _settle(self, dropped: Dropped, chunks: dict[Position, _Chunk]) -> Effect:
+        """What becomes of chunks that make no message here."""
+        numbers = tuple(each.delivery for each in chunks.values())
+        if dropped.reason in _NEVER_COMPLETE or self._incomplete is Incomplete.ACKNOWLEDGE:
+            return Acknowledge(numbers)
+        key, first = next(iter(chunks.values())).key, min(dropped.positions)
+        if dropped.reason in _NOT_NOW:
+            attempt = (dropped.producer, dropped.uuid)
+            self._no_room.add(attempt)
+            return self._returned(attempt, numbers, key, first)
+        return Refuse(numbers, key, first)
+
+    def _abandon(self, attempt: Attempt, *, gone: Iterable[int]) -> list[Effect]:
+        """Forget the chunks of an attempt, and give back those that are not gone already."""
+        self._assembler.abort(*attempt)  # it is begun anew: this is no drop
+        positions = [each for each, chunk in self._chunks.items() if chunk.attempt == attempt]
+        dead = set(gone)
+        chunks = {position: self._take_out(position) for position in positions}
+        left = {position: each for position, each in chunks.items() if each.delivery not in dead}
+        return [self._give_back(attempt, left)] if left else []
+
+    def _give_back(self, attempt: Attempt, chunks: dict[Position, _Chunk]) -> GiveBack:
+        first = min(chunks)
+        numbers = tuple(each.delivery for each in chunks.values())
+        return self._returned(attempt, numbers, chunks[first].key, first)
+
+    def _returned(
+        self, attempt: Attempt, numbers: tuple[int, ...], key: bytes, first: Position
+    ) -> GiveBack:
+        self._unanswered[attempt] += 1
+        self._returning.add(attempt)
+        return GiveBack(numbers, key, first, attempt, attempt in self._no_room)
+
+    def _take_out(self, position: Position) -> _Chunk:
+        chunk = self._chunks.pop(position)
+        del self._positions[chunk.delivery]
+        return chunk

@@ -1,0 +1,738 @@
+"""What a consumer was sent and has not settled: a machine without a socket.
+
+    Deliveries ──▶ queue ──take──▶ handed out ──acknowledge, refuse──▶ requests
+         ▲         │   ▲                                                   │
+         │         ▼   │                                                   ▼
+      permits      aside                               resolved ◀────── Settled
+
+A *unit* is what is settled as one: an entry, which may be a batch, or all chunks of a large
+message. `_chunk_deliveries.py` collects chunks; `_requests.py` has what the service is asked about
+units, until it answers; `_breaker.py` decides when nothing is handed out because everything fails.
+
+Invariants:
+
+    live      A unit is live until it is acknowledged durably, refused, given back or revoked, or
+              until a seek or the end of the stream invalidates all. A dead unit is in no index:
+              nothing more of it is handed out, and its tokens are stale.
+    order     A key's units are handed out in the order in which they arrived. A unit is put aside
+              while its key is locked (the application works on an earlier message), or guarded: an
+              earlier message was refused or given back, and until the service answers, it may still
+              revoke what it had sent of the key. Units that are aside precede those in the queue,
+              and a key that has some aside gets all put aside.
+    permits   granted and unused + buffered <= capacity, in messages. A batch that begins within it
+              arrives whole. Chunks of incomplete messages are in neither count.
+    waiters   Each waiter is resolved exactly once: by the answer, or when the stream ends.
+"""
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.client._assembler import AssemblyLimits, Dropped, DropReason
+from seqgate.client._breaker import Brake, Breaker, BreakerState
+from seqgate.client._chunk_deliveries import (
+    Acknowledge,
+    ChunkDeliveries,
+    Complete,
+    Damaged,
+    Effect,
+    GiveBack,
+    Refuse,
+)
+from seqgate.client._codec import decode_fields, decode_large_fields, position_of
+from seqgate.client._message import Gap, Received, Token
+from seqgate.client._requests import Action, Requests, Ticket, Unit, no_such_message, stale
+from seqgate.client._subscribing import Incomplete, RetryPolicy
+from seqgate.errors import SeqgateError, StaleTokenError, UnavailableError
+from seqgate.keys import sticky_key
+from seqgate.message_id import MessageId
+from seqgate.types import Position
+
+EXPECTED_BYTES: Final = 1024 * 1024
+"""The assumed size of a message until the first one arrives: nothing bounds the size of what was
+granted before that."""
+
+
+Answer = tuple[Any, SeqgateError | None]
+"""A waiter and its result: None for success."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverLimits:
+    """How much a consumer buffers.
+
+    Attributes:
+        messages: how many messages, 1 to 1,000,000. A batch that begins within arrives whole.
+        size_bytes: how many bytes of messages to grant permits for.
+        ack_timeout_ms: after how long the service counts a delivery as failed; 0: never.
+    """
+
+    messages: int = 1_000
+    size_bytes: int = 64 * 1024 * 1024
+    ack_timeout_ms: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.messages <= 1_000_000:
+            raise ValueError("receiver_queue must be 1 to 1,000,000 messages")
+        if self.size_bytes < 1:
+            raise ValueError("receiver_queue_bytes must be at least 1")
+        if self.ack_timeout_ms and not 100 <= self.ack_timeout_ms <= 86_400_000:
+            raise ValueError("ack_timeout_s must be 0.1 to 86,400")
+
+
+# ---- what waits to be handed out
+
+
+class _Queue:
+    """Units that wait, in order: see the module. Dead units are passed over when they are first.
+
+    Args:
+        is_ordered: whether a key's messages come in order; otherwise nothing is guarded.
+    """
+
+    def __init__(self, *, is_ordered: bool) -> None:
+        self.messages = 0
+        """How many messages wait."""
+        self.size_bytes = 0
+        """How many bytes the units have of which a message waits."""
+        self._is_ordered = is_ordered
+        self._units: deque[Unit] = deque()
+        self._aside: dict[bytes, deque[Unit]] = {}
+        self._resumable: deque[bytes] = deque()  # keys that have units aside and may go on
+        self._locked: set[bytes] = set()
+        self._guards: dict[bytes, dict[Ticket, Position]] = {}
+
+    def add(self, unit: Unit) -> None:
+        """Append a unit of which nothing is handed out."""
+        self.messages += unit.waiting
+        self.size_bytes += unit.size_bytes
+        self._units.append(unit)
+
+    def head(self) -> Unit | None:
+        """The first unit that may be handed out."""
+        while self._resumable:
+            lane = self._aside.get(self._resumable[0])
+            while lane and not lane[0].waiting:
+                lane.popleft()
+            if lane and not self._must_wait(lane[0]):
+                return lane[0]
+            key = self._resumable.popleft()
+            if not lane:
+                self._aside.pop(key, None)
+        while self._units:
+            unit = self._units[0]
+            if not unit.waiting:
+                self._units.popleft()
+            elif unit.key in self._aside or self._must_wait(unit):
+                self._units.popleft()
+                self._aside.setdefault(unit.key, deque()).append(unit)
+            else:
+                return unit
+        return None
+
+    def take(self, unit: Unit, messages: int) -> None:
+        """So many messages of a unit wait no longer."""
+        if messages:
+            unit.waiting -= messages
+            self.messages -= messages
+            if not unit.waiting:
+                self.size_bytes -= unit.size_bytes
+
+    def lock(self, key: bytes) -> None:
+        """Hand out nothing more of a key until `unlock`."""
+        self._locked.add(key)
+
+    def unlock(self, key: bytes) -> None:
+        """Hand out messages of a key again."""
+        self._locked.discard(key)
+        self._resume(key)
+
+    def guard(self, key: bytes, first: Position, ticket: Ticket) -> None:
+        """Hand out nothing behind `first` in a key until the ticket is answered: the service may
+        have revoked it already."""
+        if self._is_ordered:
+            ticket.guarded = key
+            self._guards.setdefault(key, {})[ticket] = first
+
+    def unguard(self, ticket: Ticket) -> None:
+        """The ticket is answered: what was not revoked by now is valid."""
+        key = ticket.guarded
+        guards = None if key is None else self._guards.get(key)
+        if key is None or guards is None or ticket not in guards:
+            return
+        del guards[ticket]
+        if not guards:
+            del self._guards[key]
+        self._resume(key)
+
+    def clear(self) -> None:
+        """Forget all units and guards. Locked keys stay locked."""
+        self._units.clear()
+        self._aside.clear()
+        self._resumable.clear()
+        self._guards.clear()
+        self.messages = self.size_bytes = 0
+
+    def _must_wait(self, unit: Unit) -> bool:
+        if unit.key in self._locked:
+            return True
+        guards = self._guards.get(unit.key)
+        return guards is not None and unit.last > min(guards.values())
+
+    def _resume(self, key: bytes) -> None:
+        if key in self._aside:
+            self._resumable.append(key)
+
+
+class Permits:
+    """How many messages the service may send beside those that are buffered."""
+
+    def __init__(self, limits: ReceiverLimits) -> None:
+        self.outstanding = 0
+        """How many are granted and unused; a batch may make it negative."""
+        self._limits = limits
+        self._expected_bytes = EXPECTED_BYTES
+        self._has_arrived = False  # any message at all
+
+    def use(self, messages: int, size_bytes: int) -> None:
+        """A delivery of so many unacknowledged messages arrived."""
+        self.outstanding -= messages
+        if messages > 1:
+            size_bytes //= messages
+        if not self._has_arrived:
+            self._has_arrived, self._expected_bytes = True, size_bytes
+        less = self._expected_bytes + (size_bytes - self._expected_bytes) // 8
+        self._expected_bytes = max(size_bytes, less)  # larger ones count at once
+
+    def grant(self, messages: int, size_bytes: int) -> int:
+        """How many to grant now, given what is buffered: half of what fits, or more, or none."""
+        limits = self._limits
+        room_bytes = max(limits.size_bytes - size_bytes, 0)
+        room = room_bytes // max(self._expected_bytes, 1)
+        capacity = min(limits.messages, max(1, messages + room))
+        free = capacity - messages - self.outstanding
+        if free < (capacity + 1) // 2:
+            return 0
+        self.outstanding += free
+        return free
+
+    def clear(self) -> None:
+        """None is granted."""
+        self.outstanding = 0
+
+
+# ---- the machine
+
+
+class Inbox:
+    """See the module. Mutable, synchronous, one owner.
+
+    After each call the owner sends `requests()`, resolves `take_resolved()`, and reports
+    `take_dropped()`. Times are milliseconds of one clock.
+
+    Args:
+        topic: its full name.
+        is_ordered: whether a key's messages come in order.
+        is_one_key: whether the whole topic counts as one key.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        is_ordered: bool,
+        is_one_key: bool,
+        limits: ReceiverLimits,
+        assembly: AssemblyLimits,
+        incomplete: Incomplete,
+        retry: RetryPolicy | None,
+        breaker: Breaker | None = None,
+    ) -> None:
+        self.is_paused = False
+        self._topic = topic
+        self._is_one_key = is_one_key
+        self._ack_timeout_ms = limits.ack_timeout_ms
+        self._retry = retry
+        self._epoch = 0
+        self._is_connected = False
+        self._is_leaving = False
+        self._units: dict[int, Unit] = {}  # live ones, by each of their deliveries
+        self._by_position: dict[Position, Unit] = {}  # the same by their last entry
+        self._queue = _Queue(is_ordered=is_ordered)
+        self._permits = Permits(limits)
+        self._requests = Requests()
+        self._chunks = ChunkDeliveries(assembly, incomplete)
+        self._brake = None if breaker is None else Brake(breaker)
+        self._resolved: list[Answer] = []
+
+    @property
+    def buffered(self) -> int:
+        """How many messages have arrived and are not handed out."""
+        return self._queue.messages
+
+    @property
+    def outstanding(self) -> int:
+        """How many permits are granted and unused."""
+        return self._permits.outstanding
+
+    @property
+    def unacked(self) -> int:
+        """How many live units are handed out, at least in part."""
+        return sum(unit.is_begun for unit in self._by_position.values())
+
+    @property
+    def dropped(self) -> Counter[DropReason]:
+        """How many chunks were dropped, by reason."""
+        return self._chunks.counts
+
+    @property
+    def collected(self) -> int:
+        """How many deliveries' acknowledgements are not sent."""
+        return len(self._requests.acks)
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether nothing is left to send, permits aside."""
+        return self._requests.is_sent
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether nothing is unsent or unanswered, permits aside."""
+        return self._requests.is_answered
+
+    @property
+    def breaker_state(self) -> BreakerState:
+        """The breaker's state; CLOSED without one."""
+        return BreakerState.CLOSED if self._brake is None else self._brake.state
+
+    @property
+    def due_ms(self) -> int | None:
+        """When `advance` is to be called; None: not because of time alone."""
+        return None if self._brake is None else self._brake.due_ms
+
+    def take_resolved(self) -> list[Answer]:
+        """Waiters that were resolved since the last call."""
+        resolved, self._resolved = self._resolved, []
+        return resolved
+
+    def take_dropped(self) -> list[Dropped]:
+        """Chunks that were dropped since the last call."""
+        return self._chunks.take_dropped()
+
+    # ---- the stream
+
+    def subscribed(self, epoch: int) -> None:
+        """A stream is open, and has sent nothing yet."""
+        self._epoch = self._requests.epoch = epoch
+        self._is_connected = True
+        self._is_leaving = False
+
+    def disconnected(self) -> None:
+        """The stream ended: all tokens are stale, and everything is delivered again on the next."""
+        self._is_connected = False
+        text = "the connection was lost before the answer arrived"
+        for ticket in self._requests.abandon():
+            is_seek = ticket.action is Action.SEEK
+            error = UnavailableError(text) if is_seek else stale(text)
+            self._resolved += [(waiter, error) for waiter in ticket.waiters]
+        self._forget_everything()
+
+    def receive(self, response: pb.ConsumeResponse, now_ms: int) -> None:
+        """Take a response of the service."""
+        match response.WhichOneof("response"):
+            case "deliveries":
+                if not self._is_leaving:
+                    for delivery in response.deliveries.deliveries:
+                        self._delivered(delivery, now_ms)
+            case "settled":
+                for ticket in self._requests.settled(response.settled):
+                    self._conclude(ticket)
+            case "revoked":
+                self._revoked(response.revoked.deliveries)
+            case "moved":
+                self._moved(response.moved.deliveries)
+            case "sought":
+                self._forget_everything()
+                self._requests.sought()
+
+    def requests(self) -> list[pb.ConsumeRequest]:
+        """Requests to send now, in this order."""
+        if not self._is_connected:
+            return []
+        out = self._requests.to_send()
+        is_paused = self.is_paused or self.breaker_state is BreakerState.OPEN
+        if not (is_paused or self._is_leaving or self._requests.seeking):
+            permits = self._permits.grant(self._queue.messages, self._queue.size_bytes)
+            if permits:
+                out.append(pb.ConsumeRequest(permit=pb.Permit(messages=permits)))
+        return out
+
+    def waiters(self, request_id: int) -> Iterator[Any]:
+        """The waiters for an unanswered request."""
+        return self._requests.waiters(request_id)
+
+    # ---- the application
+
+    def take(self, now_ms: int, *, lock: bool = False) -> Received | None:
+        """The next message that may be handed out; None: there is none. With `lock`, its key is
+        locked until `unlock`.
+
+        Raises:
+            CorruptMessageError: it is damaged; it was refused.
+        """
+        if self._is_leaving or self._requests.seeking is not None:
+            return None
+        brake = self._brake
+        is_probe = brake is not None and brake.state is not BreakerState.CLOSED
+        if brake is not None and is_probe and not brake.admits(now_ms, self._units.__contains__):
+            return None
+        queue = self._queue
+        while (unit := queue.head()) is not None:
+            messages = unit.messages
+            if messages is None:
+                messages = self._decode(unit)
+            if not messages:
+                queue.take(unit, unit.waiting)
+                continue
+            message = messages.pop()
+            queue.take(unit, 1)
+            if unit.acked & message.token.bit:
+                continue  # acknowledged by its id
+            timeout_ms = self._ack_timeout_ms
+            if unit.is_begun and timeout_ms and (now_ms - unit.renewed_ms) * 3 >= timeout_ms:
+                self._renew(unit, now_ms)
+            unit.is_begun = True
+            if lock:
+                queue.lock(unit.key)
+            if brake is not None and is_probe:
+                brake.record_taken(message.token.delivery, message.token.bit, now_ms)
+            return message
+        return None
+
+    def key_of(self, message: Received) -> bytes | None:
+        """The key that `take` locked for a message; None: its token is stale."""
+        unit = self._unit_of(message.token)
+        return None if unit is None else unit.key
+
+    def unlock(self, key: bytes) -> None:
+        """Hand out messages of a key again."""
+        self._queue.unlock(key)
+
+    def acknowledge(self, token: Token, waiter: Any) -> None:
+        """Acknowledge a message."""
+        unit = self._unit_of(token)
+        if unit is None:
+            self._resolved.append((waiter, stale()))
+        else:
+            self._acknowledge(unit, token.bit, waiter)
+
+    def acknowledge_id(self, message_id: MessageId, waiter: Any) -> None:
+        """Acknowledge a message by its id, or a whole batch."""
+        unit = self._by_position.get(message_id.position)
+        if unit is None:
+            self._resolved.append((waiter, stale()))
+            return
+        bits = (1 << _messages_in(unit.source)) - 1
+        if message_id.batch_index >= 0:
+            bits &= 1 << message_id.batch_index
+        if bits:
+            self._acknowledge(unit, bits, waiter)
+        else:
+            self._resolved.append((waiter, no_such_message()))
+
+    def acknowledge_through(self, token: Token, waiter: Any) -> None:
+        """Acknowledge a message and all before it."""
+        unit = self._unit_of(token)
+        if unit is None:
+            self._resolved.append((waiter, stale()))
+            return
+        action, bits = Action.ACKNOWLEDGE_THROUGH, 2 * token.bit - 1
+        ticket = Ticket(action, waiters=[waiter], unit=unit, bits=bits)
+        self._requests.add((token.delivery,), ticket)
+        if self._brake is not None:
+            self._brake.record_acknowledged(token.delivery, token.bit)
+
+    def refuse(self, token: Token, delay_ms: int | None, now_ms: int, waiter: Any) -> None:
+        """Refuse a message: its unit is delivered again after the delay."""
+        unit = self._unit_of(token)
+        if unit is None or unit.acked & token.bit:
+            self._resolved.append((waiter, stale()))
+        else:
+            self._refuse(unit, delay_ms, [waiter])
+            if self._brake is not None:
+                self._brake.record_refused(token.delivery, token.bit, now_ms)
+
+    def renew(self, token: Token, now_ms: int, waiter: Any) -> None:
+        """Restart the time-out of a message's unit."""
+        unit = self._unit_of(token)
+        if unit is None:
+            self._resolved.append((waiter, stale()))
+        else:
+            self._renew(unit, now_ms, waiter)
+
+    def seek(self, start: pb.Start, waiter: Any) -> None:
+        """Move the subscription. Nothing is handed out until the answer."""
+        if self._requests.seeking is not None or not self._is_connected:
+            text = "the consumer is not connected, or another seek is in progress"
+            self._resolved.append((waiter, UnavailableError(text)))
+        else:
+            self._requests.seek(Ticket(Action.SEEK, waiters=[waiter], start=start))
+
+    def flush(self) -> None:
+        """Send the collected acknowledgements without waiting for more."""
+        self._requests.flush()
+
+    def leave(self) -> None:
+        """Take and hand out nothing more. Leave returns what is buffered: to give it back earlier
+        would bring it again, while there are permits."""
+        self._is_leaving = True
+        self._requests.flush()
+
+    # ---- time
+
+    def renew_waiting(self, now_ms: int) -> None:
+        """Restart the time-outs of units that are not begun; called at a third of the time-out. A
+        begun batch is renewed as its messages are taken, and while the breaker stops that, here."""
+        is_braked = self.breaker_state is not BreakerState.CLOSED
+        for unit in self._by_position.values():
+            if not unit.is_begun or (is_braked and unit.is_between):
+                self._renew(unit, now_ms)
+        held = self._chunks.deliveries
+        self._requests.add(held, Ticket(Action.RENEW, len(held)))
+
+    def expire(self, now_ms: int) -> None:
+        """Drop messages that were incomplete for too long."""
+        self._apply(self._chunks.expire(now_ms))
+
+    def advance(self, now_ms: int) -> None:
+        """`due_ms` is reached."""
+        if self._brake is not None:
+            self._brake.advance(now_ms)
+
+    # ---- deliveries
+
+    def _delivered(self, delivery: pb.Delivery, now_ms: int) -> None:
+        metadata = delivery.metadata
+        messages = _messages_in(delivery)
+        unsettled, cost = (1 << messages) - 1, messages
+        if messages > 1:
+            for index in delivery.acknowledged:
+                unsettled &= ~(1 << index)
+            cost = unsettled.bit_count()
+        size_bytes = len(delivery.payload)
+        self._permits.use(cost, size_bytes)
+        if delivery.aborts:
+            self._apply(self._chunks.abort(metadata.producer_name, delivery.aborts))
+        last = position_of(delivery.position)
+        key = b"" if self._is_one_key else sticky_key(metadata)
+        if metadata.num_chunks_from_msg <= 1:
+            number = (delivery.delivery,)
+            self._add(
+                Unit(number, last, last, key, delivery, None, unsettled, cost, size_bytes, now_ms)
+            )
+            return
+        effects = self._chunks.add(delivery, last, key, now_ms)
+        self._apply(effects)
+        for effect in effects:
+            match effect:
+                case Complete(numbers, first, body):
+                    size_bytes = len(body)
+                    self._add(
+                        Unit(numbers, first, last, key, delivery, body, 1, 1, size_bytes, now_ms)
+                    )
+                case Damaged(error):
+                    number = (delivery.delivery,)
+                    self._add(Unit(number, last, last, key, delivery, b"", 1, 1, 0, now_ms, error))
+
+    def _apply(self, effects: Iterable[Effect]) -> None:
+        """Settle chunks that make no message here, those of an attempt as one."""
+        for effect in effects:
+            match effect:
+                case Acknowledge(numbers):  # nothing of it is left: the answer changes nothing
+                    self._requests.add(numbers, Ticket(Action.ACKNOWLEDGE, len(numbers)))
+                case Refuse(numbers, key, first):
+                    delay_ms = self._retry_delay_ms(0)
+                    ticket = Ticket(Action.REFUSE, len(numbers), delay_ms=delay_ms)
+                    self._queue.guard(key, first, ticket)
+                    self._requests.add(numbers, ticket)
+                case GiveBack(numbers, key, first, attempt, no_room):
+                    action = Action.GIVE_BACK_NO_ROOM if no_room else Action.GIVE_BACK
+                    ticket = Ticket(action, len(numbers), attempt=attempt)
+                    self._queue.guard(key, first, ticket)
+                    self._requests.add(numbers, ticket)
+
+    def _decode(self, unit: Unit) -> list[Received]:
+        """Decode the messages of a unit that are not acknowledged, the first one last.
+
+        Raises:
+            CorruptMessageError: it is damaged; it was refused.
+        """
+        source = unit.source
+        stored = cast("ledger_pb2.StoredEntry", source)  # it has the same names for what is read
+        try:
+            if unit.damage is not None:
+                raise unit.damage
+            if unit.body is None:
+                messages = decode_fields(self._topic, stored)
+            else:
+                messages = [decode_large_fields(self._topic, stored, unit.body, unit.first)]
+                unit.body = None
+        except SeqgateError:
+            self._refuse(unit, self._retry_delay_ms(source.attempts), [])
+            raise
+        gap = None
+        if source.HasField("gap"):
+            gap = Gap(position_of(source.gap.position), source.gap.attempts)
+        number, attempts = unit.deliveries[-1], source.attempts
+        unit.messages = []
+        for fields in reversed(messages):
+            token = Token(self._epoch, number, fields.id.batch_index)
+            if unit.unsettled & token.bit:
+                unit.messages.append(Received(*fields, attempts, gap, token))
+        return unit.messages
+
+    def _retry_delay_ms(self, attempts: int) -> int | None:
+        return None if self._retry is None else round(self._retry.delay_s(attempts) * 1000)
+
+    # ---- what the service takes away
+
+    def _revoked(self, deliveries: Sequence[int]) -> None:
+        gone = frozenset(deliveries)
+        for delivery in deliveries:
+            unit = self._units.get(delivery)
+            if unit is not None:
+                self._give_back(unit, gone=gone)
+            else:
+                self._apply(self._chunks.take_back(delivery, gone=gone))
+
+    def _moved(self, deliveries: Sequence[int]) -> None:
+        """Another consumer owns the keys of these: give back what is not begun."""
+        for delivery in deliveries:
+            unit = self._units.get(delivery)
+            if unit is None:
+                self._apply(self._chunks.take_back(delivery))
+            elif not unit.is_begun and not unit.acked:
+                self._give_back(unit)
+
+    def _forget_everything(self) -> None:
+        """No delivery that has arrived is valid any longer."""
+        for unit in self._by_position.values():
+            unit.is_live = False
+            unit.waiting = 0
+        self._units.clear()
+        self._by_position.clear()
+        self._queue.clear()
+        self._permits.clear()
+        self._chunks.clear()
+        if self._brake is not None:
+            self._brake.forget_probes()
+
+    # ---- units
+
+    def _add(self, unit: Unit) -> None:
+        for delivery in unit.deliveries:
+            self._units[delivery] = unit
+        self._by_position[unit.last] = unit
+        self._queue.add(unit)
+
+    def _unit_of(self, token: Token) -> Unit | None:
+        """The live unit of a token; None: the token is stale."""
+        return self._units.get(token.delivery) if token.epoch == self._epoch else None
+
+    def _acknowledge(self, unit: Unit, bits: int, waiter: Any) -> None:
+        """Acknowledge messages of a unit. A repeated acknowledgement waits for the same answer."""
+        new = bits & unit.unsettled & ~unit.acked
+        if not new:
+            same = [ticket for ticket in unit.acks if ticket.bits & bits]
+            if same:
+                same[-1].waiters.append(waiter)
+            else:
+                self._resolved.append((waiter, None))
+            return
+        number = unit.deliveries[-1]
+        ticket = self._requests.acks.get(number)  # of other messages of the batch
+        if ticket is None:
+            ticket = Ticket(Action.ACKNOWLEDGE, len(unit.deliveries), unit=unit)
+            unit.acks.append(ticket)
+            self._requests.add(unit.deliveries, ticket)
+        unit.acked |= new
+        ticket.bits |= new
+        ticket.waiters.append(waiter)
+        if self._brake is not None:
+            self._brake.record_acknowledged(number, bits)
+
+    def _refuse(self, unit: Unit, delay_ms: int | None, waiters: list[Any]) -> None:
+        ticket = Ticket(Action.REFUSE, len(unit.deliveries), waiters, delay_ms=delay_ms)
+        self._requests.add(unit.deliveries, ticket)
+        self._queue.guard(unit.key, unit.first, ticket)
+        self._end(unit)
+
+    def _give_back(self, unit: Unit, *, gone: Collection[int] = ()) -> None:
+        """Give back a unit, but for deliveries that are gone already."""
+        left = [each for each in unit.deliveries if each not in gone]
+        if left:
+            ticket = Ticket(Action.GIVE_BACK, len(left))
+            self._requests.add(left, ticket)
+            self._queue.guard(unit.key, unit.first, ticket)
+        self._end(unit)
+
+    def _renew(self, unit: Unit, now_ms: int, *waiters: Any) -> None:
+        unit.renewed_ms = now_ms
+        ticket = Ticket(Action.RENEW, len(unit.deliveries), [*waiters], unit)
+        self._requests.add(unit.deliveries, ticket)
+
+    def _conclude(self, ticket: Ticket) -> None:
+        """The last answer for a ticket arrived."""
+        error = ticket.error
+        if ticket.guarded is not None:
+            self._queue.unguard(ticket)
+        match ticket.action:
+            case Action.ACKNOWLEDGE if ticket.unit is not None:
+                self._acknowledged(ticket.unit, ticket)
+            case Action.ACKNOWLEDGE_THROUGH if ticket.unit is not None and error is None:
+                self._acknowledged_through(ticket.unit, ticket.bits)
+            case Action.RENEW if ticket.unit is not None and isinstance(error, StaleTokenError):
+                self._end(ticket.unit)
+        self._resolved += [(waiter, error) for waiter in ticket.waiters]
+        if ticket.attempt is not None:
+            self._chunks.given_back(ticket.attempt)
+
+    def _acknowledged(self, unit: Unit, ticket: Ticket) -> None:
+        unit.acks.remove(ticket)
+        if ticket.error is None:
+            unit.unsettled &= ~ticket.bits
+            if not unit.unsettled:
+                self._end(unit)
+        elif isinstance(ticket.error, StaleTokenError):
+            self._end(unit)
+        else:
+            unit.acked &= ~ticket.bits
+
+    def _acknowledged_through(self, last: Unit, bits: int) -> None:
+        for unit in list(self._by_position.values()):
+            if unit.last < last.last:
+                self._end(unit)
+        last.acked |= bits
+        last.unsettled &= ~bits
+        if not last.unsettled:
+            self._end(last)
+
+    def _end(self, unit: Unit) -> None:
+        """A unit is dead."""
+        if not unit.is_live:
+            return
+        unit.is_live = False
+        self._queue.take(unit, unit.waiting)
+        for delivery in unit.deliveries:
+            del self._units[delivery]
+        if self._by_position.get(unit.last) is unit:
+            del self._by_position[unit.last]
+
+
+def _messages_in(delivery: pb.Delivery) -> int:
+    """How many messages an entry has, acknowledged ones included."""
+    metadata = delivery.metadata
+    return metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else 1

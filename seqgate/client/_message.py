@@ -1,0 +1,90 @@
+"""Messages as an application gets them: from a reader, and from a consumer."""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from seqgate.message_id import MessageId
+from seqgate.types import Position
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message as it is read.
+
+    Attributes:
+        topic: its topic's full name.
+        id: where it is.
+        payload: the application's bytes.
+        producer_name: who published it.
+        sequence_id: under which id.
+        publish_time_ms: when, in milliseconds since 1970 by the producer's clock.
+        append_time_ms: when it was stored, in milliseconds since 1970 by the service's clock.
+        key: the key; of a key that is bytes, their base64.
+        ordering_key, properties, event_time_ms: as they were published. A dead letter's properties
+            say where it comes from as well.
+        has_bytes_key: whether the key was published as bytes.
+    """
+
+    topic: str
+    id: MessageId
+    payload: bytes
+    producer_name: str
+    sequence_id: int
+    publish_time_ms: int
+    append_time_ms: int
+    key: str | None = None
+    ordering_key: bytes | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    event_time_ms: int | None = None
+    has_bytes_key: bool = False
+
+    @property
+    def key_bytes(self) -> bytes | None:
+        """The key in bytes; of a key that is text, its UTF-8."""
+        if self.key is None:
+            return None
+        return base64.b64decode(self.key) if self.has_bytes_key else self.key.encode()
+
+
+class Token(NamedTuple):
+    """Identifies a message of a delivery: the subscription's epoch, the delivery's number, and the
+    message's index in its batch, or -1. It is valid for one consumer, until the message is settled
+    or the delivery is revoked."""
+
+    epoch: int
+    delivery: int
+    batch_index: int
+
+    @property
+    def bit(self) -> int:
+        """The message's bit in its unit."""
+        return 1 << self.batch_index if self.batch_index > 0 else 1
+
+
+class Gap(NamedTuple):
+    """A message that is missing in a key because it went to the dead letter topic.
+
+    Attributes:
+        position: where it is in its topic.
+        attempts: how often it was delivered.
+    """
+
+    position: Position
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received(Message):
+    """A message as a consumer gets it.
+
+    Attributes:
+        attempts: how many earlier deliveries of it failed, to any consumer.
+        gap: the message that is missing in its key before it; None: none is.
+        token: identifies it when it is settled.
+    """
+
+    attempts: int = 0
+    gap: Gap | None = None
+    token: Token = Token(0, 0, -1)
