@@ -102,7 +102,7 @@ class _Work:
         task = asyncio.current_task()
         while not self.is_stopping:
             try:
-                message, key = await self._consumer.receive_and_hold()
+                message, key = await self._consumer.receive_and_lock()
             except ConsumerClosedError:
                 return
             except CorruptMessageError as damage:
@@ -115,7 +115,7 @@ class _Work:
                 return  # the message comes again, to somebody else
             finally:
                 self.handling.discard(task)
-                self._consumer.release(key)
+                self._consumer.unlock(key)
 
     async def _process(self, message: Received) -> None:
         with self._consumer.processing(message) as span:

@@ -12,8 +12,8 @@ from seqgate.client._breaker import Breaker
 from seqgate.client._channel import PLAIN, Security, open_channel
 from seqgate.client._chunking import Chunking
 from seqgate.client._codec import Compression
-from seqgate.client._consumer import Consumer, Subscribing
-from seqgate.client._inbox import ReceiverLimits
+from seqgate.client._consumer import Consumer
+from seqgate.client._inbox import Inbox, ReceiverLimits
 from seqgate.client._producer import Producer
 from seqgate.client._reader import EARLIEST, Missed, Reader, Start
 from seqgate.client._subscribing import (
@@ -21,6 +21,7 @@ from seqgate.client._subscribing import (
     KeyRange,
     Place,
     RetryPolicy,
+    Subscribing,
     SubscriptionOptions,
     SubscriptionType,
 )
@@ -239,9 +240,9 @@ class Client:
         """
         if self._dispatcher is None:
             raise ValueError("connect() was given no dispatcher: there are no consumers without")
-        expanded = TopicName.expand(topic)
+        ack_timeout_ms = round((ack_timeout_s or 0) * 1000)
         subscribing = Subscribing(
-            topic=expanded,
+            topic=TopicName.expand(topic),
             subscription=subscription,
             type=type,
             options=options or SubscriptionOptions(),
@@ -250,18 +251,23 @@ class Client:
             properties=properties or {},
             ranges=ranges,
             weight=weight,
+            ack_timeout_ms=ack_timeout_ms,
+        )
+        inbox = Inbox(
+            str(subscribing.topic),
+            is_ordered=subscribing.is_ordered,
+            is_one_key=subscribing.is_one_key,
+            limits=ReceiverLimits(receiver_queue, receiver_queue_bytes, ack_timeout_ms),
+            assembly=assembly or AssemblyLimits(),
+            incomplete=incomplete,
+            retry=retry,
+            breaker=breaker,
         )
         return Consumer(
             self._dispatcher_channel,
             self._dispatcher,
             subscribing,
-            limits=ReceiverLimits(
-                receiver_queue, receiver_queue_bytes, round((ack_timeout_s or 0) * 1000)
-            ),
-            assembly=assembly or AssemblyLimits(),
-            incomplete=incomplete,
-            retry=retry,
-            breaker=breaker,
+            inbox,
             on_dropped=on_dropped,
             open_timeout_s=open_timeout_s,
         )

@@ -1,34 +1,35 @@
-"""The consumer: a subscription's messages in, acknowledgements out, reconnections between.
+"""The consumer: the application's calls and the service's stream, around the inbox.
 
-What it does next is decided by `_receiving.py`; this is the stream around it.
+    stream ── _stream ──▶ Inbox.receive ──▶ Inbox.take ──▶ receive()        a delivery
+    stream ◀── _send ── Inbox.requests ◀── Inbox.acknowledge, ... ◀── ack(), ... what follows
+
+`_inbox.py` decides everything; this connects, reads, writes, keeps time, and wakes tasks. Whatever
+changes the inbox is followed by `_perform`.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from grpc import StatusCode, aio
+from grpc import aio
 from opentelemetry.trace import Span
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc as pb_grpc
-from seqgate.client._assembler import AssemblyLimits, Dropped, DropReason
-from seqgate.client._breaker import Breaker, BreakerState
+from seqgate.client._assembler import Dropped, DropReason
+from seqgate.client._breaker import BreakerState
 from seqgate.client._channel import Backoff
-from seqgate.client._inbox import Inbox, ReceiverLimits
+from seqgate.client._inbox import Inbox
 from seqgate.client._message import Received
 from seqgate.client._status import error_of_call
+from seqgate.client._streams import ending, read, read_or_end
 from seqgate.client._subscribing import (
-    Incomplete,
     KeyRange,
     Place,
-    RetryPolicy,
-    SubscriptionOptions,
+    Subscribing,
     SubscriptionType,
     delay_to_wire,
-    options_to_wire,
-    ranges_to_wire,
     start_to_wire,
 )
 from seqgate.client._tracing import Consuming
@@ -44,65 +45,51 @@ from seqgate.errors import (
 )
 from seqgate.message_id import MessageId
 from seqgate.telemetry.names import ACK, NACK
-from seqgate.types import TopicName
 
 ACK_DELAY_S: Final = 0.005
-"""How long an acknowledgement waits for others to be sent with it."""
+"""How long an acknowledgement waits for others to be sent with."""
 
 DRAIN_TIMEOUT_S: Final = 5.0
-"""How long what is handed out may be settled on a stream whose service is shutting down."""
+"""How long messages may still be settled on the stream of a service that is shutting down."""
 
 CLOSE_TIMEOUT_S: Final = 10.0
-"""How long closing waits for what was acknowledged to be durable, unless told otherwise."""
+"""How long closing waits for acknowledgements to become durable, by default."""
 
 KEEP_INTERVAL_S: Final = 10.0
-"""How often incomplete large messages are looked at, at least."""
+"""The longest interval at which incomplete large messages are checked for expiry."""
 
 REDIRECTS_MAX: Final = 3
-"""How often a consumer is sent on to another instance without a wait between."""
+"""How many redirects to another instance are followed without a delay."""
 
 _RETRYABLE: Final = (UnavailableError, LimitExceededError, FencedError)
 
 
-class Subscribing(NamedTuple):
-    """How a consumer subscribes; Client.consumer says what it means."""
-
-    topic: TopicName
-    subscription: str
-    type: SubscriptionType
-    options: SubscriptionOptions
-    name: str | None
-    start: Place | None
-    properties: Mapping[str, str]
-    ranges: Sequence[KeyRange]
-    weight: int
-
-
 class Consumer:
-    """Takes part in a subscription of one topic.
+    """Receives a subscription's messages from one topic.
 
     Made by Client.consumer, and used as an async context manager and as an async iterator of
     Received. All methods belong to the event loop in which it was made. Many tasks may iterate over
     one consumer; each message goes to one of them.
 
-    Every message is acknowledged (`ack`) or refused (`nack`). One that is neither comes again when
-    its time-out is over, or when the consumer is closed or loses its connection. A message may be
-    handed out more than once, to this consumer or to another one; what was acknowledged durably is
-    not.
+    Acknowledge (`ack`) or refuse (`nack`) every message. Otherwise it is delivered again when its
+    time-out expires, or when the consumer is closed or loses its connection. Delivery is at least
+    once: a message may be delivered again, to this consumer or another one, until its
+    acknowledgement is durable.
 
-    Each delivery has a token that dies when the delivery counts no more. Where order is kept, that
-    is also the case when an earlier message of its key is refused: the later ones come again after
-    it. An acknowledgement with a dead token changes nothing, and raises StaleTokenError.
+    Each delivery has a token, which becomes stale when the delivery is settled, revoked or timed
+    out. In an ordered subscription, refusing a message also revokes later messages of its key: they
+    are delivered again after it. An acknowledgement with a stale token changes nothing, and raises
+    StaleTokenError.
 
-    When the connection breaks, the consumer connects again by itself, with growing waits, to
-    whichever instance has the subscription. Everything that was not handed out is dropped, and
-    comes again; what was handed out has a dead token. So has an acknowledgement that was under way:
-    it may be durable or not, and if it is not, the message comes again.
+    When the connection breaks, the consumer reconnects with exponential backoff, to whichever
+    instance has the subscription. Buffered messages are dropped and delivered again; tokens of
+    messages that were handed out are stale. The result of an acknowledgement that was in flight is
+    unknown: if it is not durable, the message is delivered again.
 
-    When message after message is refused, whatever their keys, the consumer hands out nothing for a
-    while, and then tries one message at a time until one is acknowledged: see Breaker. `receive`
-    waits meanwhile, and no more is taken from the service than was permitted before. What has
-    arrived stays here, and its time-outs are renewed.
+    When all recent messages were refused, whatever their keys, the consumer stops handing out
+    messages for a while, and then tries one at a time until one is acknowledged: see Breaker.
+    Meanwhile `receive` waits, no permits are granted, and the time-outs of buffered messages are
+    renewed.
     """
 
     def __init__(
@@ -110,41 +97,24 @@ class Consumer:
         channels: Callable[[str], aio.Channel],
         address: str,
         subscribing: Subscribing,
+        inbox: Inbox,
         *,
-        limits: ReceiverLimits,
-        assembly: AssemblyLimits,
-        incomplete: Incomplete,
-        retry: RetryPolicy | None,
-        breaker: Breaker | None,
         on_dropped: Callable[[Dropped], None] | None,
         open_timeout_s: float,
     ) -> None:
         self._channels = channels
         self._home = self._address = address
         self._subscribing = subscribing
-        self._first = _subscribe_request(subscribing, limits.ack_timeout_ms)
-        self._limits = limits
-        self._retry = retry
+        self._first = subscribing.request()
+        self._inbox = inbox
         self._on_dropped = on_dropped
         self._open_timeout_s = open_timeout_s
-        out_of_order = subscribing.options.allow_out_of_order_delivery
-        is_ordered = subscribing.type is not SubscriptionType.SHARED and not out_of_order
-        self._inbox = Inbox(
-            str(subscribing.topic),
-            is_ordered=is_ordered,
-            is_one_key=is_ordered and subscribing.type is SubscriptionType.EXCLUSIVE,
-            limits=limits,
-            assembly=assembly,
-            incomplete=incomplete,
-            retry=retry,
-            breaker=breaker,
-        )
         self._spans = Consuming(str(subscribing.topic), subscribing.subscription)
         self._subscribed = pb.Subscribed()
         self._loop = asyncio.get_running_loop()
         self._opened = self._loop.create_future()
-        self._wake = asyncio.Event()  # there may be something to send
-        self._changed = asyncio.Event()  # there may be something to take, or an end
+        self._wake = asyncio.Event()  # for the task that sends
+        self._changed = asyncio.Event()  # for tasks that wait for messages, answers or the end
         self._linger: asyncio.TimerHandle | None = None
         self._due: asyncio.TimerHandle | None = None
         self._due_ms: int | None = None
@@ -158,7 +128,7 @@ class Consumer:
         self._failure: SeqgateError | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
-    # ---- what an application sees
+    # ---- the application
 
     @property
     def topic(self) -> str:
@@ -177,88 +147,88 @@ class Consumer:
 
     @property
     def ranges(self) -> Sequence[KeyRange]:
-        """The hash slots that the consumer owns, as far as it was told."""
+        """The hash slots that the service last assigned to the consumer."""
         return [(each.first, each.last) for each in self._subscribed.ranges]
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """The subscription's properties when the consumer connected."""
+        """The subscription's properties, as of the last connect."""
         return dict(self._subscribed.properties)
 
     @property
     def is_connected(self) -> bool:
-        """Whether it has a connection now."""
+        """Whether it is connected."""
         return self._is_connected
 
     @property
     def buffered(self) -> int:
-        """How many messages have arrived and are not handed out."""
+        """How many messages have arrived and are not handed out yet."""
         return self._inbox.buffered
 
     @property
     def dropped(self) -> Mapping[DropReason, int]:
-        """How many chunks of large messages were let go, by reason."""
+        """How many chunks of large messages were dropped, by reason."""
         return dict(self._inbox.dropped)
 
     @property
     def breaker_state(self) -> BreakerState:
-        """What the breaker does now; CLOSED where there is none."""
+        """The breaker's state; CLOSED without one."""
         return self._inbox.breaker_state
 
     def __aiter__(self) -> "Consumer":
         return self
 
     async def __anext__(self) -> Received:
-        """The next message; waits for it. The iteration ends when the consumer is closed. Raises
-        what `receive` raises but for TimeoutError."""
+        """Wait for the next message. The iteration ends when the consumer is closed. Raises the
+        same as `receive` without a time-out."""
         try:
             return await self._receive(lock=False)
         except ConsumerClosedError:
             raise StopAsyncIteration from None
 
     async def receive(self, timeout_s: float | None = None) -> Received:
-        """The next message; waits for it. Cancelling the call loses nothing.
+        """Wait for the next message. Cancelling the call loses no message.
 
         Args:
             timeout_s: how long to wait, in seconds; None: for ever.
 
         Raises:
-            TimeoutError: none came in time.
-            CorruptMessageError: a message is damaged. It was refused, and comes again, or goes to
-                the dead letter topic when that was often enough; call again to go on.
+            TimeoutError: no message arrived in time.
+            CorruptMessageError: a message is damaged. It was refused: it is delivered again, or
+                moved to the dead letter topic. Call again to continue.
             ConsumerClosedError: the consumer is closed, or was not opened.
-            SeqgateError: what ended the consumer; see `open`.
+            SeqgateError: the error that ended the consumer; see `open`.
         """
         if timeout_s is None:
             return await self._receive(lock=False)
         async with asyncio.timeout(timeout_s):
             return await self._receive(lock=False)
 
-    async def receive_and_hold(self) -> tuple[Received, bytes]:
-        """The next message of a key that nobody holds, and the key, which is held now: no task gets
-        another message of it until `release`. For who processes keys side by side; process_by_key
-        does. Raises what `receive` raises."""
+    async def receive_and_lock(self) -> tuple[Received, bytes]:
+        """Wait for the next message of a key that is not locked, and lock its key: no task gets
+        another message of the key until `unlock`. Returns the message and the key. For concurrent
+        processing in key order, as in process_by_key. Raises the same as `receive`."""
         message = await self._receive(lock=True)
         key = self._inbox.key_of(message)
         assert key is not None
         return message, key
 
-    def release(self, key: bytes) -> None:
-        """Hold a key no more."""
+    def unlock(self, key: bytes) -> None:
+        """Unlock a key, so that its next message can be received."""
         self._inbox.unlock(key)
         self._changed.set()
 
     def processing(self, message: Received) -> AbstractContextManager[Span]:
-        """What is done with a message, as a span: a child of the one that the message was published
-        in, by the `traceparent` among its properties, and recorded if that one is; without one a
-        root, about which the sampler decides. An exception that leaves the context is the span's
-        failure. What is called within is below it, so acknowledge there:
+        """A span around the processing of a message. It is a child of the span in which the message
+        was published, by the `traceparent` among its properties, and sampled like that one; without
+        one, a root. An exception that leaves the context is recorded as the span's failure.
+        Acknowledge inside, so that the acknowledgement's span is a child:
 
             with consumer.processing(message):
                 await store(message.payload)
                 await consumer.ack(message)
 
-        process_by_key does so for its handlers. Without OpenTelemetry's SDK it does nothing.
+        process_by_key does this for its handlers. Without OpenTelemetry's SDK it does nothing.
         """
         return self._spans.processing(message)
 
@@ -267,14 +237,14 @@ class Consumer:
         message of a batch is acknowledged alone, a large message with all its chunks.
 
         Raises:
-            StaleTokenError: the delivery counts no more, or was settled before.
-            ConsumerClosedError, and what ended the consumer.
+            StaleTokenError: the delivery is settled already, was revoked, or timed out.
+            ConsumerClosedError, or the error that ended the consumer.
         """
         await self.ack_nowait(message)
 
     def ack_nowait(self, message: Received) -> "asyncio.Future[None]":
-        """Acknowledge a message; the future is done when that is durable, or has what `ack` raises.
-        Acknowledgements are sent together: after 5 ms, or when there are 1,000."""
+        """Acknowledge a message; the future is done when that is durable, or has the exception that
+        `ack` raises. Acknowledgements are sent together: after 5 ms, or when there are 1,000."""
         future = self._future()
         self._spans.settling(ACK, message, future)
         self._inbox.acknowledge(message.token, future)
@@ -282,9 +252,9 @@ class Consumer:
         return future
 
     async def ack_id(self, message_id: MessageId) -> None:
-        """Acknowledge a message of which only the id is at hand; of a batch that is named without
-        an index, all of it. It must have been delivered to this consumer. Raises what `ack` raises,
-        and InvalidRequestError when the batch has no such message."""
+        """Acknowledge a message by its id, or a whole batch, by an id without an index. It must
+        have been delivered to this consumer. Raises the same as `ack`, and InvalidRequestError if
+        the batch has no message with this index."""
         future = self._future()
         self._spans.settling(ACK, None, future)
         self._inbox.acknowledge_id(message_id, future)
@@ -292,17 +262,17 @@ class Consumer:
         await future
 
     async def ack_through(self, message: Received) -> None:
-        """Acknowledge a message and everything before it; of EXCLUSIVE subscriptions only. Returns
-        when it is durable.
+        """Acknowledge a message and all before it, and return when that is durable. EXCLUSIVE
+        subscriptions only.
 
         Raises:
-            InvalidRequestError: there may be other consumers (reason CUMULATIVE_ACK_REFUSED).
-            StaleTokenError: the delivery counts no more, or was settled before.
-            ConsumerClosedError, and what ended the consumer.
+            InvalidRequestError: the subscription is not EXCLUSIVE (reason CUMULATIVE_ACK_REFUSED).
+            StaleTokenError: the delivery is settled already, was revoked, or timed out.
+            ConsumerClosedError, or the error that ended the consumer.
         """
         if self._subscribing.type is not SubscriptionType.EXCLUSIVE:
             raise InvalidRequestError(
-                "only the one consumer of an EXCLUSIVE subscription may acknowledge all before",
+                "ack_through needs an EXCLUSIVE subscription: other consumers share this one",
                 reason="CUMULATIVE_ACK_REFUSED",
             )
         future = self._future()
@@ -312,33 +282,32 @@ class Consumer:
         await future
 
     async def nack(self, message: Received, delay_s: float | None = None) -> None:
-        """Refuse a message: it could not be processed, and is delivered again, or goes to the dead
-        letter topic when that was often enough. Returns when the service has noted it.
+        """Refuse a message that could not be processed: it is delivered again, or moved to the dead
+        letter topic after the last of its deliveries. Returns when the service has recorded it.
 
-        Acknowledgements that were asked for before are sent before. Where order is kept, later
-        messages of the key count no more, and come again after this one. Of a batch, the whole
-        delivery ends here, but for what is acknowledged of it; messages of it that are not handed
-        out are dropped, and come again.
+        Earlier acknowledgements are sent first. In an ordered subscription, later messages of the
+        key are revoked, and delivered again after this one. Of a batch, the whole delivery ends,
+        acknowledged messages aside: those that are not handed out yet are dropped, and delivered
+        again.
 
         Args:
-            delay_s: how long it waits at least, in seconds, 0 to 86,400; None: as the consumer's
-                RetryPolicy says, or, without one, the service: 1 s, doubling with each attempt up
-                to 60 s.
+            delay_s: the least delay before redelivery, in seconds, 0 to 86,400; None: by the
+                consumer's RetryPolicy, or, without one, the service's: 1 s, doubling with each
+                attempt up to 60 s.
 
         Raises:
             InvalidRequestError: the delay is out of its bounds.
-            StaleTokenError: the delivery counts no more, or the message was acknowledged.
-            ConsumerClosedError, and what ended the consumer.
+            StaleTokenError: the delivery is settled already, was revoked, or timed out; or the
+                message was acknowledged.
+            ConsumerClosedError, or the error that ended the consumer.
         """
         await self.nack_nowait(message, delay_s)
 
     def nack_nowait(
         self, message: Received, delay_s: float | None = None
     ) -> "asyncio.Future[None]":
-        """Refuse a message; the future is done when the service has noted it, or has what `nack`
-        raises. An invalid delay is raised at once."""
-        if delay_s is None and self._retry is not None:
-            delay_s = self._retry.delay_s(message.attempts)
+        """Refuse a message; the future is done when the service has recorded it, or has the
+        exception that `nack` raises. An invalid delay raises at once."""
         delay_ms = None if delay_s is None else delay_to_wire(delay_s)
         future = self._future()
         self._spans.settling(NACK, message, future)
@@ -347,33 +316,34 @@ class Consumer:
         return future
 
     async def reconsume_later(self, message: Received, delay_s: float) -> None:
-        """Have a message delivered again after a delay. It is `nack` with that delay: it counts as
-        an attempt, and where order is kept, what follows in the key waits for it. (Pulsar
+        """Have a message delivered again after a delay: `nack` with that delay. It counts as an
+        attempt, and in an ordered subscription, later messages of the key wait for it. (Pulsar
         publishes the message again, to another topic, and loses its place.)"""
         await self.nack(message, delay_s)
 
     async def extend(self, message: Received) -> None:
-        """Have the whole of `ack_timeout_s` for a message again, from now on. Raises what `ack`
-        raises. Without a time-out it only says whether the delivery still counts."""
+        """Restart a message's `ack_timeout_s`. Raises the same as `ack`; without a time-out, that
+        is all it does."""
         future = self._future()
         self._inbox.renew(message.token, self._now_ms(), future)
         self._perform()
         await future
 
     async def seek(self, place: Place) -> None:
-        """Move the subscription, for all its consumers, and return when deliveries begin anew
-        there. What this consumer has is dropped, and what it handed out has a dead token.
+        """Move the subscription, for all its consumers, and return when deliveries start from
+        there. Buffered messages are dropped; tokens of messages that were handed out are stale.
 
         Args:
             place: "earliest", "latest", a message's id, or a time: the first message that was
-                stored then or later by the ledger's clock. A message in a batch brings its whole
-                batch; a large message is read from its first chunk on, with what lies between.
+                stored then or later by the ledger's clock. Deliveries start with the whole batch
+                of a message in a batch, and with the first chunk of a large message.
 
         Raises:
-            InvalidRequestError: there is no such place.
-            UnavailableError: the consumer is not connected, or seeks already, or lost its
-                connection before the answer came: it may have happened. Calling again is safe.
-            ConsumerClosedError, and what ended the consumer.
+            InvalidRequestError: the place is invalid.
+            UnavailableError: the consumer is not connected, another seek is in progress, or the
+                connection was lost before the answer: the subscription may have moved. Calling
+                again is safe.
+            ConsumerClosedError, or the error that ended the consumer.
         """
         start = start_to_wire(place)
         future = self._future()
@@ -382,17 +352,17 @@ class Consumer:
         await future
 
     def pause(self) -> None:
-        """Take no more messages from the service. What has arrived, and what was permitted before,
-        is handed out."""
+        """Grant the service no more permits. Messages that are buffered, and those that were
+        permitted before, are still handed out."""
         self._inbox.is_paused = True
 
     def resume(self) -> None:
-        """Take messages again."""
+        """Grant permits again."""
         self._inbox.is_paused = False
         self._wake.set()
 
     async def flush(self) -> None:
-        """Return when everything that was acknowledged or refused so far has its answer."""
+        """Return when all acknowledgements and refusals so far are answered."""
         self._inbox.flush()
         self._wake.set()
         while not self._inbox.is_answered and self._failure is None and self._tasks:
@@ -403,11 +373,12 @@ class Consumer:
         """Connect. Called by `async with`.
 
         Raises:
-            NotFoundError: the topic, or the subscription, does not exist, and is not created.
-            InUseError: the subscription's consumers want another type or other options, or it is
-                EXCLUSIVE and has one, or another consumer has the ranges.
-            InvalidRequestError: an option, the name, the weight, a range or the start is wrong.
-            UnavailableError, LimitExceededError: no service took the consumer within
+            NotFoundError: the topic does not exist; or the subscription does not, and no start is
+                given.
+            InUseError: connected consumers have another type or other options; or the subscription
+                is EXCLUSIVE and has a consumer; or another consumer has the ranges.
+            InvalidRequestError: an option, the name, the weight, a range or the start is invalid.
+            UnavailableError, LimitExceededError: no service accepted the consumer within
                 `open_timeout_s`.
         """
         self._tasks = [
@@ -428,10 +399,10 @@ class Consumer:
             raise
 
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Take no more, send what was acknowledged or refused, and say goodbye: what is not
-        settled, handed out or not, goes to others, and does not count as failed. Returns when what
-        was acknowledged is durable, after `timeout_s` seconds at most; then those who wait for it
-        get StaleTokenError. Further calls, and those that wait for messages, raise
+        """Send pending acknowledgements and refusals, and leave the subscription. Unsettled
+        messages, handed out or not, are delivered to other consumers, and have not failed. Returns
+        when acknowledgements are durable, or after `timeout_s` seconds: unanswered ones then raise
+        StaleTokenError. Later calls, and those that wait for messages, raise
         ConsumerClosedError."""
         try:
             if self._is_connected and not self._is_closing and self._failure is None:
@@ -483,7 +454,7 @@ class Consumer:
         return self._loop.create_future()
 
     def _perform(self) -> None:
-        """Do what follows from a change of the inbox."""
+        """Do what a change of the inbox demands: answer waiters, set timers, send."""
         inbox = self._inbox
         for waiter, error in inbox.take_resolved():
             if waiter.done():
@@ -492,7 +463,7 @@ class Consumer:
                 waiter.set_result(None)
             else:
                 waiter.set_exception(error)
-                waiter.exception()  # whoever waits is told; nobody has to
+                waiter.exception()  # retrieved: not every waiter is awaited
         if self._linger is None and inbox.collected:
             self._linger = self._loop.call_later(ACK_DELAY_S, self._flush_acks)
         self._wake.set()
@@ -508,17 +479,17 @@ class Consumer:
         self._wake.set()
 
     def _set_due(self, due_ms: int | None) -> None:
-        """The breaker has changed: there may be something to take, or will be then."""
+        """The breaker has changed: wake receivers, now and when it changes next."""
         if self._due is not None:
             self._due.cancel()
         self._due_ms = due_ms
         self._due = None
         if due_ms is not None:
             at_s = (due_ms + 1) / 1000  # not a moment before, in whole milliseconds
-            self._due = self._loop.call_at(at_s, self._note_due)
+            self._due = self._loop.call_at(at_s, self._advance)
         self._changed.set()
 
-    def _note_due(self) -> None:
+    def _advance(self) -> None:
         self._due = None
         self._inbox.advance(self._now_ms())
         self._perform()
@@ -555,14 +526,14 @@ class Consumer:
     def _may_retry(self, error: SeqgateError) -> bool:
         if isinstance(error, _RETRYABLE) or error.reason == "NOT_OWNER":
             return True
-        # A stream that broke may be taken for alive for a while, and keep its own place.
+        # The service may take a broken stream for alive for a while, and keep its place in use.
         if not isinstance(error, InUseError) or not self._opened.done() or self._lost_s is None:
             return False
         return self._loop.time() - self._lost_s < self._open_timeout_s
 
     def _is_redirected(self, error: SeqgateError) -> bool:
-        """Whether to go on at once, to the instance that has the subscription. From anywhere else
-        the way leads over the address that the client was given."""
+        """Whether to reconnect at once, to the owner that the error names. Otherwise start again
+        from the address that the client was given."""
         owner = error.details.get("owner", "") if error.reason == "NOT_OWNER" else ""
         is_news = bool(owner) and owner != self._address
         self._address = owner or self._home
@@ -581,16 +552,16 @@ class Consumer:
         self._is_moving = False
         try:
             await call.write(self._first)
-            self._note_subscribed((await _read(call)).subscribed)
+            self._subscribe((await read(call)).subscribed)
             backoff.reset()
             sending = asyncio.create_task(self._send(call))
             moving: asyncio.Task[None] | None = None
             try:
-                while (response := await _read_or_end(call)) is not None:
+                while (response := await read_or_end(call)) is not None:
                     if response.HasField("draining") and not self._is_moving:
                         self._is_moving = True
                         moving = asyncio.create_task(self._move_away())
-                    self._note(response)
+                    self._take_response(response)
             finally:
                 tasks = [each for each in (sending, moving) if each is not None]
                 for task in tasks:
@@ -599,15 +570,15 @@ class Consumer:
         except aio.AioRpcError as error:
             raise error_of_call(error) from error
         except asyncio.InvalidStateError as error:  # grpc.aio: the stream ended under our hands
-            raise await _ending(call) from error
+            raise await ending(call) from error
         finally:
             call.cancel()
 
-    def _note_subscribed(self, subscribed: pb.Subscribed) -> None:
+    def _subscribe(self, subscribed: pb.Subscribed) -> None:
         self._subscribed = subscribed
-        # Who comes back under its name gets its slots back.
+        # Reconnecting under the same name returns the same slots.
         self._first.subscribe.consumer_name = subscribed.consumer_name
-        # A subscription that is deleted is not made again behind its deleter's back.
+        # A reconnect must not recreate a subscription that was deleted.
         self._first.subscribe.ClearField("create_at")
         self._inbox.subscribed(subscribed.epoch)
         self._is_connected = True
@@ -618,7 +589,7 @@ class Consumer:
         if not self._opened.done():
             self._opened.set_result(None)
 
-    def _note(self, response: pb.ConsumeResponse) -> None:
+    def _take_response(self, response: pb.ConsumeResponse) -> None:
         if response.HasField("assigned"):
             del self._subscribed.ranges[:]
             self._subscribed.ranges.extend(response.assigned.ranges)
@@ -641,11 +612,11 @@ class Consumer:
                     await call.done_writing()
                     return
         except (aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the task that reads learns why
+            return  # the task that reads reports why
 
     async def _move_away(self) -> None:
-        """The service is shutting down: hand out no more, and leave when what was handed out is
-        settled, or when that takes too long."""
+        """The service is shutting down: hand out nothing more, and leave when all that was handed
+        out is settled, or after DRAIN_TIMEOUT_S."""
         inbox = self._inbox
         inbox.leave()
         self._perform()
@@ -655,7 +626,7 @@ class Consumer:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            pass  # what is not settled comes again, elsewhere
+            pass  # the rest is delivered again elsewhere
         self._leave = True
         self._wake.set()
 
@@ -668,8 +639,8 @@ class Consumer:
     # ---- time, and endings
 
     async def _keep(self) -> None:
-        """Renew what waits here, and let go of what stays incomplete."""
-        timeout_s = self._limits.ack_timeout_ms / 1000
+        """Renew the time-outs of buffered messages, and expire incomplete ones."""
+        timeout_s = self._subscribing.ack_timeout_ms / 1000
         interval_s = min(KEEP_INTERVAL_S, timeout_s / 3 if timeout_s else KEEP_INTERVAL_S)
         while True:
             await asyncio.sleep(interval_s)
@@ -701,57 +672,3 @@ class Consumer:
             self._due = None
         self._failure = self._failure or error
         self._changed.set()
-
-
-def _subscribe_request(subscribing: Subscribing, ack_timeout_ms: int) -> pb.ConsumeRequest:
-    start = subscribing.start
-    try:
-        return pb.ConsumeRequest(
-            subscribe=pb.Subscribe(
-                topic=str(subscribing.topic),
-                subscription=subscribing.subscription,
-                consumer_name=subscribing.name or "",
-                options=options_to_wire(subscribing.type, subscribing.options),
-                create_at=None if start is None else start_to_wire(start),
-                properties=subscribing.properties,
-                ranges=ranges_to_wire(subscribing.ranges),
-                weight=subscribing.weight,
-                ack_timeout_ms=ack_timeout_ms,
-            )
-        )
-    except (ValueError, TypeError) as error:
-        if isinstance(error, SeqgateError):
-            raise
-        raise InvalidRequestError(
-            f"a consumer cannot subscribe so: {error}", reason="INVALID_CONSUMER"
-        ) from error
-
-
-async def _read_or_end(call: Any) -> pb.ConsumeResponse | None:
-    """The next response; None where the service ended the stream in good order.
-
-    Raises:
-        SeqgateError: it ended with an error.
-    """
-    response = await call.read()
-    if response is not aio.EOF:
-        return response  # type: ignore[no-any-return]
-    if await call.code() is StatusCode.OK:
-        return None
-    raise await _ending(call)
-
-
-async def _read(call: Any) -> pb.ConsumeResponse:
-    response = await _read_or_end(call)
-    if response is None:
-        raise UnavailableError("the service ended the stream")
-    return response
-
-
-async def _ending(call: Any) -> SeqgateError:
-    """Why a stream ended."""
-    code, details = await call.code(), await call.details()
-    if code is StatusCode.OK:
-        return UnavailableError("the service ended the stream")
-    trailing = await call.trailing_metadata()
-    return error_of_call(aio.AioRpcError(code, aio.Metadata(), trailing, details=details))

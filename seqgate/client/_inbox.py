@@ -456,12 +456,12 @@ class Inbox:
             self._brake.record_acknowledged(token.delivery, token.bit)
 
     def refuse(self, token: Token, delay_ms: int | None, now_ms: int, waiter: Any) -> None:
-        """Refuse a message: its unit is delivered again after the delay."""
+        """Refuse a message: its unit is delivered again after the delay; None: by the policy."""
         unit = self._unit_of(token)
         if unit is None or unit.acked & token.bit:
             self._resolved.append((waiter, stale()))
         else:
-            self._refuse(unit, delay_ms, [waiter])
+            self._refuse(unit, [waiter], delay_ms)
             if self._brake is not None:
                 self._brake.record_refused(token.delivery, token.bit, now_ms)
 
@@ -581,7 +581,7 @@ class Inbox:
                 messages = [decode_large_fields(self._topic, stored, unit.body, unit.first)]
                 unit.body = None
         except SeqgateError:
-            self._refuse(unit, self._retry_delay_ms(source.attempts), [])
+            self._refuse(unit, [])
             raise
         gap = None
         if source.HasField("gap"):
@@ -664,7 +664,9 @@ class Inbox:
         if self._brake is not None:
             self._brake.record_acknowledged(number, bits)
 
-    def _refuse(self, unit: Unit, delay_ms: int | None, waiters: list[Any]) -> None:
+    def _refuse(self, unit: Unit, waiters: list[Any], delay_ms: int | None = None) -> None:
+        if delay_ms is None:
+            delay_ms = self._retry_delay_ms(unit.source.attempts)
         ticket = Ticket(Action.REFUSE, len(unit.deliveries), waiters, delay_ms=delay_ms)
         self._requests.add(unit.deliveries, ticket)
         self._queue.guard(unit.key, unit.first, ticket)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from grpc import StatusCode, aio
+from grpc import aio
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
@@ -27,6 +27,7 @@ from seqgate.client._codec import (
 )
 from seqgate.client._outbox import Outbox, Receipt, Resolved, pieces
 from seqgate.client._status import error_of_call
+from seqgate.client._streams import ending, read
 from seqgate.client._tracing import PROPERTIES_MAX, Publishing, shared_context
 from seqgate.errors import (
     FencedError,
@@ -524,7 +525,7 @@ class Producer:
         self._moving = False
         try:
             await call.write(pb.PublishRequest(open=self._open_request()))
-            self._note_opened((await _read(call)).opened)
+            self._note_opened((await read(call)).opened)
             backoff.reset()
             sending = asyncio.create_task(self._send(call))
             try:
@@ -535,7 +536,7 @@ class Producer:
         except aio.AioRpcError as error:
             raise error_of_call(error) from error
         except asyncio.InvalidStateError as error:  # grpc.aio: the stream ended under our hands
-            raise await _ending(call) from error
+            raise await ending(call) from error
         finally:
             self._connected = False
             call.cancel()
@@ -620,7 +621,7 @@ class Producer:
 
     async def _receive(self, call: Any) -> None:
         while True:
-            response = await _read(call)
+            response = await read(call)
             match response.WhichOneof("response"):
                 case "receipts":
                     for receipt in response.receipts.receipts:
@@ -783,19 +784,3 @@ def _is_text(value: object) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-async def _read(call: Any) -> pb.PublishResponse:
-    response = await call.read()
-    if response is aio.EOF:
-        raise await _ending(call)
-    return response  # type: ignore[no-any-return]
-
-
-async def _ending(call: Any) -> SeqgateError:
-    """Why a stream ended."""
-    code, details = await call.code(), await call.details()
-    if code is StatusCode.OK:
-        return UnavailableError("the service ended the stream")
-    trailing = await call.trailing_metadata()
-    return error_of_call(aio.AioRpcError(code, aio.Metadata(), trailing, details=details))

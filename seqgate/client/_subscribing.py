@@ -1,15 +1,16 @@
 """What a consumer asks of its subscription: in the application's words, and on the wire."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.entry.v1 import entry_pb2
-from seqgate.errors import InvalidRequestError
+from seqgate.errors import InvalidRequestError, SeqgateError
 from seqgate.message_id import LATEST_ID, ChunkMessageId, MessageId
+from seqgate.types import TopicName
 
 DELAY_MAX_S: Final = 86_400.0
 """The longest delay, and the longest time-out, in seconds: a day."""
@@ -141,6 +142,59 @@ class Incomplete(Enum):
     dead-lettered when that was often enough; where order is kept, its key waits meanwhile."""
     ACKNOWLEDGE = "acknowledge"
     """They are acknowledged: the subscription goes on without the message."""
+
+
+class Subscribing(NamedTuple):
+    """How a consumer subscribes: see Client.consumer."""
+
+    topic: TopicName
+    subscription: str
+    type: SubscriptionType
+    options: SubscriptionOptions
+    name: str | None
+    start: Place | None
+    properties: Mapping[str, str]
+    ranges: Sequence[KeyRange]
+    weight: int
+    ack_timeout_ms: int
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether a key's messages come in order."""
+        out_of_order = self.options.allow_out_of_order_delivery
+        return self.type is not SubscriptionType.SHARED and not out_of_order
+
+    @property
+    def is_one_key(self) -> bool:
+        """Whether the whole topic comes in order."""
+        return self.is_ordered and self.type is SubscriptionType.EXCLUSIVE
+
+    def request(self) -> pb.ConsumeRequest:
+        """The first request of a stream.
+
+        Raises:
+            InvalidRequestError: a value does not fit its field. (The service checks the bounds.)
+        """
+        try:
+            return pb.ConsumeRequest(
+                subscribe=pb.Subscribe(
+                    topic=str(self.topic),
+                    subscription=self.subscription,
+                    consumer_name=self.name or "",
+                    options=options_to_wire(self.type, self.options),
+                    create_at=None if self.start is None else start_to_wire(self.start),
+                    properties=self.properties,
+                    ranges=ranges_to_wire(self.ranges),
+                    weight=self.weight,
+                    ack_timeout_ms=self.ack_timeout_ms,
+                )
+            )
+        except (ValueError, TypeError) as error:
+            if isinstance(error, SeqgateError):
+                raise
+            raise InvalidRequestError(
+                f"a consumer cannot subscribe so: {error}", reason="INVALID_CONSUMER"
+            ) from error
 
 
 def options_to_wire(kind: SubscriptionType, options: SubscriptionOptions) -> pb.SubscriptionOptions:

@@ -300,7 +300,7 @@ async def test_nothing_is_handed_out_while_everything_fails(
 ) -> None:
     for key in "abcd":
         fake.publish(key.encode(), key=key)
-    breaker = Breaker(outcomes=2, pause_min_s=0.02, pause_max_s=60)
+    breaker = Breaker(outcomes=2, pause_min_s=0.3, pause_max_s=60)
     async with client.consumer(TOPIC, "s", retry=AT_ONCE, breaker=breaker) as consumer:
         a, b, c = await some(consumer, 3)
         await asyncio.gather(consumer.nack(a), consumer.nack(b))
@@ -340,8 +340,8 @@ async def test_what_waits_for_the_breaker_does_not_time_out(
 ) -> None:
     fake.publish(b"bad", key="a")
     fake.publish(b"good", key="b")
-    breaker = Breaker(outcomes=1, pause_min_s=0.6)
-    async with client.consumer(TOPIC, "s", ack_timeout_s=0.2, breaker=breaker) as consumer:
+    breaker = Breaker(outcomes=1, pause_min_s=1.5)
+    async with client.consumer(TOPIC, "s", ack_timeout_s=0.5, breaker=breaker) as consumer:
         (bad,) = await some(consumer, 1)
         await consumer.nack(bad)
         (good,) = await some(consumer, 1)

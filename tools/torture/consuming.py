@@ -81,7 +81,7 @@ class Consuming:
     async def _work(self, consumer: Consumer) -> None:
         while True:
             try:
-                message, key = await consumer.receive_and_hold()
+                message, key = await consumer.receive_and_lock()
             except CorruptMessageError as damage:
                 self._journal.write("corrupt", what=str(damage.details))
                 continue
@@ -92,7 +92,7 @@ class Consuming:
             except ConsumerClosedError:
                 return
             finally:
-                consumer.release(key)
+                consumer.unlock(key)
 
     async def _process(self, consumer: Consumer, message: Received) -> None:
         token = list(message.token)

@@ -1,0 +1,43 @@
+"""Reading from a stream of a service, and why it ended."""
+
+from typing import Any
+
+from grpc import StatusCode, aio
+
+from seqgate.client._status import error_of_call
+from seqgate.errors import SeqgateError, UnavailableError
+
+
+async def read(call: Any) -> Any:
+    """The next response.
+
+    Raises:
+        SeqgateError: the stream ended.
+    """
+    response = await call.read()
+    if response is aio.EOF:
+        raise await ending(call)
+    return response
+
+
+async def read_or_end(call: Any) -> Any:
+    """The next response; None where the service ended the stream with OK.
+
+    Raises:
+        SeqgateError: it ended with an error.
+    """
+    response = await call.read()
+    if response is not aio.EOF:
+        return response
+    if await call.code() is StatusCode.OK:
+        return None
+    raise await ending(call)
+
+
+async def ending(call: Any) -> SeqgateError:
+    """The error for a stream that ended, whatever its status."""
+    code, details = await call.code(), await call.details()
+    if code is StatusCode.OK:
+        return UnavailableError("the service ended the stream")
+    trailing = await call.trailing_metadata()
+    return error_of_call(aio.AioRpcError(code, aio.Metadata(), trailing, details=details))
