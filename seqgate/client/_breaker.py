@@ -1,19 +1,19 @@
-"""A brake for failures that hit everything.
+"""A circuit breaker for failures that hit every key.
 
-A message that fails is tried again, and holds what follows in its key: that is right for a failure
-of one message, or of one key. When whatever the handlers need is gone, each key would go through
-its retries on its own, to the dead letter topic. Then nothing more should be handed out at all:
+A message that fails is retried, and blocks later messages of its key: right for a failure of one
+message, or of one key. When whatever the handlers depend on is down, each key would go through its
+retries on its own, to the dead letter topic. Then nothing more should be handed out at all:
 
                the share of failures reaches the ratio
        CLOSED ───────────────────────────────────────▶ OPEN
          ▲                                             │  ▲
-         │ the probe is         when the pause is over │  │ the probe is refused:
+         │ the probe is                 the pause ends │  │ the probe is refused:
          │ acknowledged                                ▼  │ twice the pause
          └────────────────────────────────────── HALF_OPEN
 
-Half open, one message is handed out, the probe. Only what the application says of a message is an
-outcome: one that timed out, or was taken back, says nothing. Outcomes of messages that were handed
-out before say nothing any more, either, until it is closed again.
+Half open, one message is handed out, the probe. Only an acknowledgement or a refusal by the
+application is an outcome; a time-out or a revocation is not. Outcomes of messages that were handed
+out before the breaker opened are ignored until it closes.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ from typing import Final
 from seqgate.client._subscribing import DELAY_MAX_S
 
 OUTCOMES_MAX: Final = 10_000
-"""How many outcomes a breaker looks at, at most."""
+"""The largest window of outcomes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +33,22 @@ class Breaker:
     """When a consumer stops handing out messages because they fail, whatever their key, and when it
     tries again.
 
-    It opens when `ratio` or more of the last `outcomes` messages were refused. Nothing is handed
-    out for a pause then; what is handed out already goes on, and what waits keeps its place, and
-    its time. After it, one message is handed out: if it is acknowledged, everything goes on; if it
-    is refused, there is another pause, twice as long, of `pause_max_s` at most. If its delivery
-    counts no more, or nothing is said of it for `pause_max_s`, the next one is tried.
+    It opens when `ratio` or more of the last `outcomes` messages were refused. Then nothing is
+    handed out for a pause. Messages that are handed out already can still be settled; buffered ones
+    keep their order, and their time-outs are renewed. After the pause one message is handed out: if
+    it is acknowledged, the breaker closes; if it is refused, the pause doubles, up to
+    `pause_max_s`. If it is revoked or times out, or has no outcome after `pause_max_s`, the next
+    message is tried.
 
-    Consumers have one unless they are told otherwise. It takes 100 failures without a success
-    between them, which a message that is bad among good ones does not bring about; and what it
-    prevents cannot be undone: a topic that uses up its deliveries while a database is away. Where
-    nothing but failures is ordinary, or a bad message is all that a topic has for hours and what
-    comes next must not wait for up to `pause_max_s`, give None, or another ratio.
+    Consumers have one by default. It takes 100 failures without a success between them, which a bad
+    message among good ones does not cause; and it prevents what cannot be undone: a topic that uses
+    up its redeliveries while a database is down. Give None, or another ratio, where continuous
+    failures are normal, or where a bad message may be the topic's only one for hours and the next
+    must not wait for up to `pause_max_s`.
 
     Attributes:
-        outcomes: how many outcomes are looked at, 1 to 10,000; with fewer, it does not open.
-        ratio: which share of them are failures, above 0, up to 1.
+        outcomes: the window, 1 to 10,000; with fewer outcomes, it does not open.
+        ratio: the share of failures that opens it, above 0, up to 1.
         pause_min_s, pause_max_s: seconds, 0.001 to 86,400.
 
     Raises:
@@ -61,49 +62,48 @@ class Breaker:
 
     def __post_init__(self) -> None:
         if not 1 <= self.outcomes <= OUTCOMES_MAX:
-            raise ValueError("a breaker looks at 1 to 10,000 outcomes")
+            raise ValueError("outcomes must be 1 to 10,000")
         if not 0 < self.ratio <= 1:
-            raise ValueError("a share of failures is above 0, up to 1")
+            raise ValueError("ratio must be above 0, up to 1")
         if not 0.001 <= self.pause_min_s <= self.pause_max_s <= DELAY_MAX_S:
-            raise ValueError("0.001 <= pause_min_s <= pause_max_s <= 86,400")
+            raise ValueError("pauses must be 0.001 <= pause_min_s <= pause_max_s <= 86,400")
 
 
 class BreakerState(Enum):
-    """What a breaker does."""
+    """The state of a breaker."""
 
     CLOSED = "closed"
     """Messages are handed out."""
     OPEN = "open"
     """Nothing is handed out."""
     HALF_OPEN = "half open"
-    """One message is handed out; what becomes of it says how it goes on."""
+    """One message is handed out, whose outcome closes or opens the breaker."""
 
 
 class Brake:
-    """A breaker at work. Mutable, synchronous, one owner, who asks `admits` before a message is
-    handed out, and calls `advance` when `due_ms` is reached. Times are milliseconds of one clock.
-
-    Messages are named by their delivery, and a bit of it.
+    """The state machine of a Breaker. Mutable, synchronous, one owner, who calls `admits` before a
+    message is handed out, and `advance` when `due_ms` is reached. Times are milliseconds of one
+    clock. Messages are named by their delivery, and a bit of it.
     """
 
     def __init__(self, breaker: Breaker) -> None:
         self.state = BreakerState.CLOSED
         self.due_ms: int | None = None
-        """When something changes if nothing happens; None: never."""
+        """When `advance` changes the state; None: not because of time."""
         self._breaker = breaker
-        self._count = 0  # of outcomes since it was closed
-        self._failures: deque[int] = deque()  # which of the last ones were failures
+        self._count = 0  # outcomes since it closed
+        self._failures: deque[int] = deque()  # the failures in the window, by count
         self._pause_ms = 0
         self._probe: int | None = None
-        self._probes: dict[int, int] = {}  # the bits of all that were tried in this state
+        self._probes: dict[int, int] = {}  # the bits of all probes since it is half open
 
-    def admits(self, now_ms: int, counts: Callable[[int], bool]) -> bool:
-        """Whether a message may be handed out, given which deliveries count."""
+    def admits(self, now_ms: int, is_live: Callable[[int], bool]) -> bool:
+        """Whether a message may be handed out. `is_live` tells whether a delivery is live."""
         self.advance(now_ms)
         if self.state is not BreakerState.HALF_OPEN:
             return self.state is BreakerState.CLOSED
         is_late = self.due_ms is not None and now_ms >= self.due_ms
-        return self._probe is None or is_late or not counts(self._probe)
+        return self._probe is None or is_late or not is_live(self._probe)
 
     def advance(self, now_ms: int) -> None:
         """It is later now."""
@@ -141,7 +141,7 @@ class Brake:
             self._open(now_ms)
 
     def forget_probes(self) -> None:
-        """No delivery counts any more."""
+        """No delivery is live any longer."""
         self._probe = None
         self._probes.clear()
 

@@ -1,4 +1,4 @@
-"""Many keys at once, each in order."""
+"""Concurrent processing, in order within each key."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from seqgate.errors import ConsumerClosedError, CorruptMessageError
 from seqgate.telemetry.spans import fail_with
 
 STOP_TIMEOUT_S: Final = 30.0
-"""How long handlers that run may go on when processing is cancelled, unless told otherwise."""
+"""How long running handlers may take to finish when processing is cancelled, by default."""
 
 _log: Final = logging.getLogger("seqgate.client")
 
@@ -27,30 +27,30 @@ async def process_by_key(
     on_failure: OnFailure | None = None,
     stop_timeout_s: float = STOP_TIMEOUT_S,
 ) -> None:
-    """Run a handler for each message: for many keys at once, and for each key one after the other,
-    in order. Returns when the consumer is closed.
+    """Run a handler for each message: concurrently for different keys, and one at a time, in order,
+    for messages of a key. Returns when the consumer is closed.
 
-    A message is acknowledged when its handler returns, and refused when it raises: it is delivered
-    again after the delay that `Consumer.nack` says, and later messages of its key come after it.
-    Where the whole topic comes in order (EXCLUSIVE), one handler runs at a time. A message of a
-    batch has the key of its batch.
+    A message is acknowledged when its handler returns, and refused when it raises: it is
+    redelivered after the delay of `Consumer.nack`, and later messages of its key after it. In an
+    EXCLUSIVE subscription, where the whole topic is in order, one handler runs at a time. Messages
+    of a batch have the key of their batch.
 
-    When the call is cancelled, no further message is taken; handlers that run may end within
-    `stop_timeout_s`, what they did is acknowledged, and the rest is cancelled: those messages are
-    neither acknowledged nor refused, and come again when the consumer is closed.
+    When the call is cancelled, no further message is taken. Running handlers may finish within
+    `stop_timeout_s`, and their messages are acknowledged; then they are cancelled, and their
+    messages are neither acknowledged nor refused: they are redelivered when the consumer is closed.
 
     Args:
         concurrency: how many handlers run at once, 1 or more.
-        on_failure: is told of each message that failed, and why; None: it is logged. What it raises
-            ends the processing.
+        on_failure: called with each message that failed, and the exception; None: it is logged. An
+            exception from it ends the processing.
         stop_timeout_s: see above, in seconds.
 
     Raises:
         ValueError: the concurrency is below 1.
-        SeqgateError: what ended the consumer.
+        SeqgateError: the error that ended the consumer.
     """
     if concurrency < 1:
-        raise ValueError("at least one handler runs at a time")
+        raise ValueError("concurrency must be at least 1")
     work = _Work(consumer, handler, on_failure or _log_failure)
     tasks = [asyncio.create_task(work.run()) for _ in range(concurrency)]
     try:
@@ -63,7 +63,7 @@ async def process_by_key(
 
 
 async def _stop(work: "_Work", tasks: list[asyncio.Task[None]], timeout_s: float) -> None:
-    """Let what runs end, for a while; survives being cancelled again."""
+    """Let running handlers finish until the time-out; survives further cancellation."""
     for task in tasks:
         if task not in work.handling:
             task.cancel()
@@ -88,7 +88,7 @@ async def _stop(work: "_Work", tasks: list[asyncio.Task[None]], timeout_s: float
 
 
 class _Work:
-    """What the tasks share."""
+    """The state that the tasks share."""
 
     def __init__(self, consumer: Consumer, handler: Handler, on_failure: OnFailure) -> None:
         self.handling: set[asyncio.Task[object] | None] = set()
@@ -98,7 +98,7 @@ class _Work:
         self._on_failure = on_failure
 
     async def run(self) -> None:
-        """Take messages of keys that nobody works on, one at a time."""
+        """Process messages of unlocked keys, one at a time."""
         task = asyncio.current_task()
         while not self.is_stopping:
             try:
@@ -112,7 +112,7 @@ class _Work:
             try:
                 await self._process(message)
             except ConsumerClosedError:
-                return  # the message comes again, to somebody else
+                return  # the message is delivered to another consumer
             finally:
                 self.handling.discard(task)
                 self._consumer.unlock(key)

@@ -1,11 +1,10 @@
-"""How is a large message cut?
+"""Large messages in chunks.
 
-A message whose payload, once compressed, is larger than an entry may be is cut into chunks; each is
-published as an entry of its own, all under the message's one sequence id (PIP-37). An *attempt* is
-one way of cutting it, under a uuid that nobody else uses: an attempt goes on after a reconnection,
-and a message that cannot go on, because the service lacks what came before, or takes only smaller
-entries now, starts again as a new attempt. Chunks of two attempts are never mixed, wherever they
-end up.
+A message whose compressed payload exceeds the limit of an entry is cut into chunks, each of which
+is published as an entry, all under the message's sequence id (PIP-37). An *attempt* is one way of
+cutting it, under a unique uuid. An attempt continues after a reconnection. If it cannot, because
+the service lacks earlier chunks or now takes smaller entries only, the message starts again as a
+new attempt. Chunks of two attempts are never assembled together.
 """
 
 import uuid
@@ -22,7 +21,7 @@ from seqgate.telemetry import names
 from seqgate.types import Position
 
 PLACE_BYTES: Final = 96
-"""At most how many bytes a chunk's place adds to its message's metadata."""
+"""The most bytes that a chunk's place adds to its message's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,35 +29,35 @@ class Chunking:
     """How a producer cuts messages that are too large for one entry.
 
     Attributes:
-        chunk_bytes: the largest chunk, in bytes, 1 or more; 0: as large as the service takes. The
-            service's own limit holds in any case. (Pulsar's chunkMaxMessageSize.)
+        chunk_bytes: the largest chunk, in bytes; 0: the service's limit, which applies in any case.
+            (Pulsar's chunkMaxMessageSize.)
     """
 
     chunk_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.chunk_bytes < 0:
-            raise ValueError("chunk_bytes is not negative")
+            raise ValueError("chunk_bytes must be 0 or more")
 
     def size(self, max_message_bytes: int) -> int:
-        """How large a chunk is, where the service takes entries of `max_message_bytes`."""
+        """The chunk size for a service that takes entries of `max_message_bytes`."""
         return min(self.chunk_bytes or max_message_bytes, max_message_bytes)
 
 
 def chunks_of(body_bytes: int, chunk_bytes: int) -> int:
-    """How many chunks a payload makes; 1: it is not cut."""
+    """How many chunks a payload is cut into; 1: it is not cut."""
     return max(1, -(-body_bytes // chunk_bytes))
 
 
 class LargeMessage:
-    """A message that is being published in chunks. Their entries are made when they are sent, and
-    not kept: only the payload is held in memory.
+    """A message that is being published in chunks. Entries are made when they are sent, and not
+    kept: only the payload stays in memory.
 
     Attributes:
         message: whose payload it is.
-        chunk_bytes: how large its chunks are, the last one excepted.
-        settled: whether its outcome is known.
-        broken: whether this attempt cannot go on.
+        chunk_bytes: the size of its chunks; the last one may be smaller.
+        resolved: whether its outcome is known.
+        broken: whether this attempt cannot continue.
         duplicate: whether the last chunk was in the log before.
     """
 
@@ -70,7 +69,7 @@ class LargeMessage:
         chunk_bytes: int,
     ) -> None:
         self.message = message
-        self.settled = False
+        self.resolved = False
         self._metadata = metadata
         self._body = body
         metadata.total_chunk_msg_size = len(body)
@@ -78,7 +77,7 @@ class LargeMessage:
         self.start_again(chunk_bytes)
 
     def start_again(self, chunk_bytes: int) -> None:
-        """Begin a new attempt, of which nothing is stored."""
+        """Start a new attempt, of which nothing is stored."""
         self.chunk_bytes = chunk_bytes
         self.broken = False
         self.duplicate = False
@@ -94,12 +93,12 @@ class LargeMessage:
         return chunks_of(len(self._body), self.chunk_bytes)
 
     def size_bytes(self, chunk_id: int) -> int:
-        """What a chunk counts against windows, at most."""
+        """An upper bound of a chunk's size, as it counts against windows."""
         left = len(self._body) - chunk_id * self.chunk_bytes
         return min(self.chunk_bytes, left) + self._metadata.ByteSize() + PLACE_BYTES
 
     def fill(self, entry: pb.Entry, chunk_id: int) -> None:
-        """Make this a chunk's entry."""
+        """Fill in a chunk's entry."""
         first = chunk_id * self.chunk_bytes
         chunk = self._body[first : first + self.chunk_bytes]
         entry.metadata.CopyFrom(self._metadata)
@@ -108,7 +107,7 @@ class LargeMessage:
         entry.payload = chunk
 
     def stored(self, chunk_id: int, position: Position, *, duplicate: bool) -> None:
-        """A chunk is in the log; was it there already?"""
+        """A chunk is in the log; `duplicate`: it was there before."""
         self._unanswered -= 1
         if chunk_id == 0:
             self._first = position
@@ -122,7 +121,7 @@ class LargeMessage:
 
     @property
     def message_id(self) -> MessageId | None:
-        """Where the message is, once all its chunks are stored."""
+        """The message's id, once all its chunks are stored."""
         if self._unanswered or self._first is None or self._last is None:
             return None
         return ChunkMessageId(MessageId(*self._first), MessageId(*self._last))

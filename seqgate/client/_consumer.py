@@ -552,7 +552,7 @@ class Consumer:
         self._is_moving = False
         try:
             await call.write(self._first)
-            self._subscribe((await read(call)).subscribed)
+            self._take_subscribed((await read(call)).subscribed)
             backoff.reset()
             sending = asyncio.create_task(self._send(call))
             moving: asyncio.Task[None] | None = None
@@ -569,12 +569,12 @@ class Consumer:
                 await asyncio.wait(tasks)
         except aio.AioRpcError as error:
             raise error_of_call(error) from error
-        except asyncio.InvalidStateError as error:  # grpc.aio: the stream ended under our hands
+        except asyncio.InvalidStateError as error:  # grpc.aio: the stream has ended
             raise await ending(call) from error
         finally:
             call.cancel()
 
-    def _subscribe(self, subscribed: pb.Subscribed) -> None:
+    def _take_subscribed(self, subscribed: pb.Subscribed) -> None:
         self._subscribed = subscribed
         # Reconnecting under the same name returns the same slots.
         self._first.subscribe.consumer_name = subscribed.consumer_name

@@ -1,17 +1,24 @@
-"""What was handed to the service, and what became of it: a machine without a socket.
+"""What a producer publishes, until it has its outcome: a machine without a socket.
 
-Parcels keep the order in which they were handed over. They are sent within the service's window,
-answered in any order, and sent again, in order, after a disconnection. Two receipts hold the
-stream:
+    add ──▶ unsent ──to_send──▶ outstanding ──receive──▶ Resolved
+              ▲                      │
+              └── opened, resume ────┘
 
-    PARTIAL   some messages of a batch are stored: the rest becomes a new batch in the same place
-    FAILED    not now
+A parcel is what one publication carries: a message, a batch, or one chunk of a large message.
+Parcels keep the order in which they were added. They are sent within the service's window, answered
+in any order, and sent again, in order, after a disconnection. A receipt pauses the outbox when its
+parcel, and all that follow, are to be sent again:
 
-and so do CHUNK_GAP and LAYOUT_CONFLICT, after which the large message starts again as a new
-attempt. Then nothing is sent until everything sent is answered (what followed comes back as
-SKIPPED), and the first parcel that is sent after that says `resume`.
+    PARTIAL           some messages of a batch are stored: the others are a new batch in its place
+    FAILED            the service cannot store it now
+    SKIPPED           it followed such a parcel
+    CHUNK_GAP,
+    LAYOUT_CONFLICT   the large message starts again as a new attempt
 
-A large message is a parcel for each chunk, one after the other; it is resolved when all of them
+Nothing is sent while the outbox is paused. It resumes when everything sent is answered, and the
+first publication after that has `resume` set.
+
+A large message has a parcel for each chunk, one after the other, and is resolved when all of them
 are answered.
 """
 
@@ -64,12 +71,12 @@ class _Parcel:
     sent: bool = False
 
     @property
-    def settled(self) -> bool:
-        """Whether its messages are resolved already."""
+    def resolved(self) -> bool:
+        """Whether its messages have their outcome already."""
         return False
 
     def exceeds(self, payload_bytes_max: int) -> bool:
-        """Whether an entry of it has a larger payload."""
+        """Whether one of its entries has a larger payload."""
         return any(len(entry.payload) > payload_bytes_max for entry in self.entries)
 
     def put_into(self, publication: pb.Publication) -> None:
@@ -83,8 +90,8 @@ class _ChunkParcel(_Parcel):
     chunk_id: int
 
     @property
-    def settled(self) -> bool:
-        return self.large.settled
+    def resolved(self) -> bool:
+        return self.large.resolved
 
     def put_into(self, publication: pb.Publication) -> None:
         self.large.fill(publication.entries.add(), self.chunk_id)
@@ -96,8 +103,8 @@ Encode = Callable[[Sequence[OutgoingMessage]], list[pb.Entry]]
 def pieces(
     encode: Encode, messages: list[OutgoingMessage], payload_bytes_max: int
 ) -> Iterator[tuple[list[OutgoingMessage], list[pb.Entry]]]:
-    """A parcel's messages with their entries: whole, or in as many parts as it takes to have no
-    payload above this. A message that is too large by itself is a part of its own."""
+    """A parcel's messages with their entries, split into as many parts as it takes to keep payloads
+    below the limit. A message that exceeds it alone is a part of its own."""
     entries = encode(messages)
     if len(messages) == 1 or all(len(entry.payload) <= payload_bytes_max for entry in entries):
         yield messages, entries
@@ -110,7 +117,7 @@ def pieces(
 @dataclass(slots=True)
 class Outbox:
     """See the module. `encode` makes the entries of a parcel; `highest_sent` is the highest id that
-    was ever sent, `last_failure` what the newest FAILED receipt said."""
+    was ever sent, `last_failure` the error of the latest FAILED receipt."""
 
     encode: Encode
     window_messages: int = 0
@@ -123,13 +130,13 @@ class Outbox:
     _messages_out: int = 0
     _bytes_out: int = 0
     _parcels_out: int = 0
-    _held: bool = False
+    _paused: bool = False
     _resume: bool = False
     _retry_after_s: float = 0.0
 
     @property
     def pending(self) -> int:
-        """How many parcels are not done with."""
+        """How many parcels there are, sent or not."""
         return len(self._parcels)
 
     @property
@@ -145,16 +152,16 @@ class Outbox:
 
     @property
     def oldest_added_at(self) -> float | None:
-        """When the oldest parcel that is not resolved was handed over."""
+        """When the oldest parcel that is not resolved was added."""
         return next((parcel.added_at for parcel in self._open_parcels()), None)
 
     def add(self, messages: list[OutgoingMessage], entries: list[pb.Entry], now: float) -> None:
-        """Hand over a parcel, encoded."""
+        """Add a parcel, encoded."""
         size_bytes = sum(entry.ByteSize() for entry in entries)
         self._append(_Parcel(messages, entries, size_bytes, now))
 
     def add_large(self, large: LargeMessage, now: float) -> None:
-        """Hand over a large message: all its chunks, with nothing between them."""
+        """Add all chunks of a large message, with nothing between them."""
         for parcel in _chunk_parcels(large, now):
             self._append(parcel)
 
@@ -165,24 +172,24 @@ class Outbox:
         chunk_bytes: int = 0,
         payload_bytes_max: int = 0,
     ) -> None:
-        """A stream is open, and has answered nothing yet: everything is to be sent, in order. What
-        is too large for it is cut: messages into chunks of at most `chunk_bytes`, batches into
-        batches whose entries have payloads of at most `payload_bytes_max`; 0: not."""
+        """A stream is open, and nothing was sent on it: everything is to be sent, in order.
+        Messages above `chunk_bytes` are cut into chunks, and batches above `payload_bytes_max` into
+        smaller batches; 0: no limit."""
         self.window_messages, self.window_bytes = window_messages, window_bytes
         self._messages_out = self._bytes_out = self._parcels_out = 0
-        self._held = self._resume = False
+        self._paused = self._resume = False
         self._retry_after_s = 0.0
         for parcel in self._parcels.values():
             parcel.sent = False
-        self._drop_settled()
+        self._drop_resolved()
         self._cut_smaller(chunk_bytes, payload_bytes_max)
         self._start_again(chunk_bytes)
         self._unsent = list(self._parcels)
 
     def to_send(self, bytes_max: int) -> pb.Publications | None:
-        """The next parcels that the window lets through, up to about `bytes_max`; None: nothing
-        may be sent now."""
-        if self._held:
+        """The next parcels that fit into the window, up to about `bytes_max`; None: nothing may be
+        sent now."""
+        if self._paused:
             return None
         chosen = pb.Publications()
         size_bytes = 0
@@ -205,19 +212,19 @@ class Outbox:
         return chosen if taken else None
 
     @property
-    def waits_to_resume(self) -> float | None:
-        """When the stream is held and everything is answered: how long to wait before `resume`, in
-        seconds; None otherwise."""
-        return self._retry_after_s if self._held and not self._parcels_out else None
+    def resume_after_s(self) -> float | None:
+        """How long to wait before `resume`, in seconds; None unless the outbox is paused and
+        everything sent is answered."""
+        return self._retry_after_s if self._paused and not self._parcels_out else None
 
     def resume(self) -> None:
-        """Go on after a hold."""
-        self._held, self._resume, self._retry_after_s = False, True, 0.0
+        """Send again, from the first parcel that is not stored."""
+        self._paused, self._resume, self._retry_after_s = False, True, 0.0
         self._start_again()
         self._unsent = [request_id for request_id, each in self._parcels.items() if not each.sent]
 
     def receive(self, receipt: pb.Receipt) -> list[Resolved]:
-        """Take a receipt. Returns the messages that it settles."""
+        """Take a receipt. Returns the messages that it resolves."""
         parcel = self._parcels.get(receipt.request_id)
         if parcel is None or not parcel.sent:
             return []
@@ -225,8 +232,8 @@ class Outbox:
         self._parcels_out -= 1
         self._messages_out -= len(parcel.messages)
         self._bytes_out -= parcel.size_bytes
-        if self._holds(receipt, parcel):
-            if parcel.settled:
+        if self._pauses(receipt, parcel):
+            if parcel.resolved:
                 del self._parcels[receipt.request_id]
             if receipt.status == pb.RECEIPT_STATUS_PARTIAL:
                 return self._cut(receipt, parcel)
@@ -238,7 +245,7 @@ class Outbox:
         return _resolve(receipt, parcel)
 
     def fail_all(self, error: SeqgateError) -> list[Resolved]:
-        """Give up on everything."""
+        """Fail all messages."""
         resolved = [Resolved(message, error) for message in self.unresolved]
         self._parcels.clear()
         self._unsent.clear()
@@ -250,35 +257,35 @@ class Outbox:
         self._next_id += 1
 
     def _exceeds(self, parcel: _Parcel) -> bool:
-        """Whether the window has no room; one parcel always has."""
+        """Whether a parcel exceeds the window; a single one never does."""
         return self._parcels_out > 0 and (
             self._messages_out + len(parcel.messages) > self.window_messages
             or self._bytes_out + parcel.size_bytes > self.window_bytes
         )
 
     def _open_parcels(self) -> Iterator[_Parcel]:
-        return (parcel for parcel in self._parcels.values() if not parcel.settled)
+        return (parcel for parcel in self._parcels.values() if not parcel.resolved)
 
-    def _holds(self, receipt: pb.Receipt, parcel: _Parcel) -> bool:
-        """Hold the stream, if the receipt says that its parcel was not stored for now."""
+    def _pauses(self, receipt: pb.Receipt, parcel: _Parcel) -> bool:
+        """Pause, if the receipt says that its parcel is to be sent again."""
         match receipt.status:
             case pb.RECEIPT_STATUS_FAILED:
                 self.last_failure = error = error_of_status(receipt.error)
-                self._hold(error.retry_after_s or 0.1)
+                self._pause(error.retry_after_s or 0.1)
             case pb.RECEIPT_STATUS_SKIPPED | pb.RECEIPT_STATUS_PARTIAL:
-                self._hold(0.0)
+                self._pause(0.0)
             case pb.RECEIPT_STATUS_CHUNK_GAP | pb.RECEIPT_STATUS_LAYOUT_CONFLICT if isinstance(
                 parcel, _ChunkParcel
             ):
                 parcel.large.broken = True
-                self._hold(0.0)
+                self._pause(0.0)
             case _:
                 return False
         return True
 
     def _cut_smaller(self, chunk_bytes: int, payload_bytes_max: int) -> None:
-        """Cut what was one entry, or one batch, and is too large for the service by now, in its
-        place. What is stored of it already is known by its ids, however it comes again."""
+        """Cut parcels that exceed the limits of a new stream, in their places. Messages that are
+        stored already are duplicates by their ids, however they are cut."""
         parcels: dict[int, _Parcel] = {}
         for request_id, parcel in self._parcels.items():
             smaller: Iterable[_Parcel] = ()
@@ -297,7 +304,7 @@ class Outbox:
         self._parcels = parcels
 
     def _start_again(self, chunk_bytes: int = 0) -> None:
-        """Begin new attempts at large messages that cannot go on as they are, in their places."""
+        """Replace broken or oversized attempts at large messages by new ones, in their places."""
         begun: set[int] = set()
         parcels: dict[int, _Parcel] = {}
         for request_id, parcel in self._parcels.items():
@@ -317,7 +324,7 @@ class Outbox:
 
     def _resolve_chunk(self, receipt: pb.Receipt, parcel: _ChunkParcel) -> list[Resolved]:
         large = parcel.large
-        if large.settled:
+        if large.resolved:
             return []
         (message,) = parcel.messages
         if receipt.status in _WITH_POSITION and receipt.HasField("position"):
@@ -327,27 +334,27 @@ class Outbox:
             message_id = large.message_id
             if message_id is None:
                 return []
-            large.settled = True
+            large.resolved = True
             return [Resolved(message, Receipt(message_id, message.sequence_id, large.duplicate))]
-        large.settled = True
-        self._drop_settled()
+        large.resolved = True
+        self._drop_resolved()
         return [Resolved(message, _outcome_of_chunk(message, receipt))]
 
-    def _drop_settled(self) -> None:
-        """Forget chunks that need not be sent any more."""
+    def _drop_resolved(self) -> None:
+        """Forget chunks of resolved messages that are not outstanding."""
         self._parcels = {
             request_id: each
             for request_id, each in self._parcels.items()
-            if each.sent or not each.settled
+            if each.sent or not each.resolved
         }
         self._unsent = [each for each in self._unsent if each in self._parcels]
 
-    def _hold(self, retry_after_s: float) -> None:
-        self._held = True
+    def _pause(self, retry_after_s: float) -> None:
+        self._paused = True
         self._retry_after_s = max(self._retry_after_s, retry_after_s)
 
     def _cut(self, receipt: pb.Receipt, parcel: _Parcel) -> list[Resolved]:
-        """Keep the new tail of a batch in its place."""
+        """Keep the messages of a batch that are not stored, in its place."""
         first_new = receipt.first_new_sequence_id
         ordered = sorted(parcel.messages, key=lambda message: message.sequence_id)
         old = [message for message in ordered if message.sequence_id < first_new]
@@ -365,7 +372,7 @@ _WITH_POSITION = (pb.RECEIPT_STATUS_STORED, pb.RECEIPT_STATUS_DUPLICATE)
 
 
 def _resolve(receipt: pb.Receipt, parcel: _Parcel) -> list[Resolved]:
-    """The outcome of a parcel that is done, message by message in the order of its entries."""
+    """The outcomes of a parcel's messages, in the order of its entries."""
     messages = _in_entry_order(parcel)
     if receipt.status == pb.RECEIPT_STATUS_REFUSED:
         error = error_of_status(receipt.error)
@@ -399,7 +406,7 @@ def _chunk_parcels(large: LargeMessage, now: float) -> Iterator[_ChunkParcel]:
 
 
 def _cut_message(parcel: _Parcel, chunk_bytes: int) -> Iterator[_Parcel]:
-    """The chunks of what was one entry."""
+    """The chunks of a message that was one entry."""
     for message in parcel.messages:
         if message.sealed is not None:
             large = LargeMessage(message, *message.sealed, chunk_bytes)
@@ -407,7 +414,7 @@ def _cut_message(parcel: _Parcel, chunk_bytes: int) -> Iterator[_Parcel]:
 
 
 def _cut_batch(parcel: _Parcel, encode: Encode, payload_bytes_max: int) -> Iterator[_Parcel]:
-    """The smaller batches of a batch; nothing of what is one message."""
+    """The smaller batches of a batch; none for a single message."""
     if len(parcel.messages) == 1:
         return
     for messages, entries in pieces(encode, parcel.messages, payload_bytes_max):
@@ -416,12 +423,12 @@ def _cut_batch(parcel: _Parcel, encode: Encode, payload_bytes_max: int) -> Itera
 
 
 def _not_understood(receipt: pb.Receipt) -> InternalError:
-    """From a service that knows more than this client: whatever it says, it is no success."""
-    return InternalError(f"a receipt of status {receipt.status} is not understood")
+    """For a status that is newer than this client: not a success."""
+    return InternalError(f"unknown receipt status: {receipt.status}")
 
 
 def _in_entry_order(parcel: _Parcel) -> list[OutgoingMessage]:
-    """A parcel that was batched by key has its messages in another order than its entries."""
+    """A parcel's messages in the order of its entries, which differs if it was batched by key."""
     if len(parcel.entries) == 1:
         return parcel.messages
     by_id = {message.sequence_id: message for message in parcel.messages}
@@ -439,7 +446,7 @@ def _in_entry_order(parcel: _Parcel) -> list[OutgoingMessage]:
 
 
 def _outcome_of_chunk(message: OutgoingMessage, receipt: pb.Receipt) -> Receipt | SeqgateError:
-    """What a receipt that says no place of the chunk means for the whole message."""
+    """The outcome of a large message by a receipt that has no position of the chunk."""
     if receipt.status == pb.RECEIPT_STATUS_REFUSED:
         return error_of_status(receipt.error)
     if receipt.fates and receipt.status in _WITH_FATES:

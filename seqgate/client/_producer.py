@@ -1,4 +1,10 @@
-"""The producer: streams in, receipts out, reconnections between."""
+"""The producer: the application's calls and the service's stream, around the outbox.
+
+    send() ──▶ Batcher.add ──▶ _encode ──▶ Outbox.add ──▶ Outbox.to_send ── _send ──▶ stream
+    receipt ◀── _resolve ◀── Outbox.receive ◀── _receive ◀── stream
+
+`_outbox.py` decides everything about sending; this connects, reads, writes and keeps time.
+"""
 
 import asyncio
 import math
@@ -525,7 +531,7 @@ class Producer:
         self._moving = False
         try:
             await call.write(pb.PublishRequest(open=self._open_request()))
-            self._note_opened((await read(call)).opened)
+            self._take_opened((await read(call)).opened)
             backoff.reset()
             sending = asyncio.create_task(self._send(call))
             try:
@@ -535,7 +541,7 @@ class Producer:
                 await asyncio.wait([sending])
         except aio.AioRpcError as error:
             raise error_of_call(error) from error
-        except asyncio.InvalidStateError as error:  # grpc.aio: the stream ended under our hands
+        except asyncio.InvalidStateError as error:  # grpc.aio: the stream has ended
             raise await ending(call) from error
         finally:
             self._connected = False
@@ -550,7 +556,7 @@ class Producer:
             instance=self._instance,
         )
 
-    def _note_opened(self, opened: pb.Opened) -> None:
+    def _take_opened(self, opened: pb.Opened) -> None:
         self._limits = opened
         if self._batching is not None:
             self._batcher.bytes_max = min(
@@ -605,7 +611,7 @@ class Producer:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                if (wait_s := self._outbox.waits_to_resume) is not None:
+                if (wait_s := self._outbox.resume_after_s) is not None:
                     await asyncio.sleep(wait_s)
                     self._outbox.resume()
                 while not self._moving:

@@ -165,7 +165,7 @@ class Reader:
                 raise StopAsyncIteration
         message = self._buffer.popleft()
         if self._spans.is_on and TRACEPARENT in message.properties:
-            self._spans.note(message, max(asked_ns, self._arrived_ns))
+            self._spans.record(message, max(asked_ns, self._arrived_ns))
         return message
 
     async def read(self) -> Message | None:
@@ -266,7 +266,7 @@ class Reader:
             return False
         match response.WhichOneof("response"):
             case "started":
-                self._note_started(response.started)
+                self._take_started(response.started)
             case "draining":
                 self._drop_call()
                 await asyncio.sleep(self._backoff.next_s())
@@ -318,7 +318,7 @@ class Reader:
             request.latest.SetInParent()
         return request
 
-    def _note_started(self, started: pb.Started) -> None:
+    def _take_started(self, started: pb.Started) -> None:
         # "Latest" is one place: where the topic ended when the reader first connected.
         if self._start == LATEST and self._after is None and started.HasField("last"):
             self._after = position_of(started.last)

@@ -1,4 +1,4 @@
-"""What a consumer asks of its subscription: in the application's words, and on the wire."""
+"""How a consumer subscribes: the application's settings, and their form on the wire."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from seqgate.message_id import LATEST_ID, ChunkMessageId, MessageId
 from seqgate.types import TopicName
 
 DELAY_MAX_S: Final = 86_400.0
-"""The longest delay, and the longest time-out, in seconds: a day."""
+"""The longest delay and the longest time-out, in seconds: a day."""
 
 Place = MessageId | datetime | Literal["earliest", "latest"]
-"""A place in a topic: before the first message that it still has, after the last one, at a message,
-or at the first message that was stored at this time or later. A time without a zone is local."""
+"""A place in a topic: before its first message, after its last one, at a message, or at the first
+message that was stored at this time or later. A time without a zone is local."""
 
 KeyRange = tuple[int, int]
 """A range of hash slots, both ends included: 0 to 65,535."""
@@ -26,63 +26,59 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class SubscriptionType(Enum):
-    """Who gets a subscription's messages."""
+    """How a subscription's messages are distributed over its consumers."""
 
     KEY_SHARED = pb.SUBSCRIPTION_TYPE_KEY_SHARED
-    """A key's messages go to one consumer at a time, in order."""
+    """Each key has one consumer at a time, which gets its messages in order."""
     SHARED = pb.SUBSCRIPTION_TYPE_SHARED
-    """Each message goes to whoever has room; there is no order."""
+    """Each message goes to any consumer with permits, in no particular order."""
     EXCLUSIVE = pb.SUBSCRIPTION_TYPE_EXCLUSIVE
-    """There is one consumer, and the whole topic comes in order."""
+    """There is one consumer, which gets the whole topic in order."""
 
 
 class Placement(Enum):
     """How hash slots are assigned to the consumers of a KEY_SHARED subscription."""
 
     CONSISTENT_HASHING = pb.PLACEMENT_CONSISTENT_HASHING
-    """By a ring with 100 points for each consumer, times its weight."""
+    """By a hash ring with 100 points for each consumer, times its weight."""
     AUTO_SPLIT = pb.PLACEMENT_AUTO_SPLIT
-    """The widest range is split for each consumer that joins."""
+    """Each consumer that joins gets half of the widest range."""
     STICKY = pb.PLACEMENT_STICKY
-    """Each consumer says which ranges it takes."""
+    """Each consumer declares its ranges."""
 
 
 class AfterDeadLetter(Enum):
-    """What becomes of a key when one of its messages went to the dead letter topic."""
+    """What happens to a key when one of its messages was moved to the dead letter topic."""
 
     CONTINUE = pb.AFTER_DEAD_LETTER_CONTINUE
-    """The next message comes, and its `gap` tells which one is missing."""
+    """Deliver the next message, whose `gap` names the missing one."""
     HOLD = pb.AFTER_DEAD_LETTER_HOLD
-    """Nothing of the key comes until somebody releases it."""
+    """Deliver nothing of the key until it is released."""
     TAIL = pb.AFTER_DEAD_LETTER_TAIL
-    """What follows in the key goes to the dead letter topic, too, in order, until somebody releases
-    it."""
+    """Move later messages of the key to the dead letter topic too, until it is released."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionOptions:
-    """How a subscription behaves. All consumers that are connected at a time give the same.
+    """How a subscription behaves. All connected consumers must give the same options.
 
     Attributes:
-        placement: how slots are assigned; of KEY_SHARED.
-        allow_out_of_order_delivery: keys are placed, but their order is not kept when consumers
-            come and go, or messages are delivered again.
-        max_in_flight_per_key: how many entries of a key may be unacknowledged, 0 to 10,000; 0: any
-            number.
-        max_unacked_per_consumer, max_unacked: how many messages may be unacknowledged, of a
-            consumer and of all, 0 to 1,000,000; 0: any number; None: 50,000 and 200,000.
-        max_redeliveries: how often a message is delivered again before it goes to the dead letter
-            topic, 0 to 1,000; None: 16, which takes eleven minutes. A consumer that dies counts.
+        placement: how slots are assigned; KEY_SHARED only.
+        allow_out_of_order_delivery: assign keys to consumers, but do not keep their order when
+            consumers join or leave, or messages are redelivered.
+        max_in_flight_per_key: the most unacknowledged entries of a key, 0 to 10,000; 0: no limit.
+        max_unacked_per_consumer, max_unacked: the most unacknowledged messages, of a consumer and
+            of the subscription, 0 to 1,000,000; 0: no limit; None: 50,000 and 200,000.
+        max_redeliveries: how often a message is redelivered before it is moved to the dead letter
+            topic, 0 to 1,000; None: 16, which takes eleven minutes. A consumer's crash counts.
         dead_letter_topic: tenant/namespace/name; empty: the topic's own name with
             -<subscription>-DLQ.
-        after_dead_letter: what becomes of the key then.
-        delay_holds_key: whether a message that is to be delivered later holds what follows in its
-            key.
-        drain_deadline_s: how long a key that moved to another consumer waits for the
-            acknowledgements of the one before, in seconds, up to 86,400; 0: 300. A consumer that
-            takes longer loses the key then, and what it acknowledges is refused.
-        classic_join: whether a consumer that joins gets nothing newer until all that was read
-            before is acknowledged (Pulsar's rule before 4.0).
+        after_dead_letter: what happens to the key then.
+        delay_holds_key: whether a delayed message blocks later messages of its key.
+        drain_deadline_s: how long a key that moved to another consumer waits for the previous
+            one's acknowledgements, in seconds, up to 86,400; 0: 300. Later ones are refused.
+        classic_join: whether a consumer that joins gets new messages only when all that were read
+            before are acknowledged (Pulsar's rule before 4.0).
     """
 
     placement: Placement = Placement.CONSISTENT_HASHING
@@ -100,8 +96,8 @@ class SubscriptionOptions:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long a message that failed waits before it is delivered again: `min_s`, growing by
-    `multiplier` with each attempt before, up to `max_s`.
+    """The delay before a failed message is redelivered: `min_s`, times `multiplier` for each
+    earlier attempt, up to `max_s`.
 
     Attributes:
         min_s, max_s: seconds, 0 to 86,400.
@@ -117,12 +113,12 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_s <= self.max_s <= DELAY_MAX_S:
-            raise ValueError("0 <= min_s <= max_s <= 86,400")
+            raise ValueError("min_s and max_s must be 0 <= min_s <= max_s <= 86,400")
         if not self.multiplier >= 1:
-            raise ValueError("a multiplier is at least 1")
+            raise ValueError("multiplier must be at least 1")
 
     def delay_s(self, attempts: int) -> float:
-        """How long a message waits that failed now, and `attempts` times before."""
+        """The delay after a failure that `attempts` others preceded."""
         if self.min_s == 0:
             return 0.0
         try:
@@ -132,16 +128,16 @@ class RetryPolicy:
 
 
 class Incomplete(Enum):
-    """What becomes of the chunks of a large message that cannot be put together here: there was no
-    room or no time for them, it is larger than this consumer takes, or it began before the
-    subscription did."""
+    """What happens to chunks of a large message that this consumer cannot assemble: there was no
+    room or no time for them, the message exceeds its limits, or began before the subscription."""
 
     REFUSE = "refuse"
-    """What there was no room or no time for goes back, has not failed, and comes again, whole, when
-    it is the turn of the last chunk. What is too large is refused: delivered again later, and
-    dead-lettered when that was often enough; where order is kept, its key waits meanwhile."""
+    """Chunks without room or time are given back: they have not failed, and are redelivered with
+    the whole message when its last chunk is due. A message that exceeds the limits is refused: it
+    is redelivered, and finally moved to the dead letter topic; in an ordered subscription, its key
+    waits meanwhile."""
     ACKNOWLEDGE = "acknowledge"
-    """They are acknowledged: the subscription goes on without the message."""
+    """They are acknowledged: the message is lost to the subscription."""
 
 
 class Subscribing(NamedTuple):
@@ -193,15 +189,15 @@ class Subscribing(NamedTuple):
             if isinstance(error, SeqgateError):
                 raise
             raise InvalidRequestError(
-                f"a consumer cannot subscribe so: {error}", reason="INVALID_CONSUMER"
+                f"invalid consumer: {error}", reason="INVALID_CONSUMER"
             ) from error
 
 
 def options_to_wire(kind: SubscriptionType, options: SubscriptionOptions) -> pb.SubscriptionOptions:
-    """The options as the service takes them.
+    """The options on the wire.
 
     Raises:
-        InvalidRequestError: a number cannot be one. (The service checks the bounds.)
+        InvalidRequestError: a value does not fit its field. (The service checks the bounds.)
     """
     try:
         return pb.SubscriptionOptions(
@@ -220,35 +216,38 @@ def options_to_wire(kind: SubscriptionType, options: SubscriptionOptions) -> pb.
         )
     except (ValueError, TypeError) as error:
         raise InvalidRequestError(
-            f"an option cannot be one: {error}", reason="INVALID_OPTIONS"
+            f"invalid subscription option: {error}", reason="INVALID_OPTIONS"
         ) from error
 
 
 def ranges_to_wire(ranges: Sequence[KeyRange]) -> list[pb.KeyRange]:
-    """Ranges as the service takes them.
+    """Ranges on the wire.
 
     Raises:
-        InvalidRequestError: a number cannot be one.
+        InvalidRequestError: a slot does not fit its field. (The service checks the bounds.)
     """
     try:
         return [pb.KeyRange(first=first, last=last) for first, last in ranges]
     except (ValueError, TypeError) as error:
         raise InvalidRequestError(
-            "a range is its first and its last slot, 0 to 65,535", reason="INVALID_KEY_RANGE"
+            "invalid range: give the first and the last slot, 0 to 65,535",
+            reason="INVALID_KEY_RANGE",
         ) from error
 
 
 def start_to_wire(place: Place) -> pb.Start:
-    """A place as the service takes it. An id is its entry: of a batch, all of it; of a large
-    message, the first chunk.
+    """A place on the wire. An id stands for its entry: a whole batch, or the first chunk of a large
+    message.
 
     Raises:
-        InvalidRequestError: it is no place, or a time before 1970.
+        InvalidRequestError: it is not a Place, or a time before 1970.
     """
     if isinstance(place, datetime):
         milliseconds = (place.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)
         if milliseconds < 0:
-            raise InvalidRequestError("a time is 1970 or later", reason="INVALID_START")
+            raise InvalidRequestError(
+                "invalid start: a time must be 1970 or later", reason="INVALID_START"
+            )
         return pb.Start(time=milliseconds)
     if isinstance(place, ChunkMessageId):
         place = place.first_chunk
@@ -256,7 +255,8 @@ def start_to_wire(place: Place) -> pb.Start:
         places = {"earliest": pb.Start(earliest=pb.Earliest()), "latest": _latest()}
         if place not in places:
             raise InvalidRequestError(
-                'a place is "earliest", "latest", a message id or a time', reason="INVALID_START"
+                'invalid start: give "earliest", "latest", a message id or a time',
+                reason="INVALID_START",
             )
         return places[place]
     if place.ledger_id < 0:
@@ -278,5 +278,5 @@ def delay_to_wire(delay_s: float) -> int:
         InvalidRequestError: it is not 0 to 86,400 s.
     """
     if not 0 <= delay_s <= DELAY_MAX_S:
-        raise InvalidRequestError("a delay is 0 to 86,400 s", reason="INVALID_SETTLEMENT")
+        raise InvalidRequestError("delay_s must be 0 to 86,400", reason="INVALID_SETTLEMENT")
     return round(delay_s * 1000)

@@ -160,11 +160,11 @@ class Publishing:
         """A message has its outcome."""
         span, batch = message.span, message.batch
         if span is not None:
-            _note(span, outcome, is_alone=True)
+            _record_outcome(span, outcome, is_alone=True)
             span.end()
             message.span = None
         if batch is not None:
-            _note(batch.span, outcome, is_alone=batch.is_alone)
+            _record_outcome(batch.span, outcome, is_alone=batch.is_alone)
             batch.left -= 1
             if not batch.left:
                 batch.span.end()
@@ -188,7 +188,7 @@ class Reading:
         self._topic = topic
         self._receive = _attributes(topic, names.RECEIVE)
 
-    def note(self, message: Message, began_ns: int) -> None:
+    def record(self, message: Message, began_ns: int) -> None:
         """A message is given to the application, which has waited for it since `began_ns`, in
         nanoseconds since 1970. One that nobody follows has no span."""
         origin = extract(message.properties)
@@ -328,7 +328,7 @@ def _describe_received(span: Span, message: Message) -> None:
     )
 
 
-def _note(span: Span, outcome: Receipt | SeqgateError, *, is_alone: bool) -> None:
+def _record_outcome(span: Span, outcome: Receipt | SeqgateError, *, is_alone: bool) -> None:
     if not isinstance(outcome, Receipt):
         fail_with(span, outcome)
     elif is_alone:

@@ -430,7 +430,7 @@ class Application:
                 assert receipt.status != pb.RECEIPT_STATUS_STALE, "a copy is no stale message"
             for resolved in self.outbox.receive(receipt):
                 self._note(resolved.message, resolved.outcome)
-        elif self.outbox.waits_to_resume is not None:
+        elif self.outbox.resume_after_s is not None:
             self.outbox.resume()
         elif self.next < len(self.ids) and self.world.random.random() < 0.5:
             self._hand_over([self._message(each) for each in self._take_ids()])

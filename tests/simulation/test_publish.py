@@ -83,7 +83,7 @@ RULES: list[tuple[Any, str, str]] = [
     # a producer connects when nothing of it is open
     (TopicWriter, "under_way = (self._asked, self._ready, self._writing)", "under_way = ()"),
     # the client sends nothing before everything is answered
-    (Outbox, "if self._held and not self._parcels_out", "if self._held"),
+    (Outbox, "if self._paused and not self._parcels_out", "if self._paused"),
     # a chunk follows the one before it, of its own layout
     (_judge_chunk, "Verdict.LAYOUT_CONFLICT if chunk.chunk_id else Verdict.NEW", "Verdict.NEW"),
     (_judge_chunk, "if reached.layout == chunk.layout:", "if True:"),

@@ -232,7 +232,7 @@ def test_what_was_not_asked_is_not_believed() -> None:
     assert outbox.receive(failed(second.request_id + 1, "STORE_FULL")) == []
     assert outbox.receive(stored_at(99, 1, 7)) == []
     assert (outbox.pending, outbox.outstanding) == (2, 1)
-    assert outbox.waits_to_resume is None
+    assert outbox.resume_after_s is None
     assert ids(sent(outbox)) == [[2]]
 
 
@@ -292,7 +292,7 @@ def test_a_refusal_is_for_all_messages_and_holds_nothing_back() -> None:
     told = outcomes(outbox.receive(receipt(1, REFUSED, error=status("ENTRY_TOO_LARGE"))))
     assert [type(each) for each in told.values()] == [MessageTooLargeError, MessageTooLargeError]
     assert len(outbox.receive(stored_at(2, 1, 0))) == 1
-    assert outbox.waits_to_resume is None
+    assert outbox.resume_after_s is None
 
 
 @pytest.mark.parametrize("number", [0, 99])
@@ -334,17 +334,17 @@ def test_a_failure_holds_the_stream_until_everything_is_answered() -> None:
     assert outbox.receive(failed(1, "STORE_FULL", retry_after_s=0.25)) == []
 
     assert sent(outbox) == []  # not the one that failed, and not what is new
-    assert outbox.waits_to_resume is None  # two are still out
+    assert outbox.resume_after_s is None  # two are still out
     assert outbox.receive(receipt(2, SKIPPED)) == []
-    assert outbox.waits_to_resume is None
+    assert outbox.resume_after_s is None
     assert outbox.receive(receipt(3, SKIPPED)) == []
-    assert outbox.waits_to_resume == 0.25
+    assert outbox.resume_after_s == 0.25
 
     outbox.resume()
     again = sent(outbox)
     assert ids(again) == [[0], [1], [2]]  # the window is as it was
     assert [each.resume for each in again] == [True, False, False]
-    assert outbox.waits_to_resume is None
+    assert outbox.resume_after_s is None
 
 
 def test_what_overtook_a_failure_and_was_stored_stays_stored() -> None:
@@ -364,13 +364,13 @@ def test_the_longest_wait_that_was_asked_for_is_kept() -> None:
     outbox.receive(failed(1, "STORE_FULL", retry_after_s=0.5))
     outbox.receive(failed(2, "STORE_FULL", retry_after_s=2))
     outbox.receive(receipt(3, SKIPPED))
-    assert outbox.waits_to_resume == 2
+    assert outbox.resume_after_s == 2
     outbox.resume()
     sent(outbox)
     outbox.receive(failed(1, "STORE_FULL", retry_after_s=0.25))
     outbox.receive(receipt(2, SKIPPED))
     outbox.receive(receipt(3, SKIPPED))
-    assert outbox.waits_to_resume == 0.25  # the first hold is over, and its wait with it
+    assert outbox.resume_after_s == 0.25  # the first hold is over, and its wait with it
 
 
 def test_a_skipped_parcel_holds_the_stream_too() -> None:
@@ -379,9 +379,9 @@ def test_a_skipped_parcel_holds_the_stream_too() -> None:
     sent(outbox)
     outbox.receive(receipt(2, SKIPPED))
     assert sent(outbox) == []
-    assert outbox.waits_to_resume is None
+    assert outbox.resume_after_s is None
     outbox.receive(failed(1, "STORE_FULL", retry_after_s=0.25))
-    assert outbox.waits_to_resume == 0.25
+    assert outbox.resume_after_s == 0.25
     outbox.resume()
     assert ids(sent(outbox)) == [[0], [1]]
 
@@ -402,7 +402,7 @@ def test_a_failure_that_names_no_delay_is_not_repeated_at_once() -> None:
     outbox = outbox_with([0])
     sent(outbox)
     outbox.receive(failed(1, "DEDUP_UNAVAILABLE"))
-    waits_s = outbox.waits_to_resume
+    waits_s = outbox.resume_after_s
     assert waits_s is not None
     assert waits_s > 0
 
@@ -412,7 +412,7 @@ def test_a_disconnection_ends_a_hold() -> None:
     sent(outbox)
     outbox.receive(failed(1, "STORE_FULL", retry_after_s=9))
     outbox.opened(PLENTY, PLENTY)
-    assert outbox.waits_to_resume is None
+    assert outbox.resume_after_s is None
     again = sent(outbox)
     assert ids(again) == [[0], [1]]
     assert not any(each.resume for each in again)
@@ -451,7 +451,7 @@ def test_the_new_part_of_a_batch_becomes_a_batch_in_the_same_place() -> None:
     assert sent(outbox) == []
     outbox.receive(receipt(2, SKIPPED))
 
-    assert outbox.waits_to_resume == 0
+    assert outbox.resume_after_s == 0
     outbox.resume()
     again = sent(outbox)
     assert ids(again) == [[6, 7, 8], [9]]
@@ -681,7 +681,7 @@ class Publishing(RuleBasedStateMachine):
         for each in which[: len(self.service.receipts)]:
             self._receive(each % len(self.service.receipts))
 
-    @precondition(lambda self: self.connected and self.outbox.waits_to_resume is not None)
+    @precondition(lambda self: self.connected and self.outbox.resume_after_s is not None)
     @rule()
     def resume(self) -> None:
         assert self.held
@@ -732,7 +732,7 @@ class Publishing(RuleBasedStateMachine):
                 break
             if not self.connected:
                 self._connect((100, 10_000))
-            if self.outbox.waits_to_resume is not None:
+            if self.outbox.resume_after_s is not None:
                 self.resume()
             self._send(10_000)
             while self.service.arriving:

@@ -277,7 +277,7 @@ def test_whatever_comes_after_the_outcome_is_absorbed(late: pb.ReceiptStatus) ->
     for each in (second, third):
         assert outbox.receive(of(each, late)) == []
     assert outbox.outstanding == 0
-    if outbox.waits_to_resume is not None:
+    if outbox.resume_after_s is not None:
         outbox.resume()
     assert places(sent(outbox)) == [(4, None)]
     assert outbox.pending == 1
@@ -290,7 +290,7 @@ def test_an_outcome_while_the_stream_is_held_leaves_no_chunk_behind() -> None:
     assert len(outbox.receive(overtaken(second))) == 1
     outbox.receive(of(third, SKIPPED))
     outbox.receive(of(small, SKIPPED))
-    assert outbox.waits_to_resume == 0.25
+    assert outbox.resume_after_s == 0.25
     outbox.resume()
     assert places(sent(outbox)) == [(4, None)]
     assert outbox.pending == 1
@@ -332,9 +332,9 @@ def test_an_attempt_that_cannot_go_on_becomes_a_new_one_in_the_same_place(
         answer = stored(each, index) if index < where else of(each, said)
         assert outbox.receive(answer) == []
         assert sent(outbox) == []
-    assert outbox.waits_to_resume is None  # one is still out
+    assert outbox.resume_after_s is None  # one is still out
     outbox.receive(of(after, SKIPPED))
-    assert outbox.waits_to_resume == 0
+    assert outbox.resume_after_s == 0
     outbox.resume()
 
     again = sent(outbox)
@@ -368,7 +368,7 @@ def test_a_failure_in_the_middle_goes_on_with_the_same_attempt() -> None:
             each is small
         )
     outbox.receive(of(after, SKIPPED))
-    assert outbox.waits_to_resume == 0.25
+    assert outbox.resume_after_s == 0.25
     outbox.resume()
     again = sent(outbox)
     assert places(again) == [(3, 1), (3, 2), (4, None)]
@@ -725,7 +725,7 @@ class PublishingLarge(RuleBasedStateMachine):
         for each in which[: len(self.service.receipts)]:
             self._receive(each % len(self.service.receipts))
 
-    @precondition(lambda self: self.connected and self.outbox.waits_to_resume is not None)
+    @precondition(lambda self: self.connected and self.outbox.resume_after_s is not None)
     @rule()
     def resume(self) -> None:
         assert self.held
@@ -760,7 +760,7 @@ class PublishingLarge(RuleBasedStateMachine):
             assert self.outbox.pending == 0
         self.connected = False
 
-    @precondition(lambda self: self.connected and self.outbox.waits_to_resume is None)
+    @precondition(lambda self: self.connected and self.outbox.resume_after_s is None)
     @rule(count=st.integers(1, 4), trims=st.booleans())
     def break_off(self, count: int, trims: bool) -> None:
         """As soon as the next few are answered."""
@@ -808,7 +808,7 @@ class PublishingLarge(RuleBasedStateMachine):
                 break
             if not self.connected:
                 self._connect((100, 10_000), 8)
-            if self.outbox.waits_to_resume is not None:
+            if self.outbox.resume_after_s is not None:
                 self.resume()
             self._send(10_000)
             while self.service.arriving:
