@@ -176,6 +176,7 @@ BY_REASON: Final[Mapping[str, type[SeqgateError]]] = {
     "INVALID_PAGE": InvalidRequestError,
     "INVALID_CLAIM": InvalidRequestError,
     "INVALID_WRITER": InvalidRequestError,
+    "INVALID_CONFIRMATION": InvalidRequestError,
     "INVALID_POLICY": InvalidRequestError,
     "INVALID_STATE": InvalidRequestError,
     "INVALID_PUBLICATION": InvalidRequestError,

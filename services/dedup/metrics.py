@@ -17,9 +17,8 @@ import structlog
 from seqgate.telemetry import metrics as told
 from seqgate.types import TopicName
 from services.dedup.core.policy import EffectivePolicy
-from services.dedup.core.sequence import Verdict
-from services.dedup.core.topic import Judged
 from services.dedup.ports import PolicySource, StateStore, Summary
+from services.deduplication import Judged, Verdict
 from services.errors import DomainError
 from services.runtime.metrics import OFF, Metrics, Read, Values, summed
 

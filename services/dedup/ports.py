@@ -9,20 +9,14 @@ from typing import NamedTuple, Protocol
 
 from seqgate.types import Position, TopicName
 from services.dedup.core.policy import EffectivePolicy, Policies
-from services.dedup.core.topic import (
+from services.dedup.core.topic import Counts, Frozen, Full, Loaded, Persisted, Saved, Tracked
+from services.deduplication import (
     Applied,
     Behind,
     Changed,
     Confirmation,
-    Counts,
-    Frozen,
-    Full,
     Judged,
-    Loaded,
-    Persisted,
     ProducerClaims,
-    Saved,
-    Tracked,
     Withdrawal,
     Writer,
 )

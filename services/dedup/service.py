@@ -15,31 +15,23 @@ from seqgate.types import Position, TopicName
 from services.dedup.core.explain import Explanation, explain
 from services.dedup.core.policy import EffectivePolicy, OnFull
 from services.dedup.core.retention import Jumps, forgettable
-from services.dedup.core.sequence import NEVER, Verdict
-from services.dedup.core.topic import (
+from services.dedup.core.topic import Full, Persisted, Tracked
+from services.dedup.metrics import DedupMetrics
+from services.dedup.ports import CursorsUnavailable, Page, PolicySource, StateStore, Summary
+from services.dedup.snapshots import Snapshots, Taken
+from services.deduplication import (
+    DISABLED,
     Applied,
     Behind,
     Changed,
     Confirmation,
-    Full,
+    Disabled,
     Judged,
-    Persisted,
     ProducerClaims,
-    ProducerVerdicts,
     TooManyProducers,
-    Tracked,
     Withdrawal,
     Writer,
 )
-from services.dedup.metrics import DedupMetrics
-from services.dedup.ports import (
-    CursorsUnavailable,
-    Page,
-    PolicySource,
-    StateStore,
-    Summary,
-)
-from services.dedup.snapshots import Snapshots, Taken
 from services.errors import DomainError, Kind
 
 log = structlog.get_logger()
@@ -67,13 +59,6 @@ class ProducerNotFound(DomainError):
 
 
 Outcome = TypeVar("Outcome", bound=Judged | Applied | Behind | Changed)
-
-
-class Disabled(NamedTuple):
-    """Policy has switched deduplication off: nothing is judged, and nothing remembered."""
-
-
-DISABLED: Final = Disabled()
 
 
 class Status(NamedTuple):
@@ -383,10 +368,3 @@ class Deduplication:
             token = page.next_token
             if not token:
                 return list(everyone.items())
-
-
-def all_new(claims: Sequence[ProducerClaims]) -> Judged:
-    """The answer where deduplication is off."""
-    return Judged(
-        0, [ProducerVerdicts([Verdict.NEW] * len(each.claims), NEVER, {}) for each in claims]
-    )

@@ -1,6 +1,5 @@
 """The wire of the dedup service: check, translate, call, translate back."""
 
-from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, Final
@@ -11,18 +10,10 @@ from opentelemetry.trace import get_current_span
 
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.dedup.v1 import dedup_pb2_grpc as pb_grpc
-from seqgate.api.entry.v1 import entry_pb2
 from seqgate.telemetry import names
 from seqgate.telemetry.spans import asked, rpc_attributes
 from seqgate.types import (
-    SEQUENCE_ID_MAX,
     Chunk,
-    InvalidChunkError,
-    InvalidNameError,
-    Position,
-    TopicName,
-    check_chunk,
-    check_producer_name,
 )
 from services.dedup.core.policy import (
     EffectivePolicy,
@@ -33,52 +24,21 @@ from services.dedup.core.policy import (
     check_namespace,
     check_number,
 )
-from services.dedup.core.sequence import NEVER, Claim, Marks, Verdict
-from services.dedup.core.topic import (
-    Applied,
-    Behind,
-    Changed,
-    Confirmation,
-    Judged,
-    Persisted,
-    ProducerClaims,
-    ProducerEntries,
-    Tracked,
-    Withdrawal,
-    Writer,
-)
+from services.dedup.core.sequence import Marks
+from services.dedup.core.topic import Persisted, Tracked
 from services.dedup.policies import DurablePolicies, Level
-from services.dedup.service import Deduplication, Disabled, Status, all_new
+from services.dedup.service import Deduplication, Status
+from services.deduplication import Judged
 from services.errors import (
     DomainError,
     InvalidPage,
     InvalidProducerName,
-    InvalidSequenceId,
-    InvalidTopicName,
     Kind,
 )
+from services.runtime import deduplication as wire
 from services.runtime.drain import Drain
 from services.runtime.load import weighed
 from services.runtime.refusal_log import in_stream
-
-CLAIMS_MAX: Final = 10_000
-"""How many claims one Admit may hold."""
-
-ENTRIES_MAX: Final = 10_000
-"""How many entries one confirmation may list."""
-
-ENTRY_COUNT_MAX: Final = 1_000_000_000
-"""How many entries, markers included, one confirmation may cover."""
-
-ENTRIES_REMAINING_MAX: Final = 2**53 - 1
-"""The most entries that a confirmation may announce; Lua counts exactly up to here."""
-
-APPEND_TIME_MAX_MS: Final = 253_402_300_799_999
-"""The latest append time, in milliseconds since 1970: the end of the year 9999, as for a
-google.protobuf.Timestamp."""
-
-PRODUCERS_MAX: Final = 10_000
-"""How many producers one request may name."""
 
 LOADED_PRODUCERS_MAX: Final = 100_000
 """How many producers one LoadState may hold."""
@@ -90,22 +50,9 @@ PAGE_MAX: Final = 10_000
 Context = aio.ServicerContext[Any, Any]
 
 
-class InvalidClaim(DomainError):
-    """Claims are too many, repeat a producer, or a range ends before it starts."""
-
-    kind = Kind.INVALID
-    reason = "INVALID_CLAIM"
-
-
-class InvalidWriter(DomainError):
-    """A writer or a confirmation is missing, or its positions or epochs cannot be."""
-
-    kind = Kind.INVALID
-    reason = "INVALID_WRITER"
-
-
 class InvalidState(DomainError):
-    """A state to be loaded has no beginning, two, a producer twice, or a value that cannot be."""
+    """A state to be loaded has no header or two, repeats a producer, or a value in it is out of
+    range: `given`."""
 
     kind = Kind.INVALID
     reason = "INVALID_STATE"
@@ -142,26 +89,26 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
     async def KeepProducers(
         self, request: pb.KeepProducersRequest, context: Context
     ) -> pb.KeepProducersResponse:
-        topic = _topic(request.topic)
-        if len(request.producer_names) > PRODUCERS_MAX:
+        topic = wire.read_topic(request.topic)
+        if len(request.producer_names) > wire.PRODUCERS_MAX:
             raise InvalidProducerName(
-                f"at most {PRODUCERS_MAX:,} producers at a time", field="producer_names"
+                f"at most {wire.PRODUCERS_MAX:,} producers at a time", field="producer_names"
             )
-        names = [_producer(name) for name in request.producer_names]
+        names = [wire.read_producer(name) for name in request.producer_names]
         keep_within_s = await self._deduplication.keep(topic, names, only_due=request.only_due)
         return pb.KeepProducersResponse(keep_within_s=keep_within_s)
 
     async def GetProducer(
         self, request: pb.GetProducerRequest, context: Context
     ) -> pb.GetProducerResponse:
-        name = _producer(request.producer_name)
-        tracked = await self._deduplication.producer(_topic(request.topic), name)
+        name = wire.read_producer(request.producer_name)
+        tracked = await self._deduplication.producer(wire.read_topic(request.topic), name)
         return pb.GetProducerResponse(producer=_to_producer(name, tracked))
 
     async def ListProducers(
         self, request: pb.ListProducersRequest, context: Context
     ) -> pb.ListProducersResponse:
-        topic = _topic(request.topic)
+        topic = wire.read_topic(request.topic)
         if not 0 <= request.page_size <= PAGE_MAX:
             raise InvalidPage(f"a page holds 1 to {PAGE_MAX:,} producers", field="page_size")
         page = await self._deduplication.producers(
@@ -175,25 +122,27 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
     async def GetTopicStatus(
         self, request: pb.GetTopicStatusRequest, context: Context
     ) -> pb.GetTopicStatusResponse:
-        return _to_status(await self._deduplication.status(_topic(request.topic)))
+        return _to_status(await self._deduplication.status(wire.read_topic(request.topic)))
 
     async def ForgetTopic(
         self, request: pb.ForgetTopicRequest, context: Context
     ) -> pb.ForgetTopicResponse:
-        incarnation = _number("incarnation", request.incarnation)
+        incarnation = wire.read_number("incarnation", request.incarnation, wire.InvalidWriter)
         await self._deduplication.forget_topic(
-            _topic(request.topic), incarnation, deleted=request.deleted
+            wire.read_topic(request.topic), incarnation, deleted=request.deleted
         )
         return pb.ForgetTopicResponse()
 
     async def TakeSnapshot(
         self, request: pb.TakeSnapshotRequest, context: Context
     ) -> pb.TakeSnapshotResponse:
-        taken = await self._deduplication.snapshot(_topic(request.topic), let_go=request.let_go)
+        taken = await self._deduplication.snapshot(
+            wire.read_topic(request.topic), let_go=request.let_go
+        )
         if taken is None:
             return pb.TakeSnapshotResponse()
         return pb.TakeSnapshotResponse(
-            position=_to_position(taken.position), producers=taken.producers
+            position=wire.to_position(taken.position), producers=taken.producers
         )
 
     # A coroutine that reads on the context: it ends in good order when the caller goes away.
@@ -215,15 +164,15 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
         if header is None or not header.HasField("through"):
             raise InvalidState("a state covers the log up to somewhere", field="header.through")
         outcome = await self._deduplication.load(
-            _topic(header.topic),
-            _number("header.incarnation", header.incarnation),
-            _position("header.through", header.through),
+            wire.read_topic(header.topic),
+            wire.read_number("header.incarnation", header.incarnation, InvalidState),
+            wire.read_position("header.through", header.through, InvalidState),
             list(producers.values()),
             replacing=header.replace,
         )
         return pb.LoadStateResponse(
             loaded=outcome.loaded,
-            confirmed=_to_position(outcome.confirmed),
+            confirmed=wire.to_position(outcome.confirmed),
             left_out=outcome.left_out,
         )
 
@@ -241,64 +190,29 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
         return pb.GetPolicyResponse(values=_to_values(policy))
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
-        topic, name = _topic(request.topic), _producer(request.producer_name)
-        sequence_id = _sequence_id("sequence_id", request.sequence_id)
+        topic, name = wire.read_topic(request.topic), wire.read_producer(request.producer_name)
+        sequence_id = wire.read_sequence_id("sequence_id", request.sequence_id)
         explanation, tracked, status = await self._deduplication.explain(topic, name, sequence_id)
         return pb.ExplainResponse(
-            verdict=_TO_VERDICT[explanation.verdict],
+            verdict=wire.VERDICTS[explanation.verdict],
             explanation=explanation.text,
             producer=None if tracked is None else _to_producer(name, tracked),
             status=_to_status(status),
         )
 
     async def _admit(self, request: pb.AdmitRequest) -> pb.AdmitResponse:
-        claims = _claims(request.claims)
-        writer = _writer(request)
-        outcome = await self._deduplication.admit(
-            _topic(request.topic), writer, _confirmation(request, writer), claims
-        )
-        match outcome:
-            case Judged():
-                _note_verdicts(outcome)
-                return pb.AdmitResponse(verdicts=_to_verdicts(outcome, deduplicated=True))
-            case Disabled():
-                return pb.AdmitResponse(verdicts=_to_verdicts(all_new(claims), deduplicated=False))
-            case Behind():
-                return pb.AdmitResponse(behind=_to_behind(outcome))
-            case Changed(revision):
-                return pb.AdmitResponse(changed=pb.Changed(revision=revision))
+        topic, writer, confirmation, claims = wire.read_admit(request)
+        outcome = await self._deduplication.admit(topic, writer, confirmation, claims)
+        if isinstance(outcome, Judged):
+            _trace_verdicts(outcome)
+        return wire.admit_response(outcome, claims)
 
     async def _confirm(self, request: pb.ConfirmRequest) -> pb.ConfirmResponse:
-        writer = _writer(request)
-        confirmation = _confirmation(request, writer)
-        if confirmation is None:
-            raise InvalidWriter("there is nothing to confirm", field="confirmation")
-        outcome = await self._deduplication.confirm(_topic(request.topic), writer, confirmation)
-        match outcome:
-            case Applied(revision):
-                return pb.ConfirmResponse(
-                    confirmed=pb.Confirmed(deduplicated=True, revision=revision)
-                )
-            case Disabled():
-                return pb.ConfirmResponse(confirmed=pb.Confirmed(deduplicated=False))
-            case Behind():
-                return pb.ConfirmResponse(behind=_to_behind(outcome))
+        return wire.confirm_response(await self._deduplication.confirm(*wire.read_confirm(request)))
 
     async def _rollback(self, request: pb.RollbackRequest) -> pb.RollbackResponse:
-        writer = _writer(request)
-        withdrawals = _withdrawals(request)
-        outcome = await self._deduplication.rollback(
-            _topic(request.topic), writer, _confirmation(request, writer), withdrawals
-        )
-        match outcome:
-            case Applied(revision):
-                return pb.RollbackResponse(
-                    rolled_back=pb.RolledBack(deduplicated=True, revision=revision)
-                )
-            case Disabled():
-                return pb.RollbackResponse(rolled_back=pb.RolledBack(deduplicated=False))
-            case Behind():
-                return pb.RollbackResponse(behind=_to_behind(outcome))
+        asked_for = wire.read_rollback(request)
+        return wire.rollback_response(await self._deduplication.rollback(*asked_for))
 
     async def _exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeResponse:
         asked_for = request.WhichOneof("request")
@@ -323,7 +237,7 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
                         rolled_back = await self._rollback(request.rollback)
                         return pb.ExchangeResponse(request_id=request_id, rollback=rolled_back)
                     case _:
-                        raise InvalidClaim("an exchange asks for something", field="request")
+                        raise wire.InvalidClaim("request is required", field="request")
         except DomainError as refusal:
             return pb.ExchangeResponse(request_id=request_id, error=in_stream(refusal))
 
@@ -331,168 +245,26 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["DedupService"].full_name
 
 
-def _note_verdicts(judged: Judged) -> None:
-    """Where the call is followed, its span says how many claims were judged how."""
+def _trace_verdicts(judged: Judged) -> None:
+    """The span of a call that is traced says how many claims got each verdict."""
     span = get_current_span()
     if span.is_recording():
-        counted = Counter(verdict for each in judged.producers for verdict in each.verdicts)
-        for verdict, count in counted.items():
+        for verdict, count in judged.tally().items():
             span.set_attribute(names.VERDICTS + verdict.name.lower(), count)
-
-
-def _topic(text: str) -> TopicName:
-    try:
-        return TopicName.parse(text)
-    except InvalidNameError as error:
-        raise InvalidTopicName(str(error), field="topic") from error
-
-
-def _producer(name: str) -> str:
-    try:
-        return check_producer_name(name)
-    except InvalidNameError as error:
-        raise InvalidProducerName(str(error), field="producer_name") from error
-
-
-def _sequence_id(field: str, number: int) -> int:
-    if number > SEQUENCE_ID_MAX:
-        raise InvalidSequenceId("a sequence id is at most 2^63 - 1", field=field, given=number)
-    return number
-
-
-def _number(field: str, number: int, most: int = SEQUENCE_ID_MAX) -> int:
-    if number > most:
-        raise InvalidWriter(f"{field} is at most {most}", field=field, given=number)
-    return number
-
-
-def _position(field: str, position: entry_pb2.Position) -> Position:
-    return Position(
-        _number(f"{field}.ledger_id", position.ledger_id),
-        _number(f"{field}.entry_id", position.entry_id),
-    )
-
-
-def _writer(request: pb.AdmitRequest | pb.ConfirmRequest | pb.RollbackRequest) -> Writer:
-    if not request.HasField("writer"):
-        raise InvalidWriter("a call names its writer", field="writer")
-    writer = request.writer
-    return Writer(
-        incarnation=_number("writer.incarnation", writer.incarnation),
-        epoch=_number("writer.epoch", writer.epoch),
-        position=(
-            _position("writer.position", writer.position) if writer.HasField("position") else None
-        ),
-        revision=writer.revision if writer.HasField("revision") else None,
-    )
-
-
-def _confirmation(
-    request: pb.AdmitRequest | pb.ConfirmRequest | pb.RollbackRequest, writer: Writer
-) -> Confirmation | None:
-    if not request.HasField("confirmation"):
-        return None
-    given = request.confirmation
-    if not given.HasField("through"):
-        raise InvalidWriter("a confirmation says how far it goes", field="confirmation.through")
-    through = _position("confirmation.through", given.through)
-    after = _position("confirmation.after", given.after) if given.HasField("after") else None
-    if after is not None and after > through:
-        raise InvalidWriter("a confirmation ends after it starts", field="confirmation.through")
-    if writer.position is None or through > writer.position:
-        raise InvalidWriter("a confirmation ends where the log does", field="confirmation.through")
-    producers = tuple(_entries(each) for each in given.producers)
-    if sum(len(each.highest) for each in producers) > ENTRIES_MAX:
-        raise InvalidWriter(
-            f"a confirmation lists at most {ENTRIES_MAX:,} entries", field="confirmation.producers"
-        )
-    _once([each.producer for each in producers], "confirmation.producers")
-    return Confirmation(
-        after,
-        through,
-        producers,
-        _number("confirmation.entry_count", given.entry_count, ENTRY_COUNT_MAX),
-        _number("confirmation.entries_remaining", given.entries_remaining, ENTRIES_REMAINING_MAX),
-    )
-
-
-def _entries(entries: pb.ProducerEntries) -> ProducerEntries:
-    highest = tuple(entries.highest_sequence_ids)
-    if not highest:
-        raise InvalidWriter("a confirmed producer has entries", field="confirmation.producers")
-    _sequence_id("confirmation.producers.highest_sequence_ids", max(highest))
-    return ProducerEntries(
-        _producer(entries.producer_name),
-        highest,
-        _number(
-            "confirmation.producers.last_append_time", entries.last_append_time, APPEND_TIME_MAX_MS
-        ),
-        _chunks("confirmation.producers.chunks", entries.chunks, len(highest), InvalidWriter),
-    )
-
-
-def _claims(given: Any) -> list[ProducerClaims]:
-    claims = [_producer_claims(each) for each in given]
-    if sum(len(each.claims) for each in claims) > CLAIMS_MAX:
-        raise InvalidClaim(f"at most {CLAIMS_MAX:,} claims at a time", field="claims")
-    _once([each.producer for each in claims], "claims")
-    return claims
-
-
-def _producer_claims(claims: pb.Claims) -> ProducerClaims:
-    lowest, highest = claims.sequence_ids, claims.highest_sequence_ids or claims.sequence_ids
-    if not lowest or len(lowest) != len(highest):
-        raise InvalidClaim(
-            "a producer claims at least one id, and a highest id for each or for none",
-            field="claims.highest_sequence_ids",
-        )
-    _sequence_id("claims.highest_sequence_ids", max(highest))
-    ranges = tuple(map(Claim, lowest, highest))
-    for low, high, _ in ranges:
-        if low > high:
-            raise InvalidClaim(
-                "a range ends before it starts",
-                field="claims.highest_sequence_ids",
-                sequence_id=low,
-                highest_sequence_id=high,
-            )
-    if claims.chunks:
-        chunks = _chunks("claims.chunks", claims.chunks, len(ranges), InvalidClaim)
-        ranges = tuple(
-            claim._replace(chunk=chunks.get(index)) for index, claim in enumerate(ranges)
-        )
-        if any(claim.chunk and claim.lowest != claim.highest for claim in ranges):
-            raise InvalidClaim("a chunk claims one id", field="claims.highest_sequence_ids")
-    return ProducerClaims(_producer(claims.producer_name), ranges)
-
-
-def _chunks(
-    field: str, given: Mapping[int, pb.Chunk], count: int, refusal: type[DomainError]
-) -> dict[int, Chunk]:
-    """Chunks by their place among `count` others."""
-    chunks: dict[int, Chunk] = {}
-    for place, chunk in given.items():
-        if place >= count:
-            raise refusal("a chunk has a place", field=field, given=place, count=count)
-        try:
-            chunks[place] = check_chunk(
-                Chunk(chunk.uuid, chunk.chunk_id, chunk.num_chunks, chunk.total_bytes)
-            )
-        except InvalidChunkError as error:
-            raise refusal(str(error), field=field) from error
-    return chunks
 
 
 def _add_states(producers: dict[str, Persisted], given: Iterable[pb.ProducerState]) -> None:
     for each in given:
-        name = _producer(each.name)
+        name = wire.read_producer(each.name)
         if name in producers:
-            raise InvalidState("each producer is named once", field="producers", given=name)
+            raise InvalidState("duplicate producer", field="producers", given=name)
         producers[name] = Persisted(
             name,
-            _sequence_id("producers.highest_sequence_id", each.highest_sequence_id),
+            wire.read_sequence_id("producers.highest_sequence_id", each.highest_sequence_id),
             _unfinished(each),
-            _number("producers.last_active", each.last_active, APPEND_TIME_MAX_MS),
+            wire.read_number(
+                "producers.last_active", each.last_active, InvalidState, wire.APPEND_TIME_MAX_MS
+            ),
         )
     if len(producers) > LOADED_PRODUCERS_MAX:
         raise InvalidState(
@@ -504,35 +276,16 @@ def _unfinished(state: pb.ProducerState) -> Chunk | None:
     if not state.HasField("unfinished"):
         return None
     field = "producers.unfinished"
-    chunk = _chunks(field, {0: state.unfinished}, 1, InvalidState)[0]
+    chunk = wire.read_chunk(field, state.unfinished, InvalidState)
     if chunk.is_last:
         raise InvalidState("the last chunk leaves nothing unfinished", field=field)
     return chunk
 
 
-def _withdrawals(request: pb.RollbackRequest) -> list[Withdrawal]:
-    if len(request.withdrawals) > PRODUCERS_MAX:
-        raise InvalidClaim(f"at most {PRODUCERS_MAX:,} producers at a time", field="withdrawals")
-    return [
-        Withdrawal(
-            _producer(each.producer_name),
-            _sequence_id("withdrawals.keep_through_sequence_id", each.keep_through_sequence_id)
-            if each.HasField("keep_through_sequence_id")
-            else NEVER,
-        )
-        for each in request.withdrawals
-    ]
-
-
-def _once(producers: list[str], field: str) -> None:
-    if len(set(producers)) < len(producers):
-        raise InvalidClaim("each producer is named once", field=field)
-
-
 def _level(request: pb.SetPolicyRequest | pb.GetPolicyRequest) -> Level:
     match request.WhichOneof("level"):
         case "topic":
-            return Level.of_topic(_topic(request.topic))
+            return Level.of_topic(wire.read_topic(request.topic))
         case "namespace":
             return Level.of_namespace(check_namespace(request.namespace, "namespace"))
         case _:
@@ -557,16 +310,6 @@ def _policy(values: pb.PolicyValues) -> Policy:
     )
 
 
-_TO_VERDICT: Final = {
-    Verdict.NEW: pb.VERDICT_NEW,
-    Verdict.IN_FLIGHT: pb.VERDICT_IN_FLIGHT,
-    Verdict.DUPLICATE: pb.VERDICT_DUPLICATE,
-    Verdict.PARTIAL: pb.VERDICT_PARTIAL,
-    Verdict.HELD: pb.VERDICT_HELD,
-    Verdict.CHUNK_GAP: pb.VERDICT_CHUNK_GAP,
-    Verdict.LAYOUT_CONFLICT: pb.VERDICT_LAYOUT_CONFLICT,
-}
-
 _TO_SOURCE: Final = {
     Source.DEFAULT: pb.POLICY_SOURCE_DEFAULT,
     Source.CLUSTER: pb.POLICY_SOURCE_CLUSTER,
@@ -587,45 +330,14 @@ _ON_FULL: Final[Mapping[int, OnFull | None]] = {
 }
 
 
-def _to_verdicts(judged: Judged, *, deduplicated: bool) -> pb.Verdicts:
-    return pb.Verdicts(
-        deduplicated=deduplicated,
-        revision=judged.revision,
-        producers=[
-            pb.ProducerVerdicts(
-                verdicts=[_TO_VERDICT[verdict] for verdict in each.verdicts],
-                persisted_sequence_id=_to_mark(each.decided),
-                aborts=each.aborts,
-            )
-            for each in judged.producers
-        ],
-    )
-
-
-def _to_mark(mark: int) -> int | None:
-    return None if mark == NEVER else mark
-
-
-def _to_position(position: Position | None) -> entry_pb2.Position | None:
-    return (
-        None
-        if position is None
-        else entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
-    )
-
-
-def _to_behind(behind: Behind) -> pb.Behind:
-    return pb.Behind(confirmed=_to_position(behind.confirmed))
-
-
 def _to_producer(name: str, tracked: Tracked) -> pb.Producer:
     last_active = Timestamp()
     last_active.FromMilliseconds(tracked.active_ms)
     marks = tracked.marks
     return pb.Producer(
         name=name,
-        persisted_sequence_id=_to_mark(marks.decided),
-        pushed_sequence_id=_to_mark(marks.pushed if marks.in_flight else marks.decided),
+        persisted_sequence_id=wire.to_mark(marks.decided),
+        pushed_sequence_id=wire.to_mark(marks.pushed if marks.in_flight else marks.decided),
         last_active=last_active,
         unfinished=_to_unfinished(marks),
     )
@@ -635,13 +347,7 @@ def _to_unfinished(marks: Marks) -> pb.UnfinishedMessage | None:
     chunk = marks.persisted_chunk
     if chunk is None:
         return None
-    last_chunk = pb.Chunk(
-        uuid=chunk.uuid,
-        chunk_id=chunk.chunk_id,
-        num_chunks=chunk.num_chunks,
-        total_bytes=chunk.total_bytes,
-    )
-    return pb.UnfinishedMessage(sequence_id=marks.persisted, last_chunk=last_chunk)
+    return pb.UnfinishedMessage(sequence_id=marks.persisted, last_chunk=wire.to_chunk(chunk))
 
 
 def _to_policy(policy: EffectivePolicy) -> pb.Policy:

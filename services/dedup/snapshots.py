@@ -28,14 +28,8 @@ from opentelemetry.trace import get_current_span
 from seqgate.telemetry import names, spans
 from seqgate.types import DEDUP_CURSOR, Position, TopicName
 from services.dedup.core.policy import EffectivePolicy
-from services.dedup.core.snapshot import (
-    Snapshot,
-    UnreadableSnapshot,
-    covers_more,
-    decode,
-    encode,
-)
-from services.dedup.core.topic import Frozen, Loaded, Saved, Writer
+from services.dedup.core.snapshot import Snapshot, UnreadableSnapshot, covers_more, decode, encode
+from services.dedup.core.topic import Frozen, Loaded, Saved
 from services.dedup.metrics import DedupMetrics
 from services.dedup.ports import (
     Cursor,
@@ -45,6 +39,7 @@ from services.dedup.ports import (
     PolicySource,
     StateStore,
 )
+from services.deduplication import Writer
 from services.errors import DomainError, Kind
 from services.runtime.tasks import end
 

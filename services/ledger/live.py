@@ -9,7 +9,6 @@ import asyncio
 import contextvars
 import itertools
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
@@ -19,6 +18,7 @@ from opentelemetry.trace import Span
 
 from seqgate.telemetry import names
 from seqgate.types import Position
+from services.deduplication import Applied, Behind, Changed, Disabled, Judged, Writer
 from services.errors import DomainError, Fenced, Kind, StoreUnavailable
 from services.ledger.core.entry import Entry, StoredEntry, Unit
 from services.ledger.core.receipt import Receipt, Status, Unsettled, old_ids, settled
@@ -39,23 +39,18 @@ from services.ledger.core.writer import (
     Rollback,
     Stop,
     TopicWriter,
+    claims_of,
 )
 from services.ledger.following import Following
 from services.ledger.metrics import FAILED, LedgerMetrics, Recovery
 from services.ledger.ports import (
-    Applied,
-    Behind,
-    Changed,
     Deduplicator,
     DedupUnavailable,
-    Disabled,
     EntryCorrupt,
-    Judged,
     LedgerStore,
     LogState,
     ReplayPage,
     TopicNotFound,
-    WriterName,
     following,
 )
 from services.runtime.budget import Budget
@@ -675,7 +670,7 @@ class LiveTopic:
         writer = self._writer
         began_s, answered = time.monotonic(), "failed"
         operation = type(call).__name__.lower()
-        units = call.claims if isinstance(call, Admit) else ()
+        units = call.units if isinstance(call, Admit) else ()
         confirms = call.confirmation is not None
         self._asking_since_s = began_s
         try:
@@ -696,9 +691,9 @@ class LiveTopic:
         if self.stopped:
             return []
         match outcome:
-            case Judged(revision, verdicts, persisted, aborts):
+            case Judged():
                 self._happened = "lost_claim" if writer.deduplicating else "switched_on"
-                return writer.judged(revision, verdicts, persisted, aborts)
+                return writer.judged(outcome)
             case Applied() if isinstance(call, Confirm):
                 return writer.confirmed()
             case Applied(revision):
@@ -724,10 +719,11 @@ class LiveTopic:
         self, call: Admit | Confirm | Rollback
     ) -> Judged | Applied | Behind | Changed | Disabled:
         writer = self._writer
-        name = WriterName(writer.incarnation, writer.ledger_id, call.position)
+        name = Writer(writer.incarnation, writer.ledger_id, call.position)
         match call:
-            case Admit(_, revision, confirmation, claims):
+            case Admit(_, revision, confirmation, units):
                 named = name._replace(revision=revision)
+                claims = claims_of(units)
                 return await self._dedup.admit(self.topic, named, confirmation, claims)
             case Confirm():
                 return await self._dedup.confirm(self.topic, name, call.confirmation)
@@ -1005,8 +1001,9 @@ def _some_ids(units: Iterable[Unsettled]) -> Iterator[list[tuple[Unsettled, list
 def _described(outcome: Judged | Applied | Behind | Changed | Disabled) -> dict[str, str | int]:
     """What deduplication answered, as a span says it."""
     if isinstance(outcome, Judged):
-        counted = Counter(outcome.verdicts)
-        return {names.VERDICTS + each.name.lower(): count for each, count in counted.items()}
+        return {
+            names.VERDICTS + each.name.lower(): count for each, count in outcome.tally().items()
+        }
     return {names.OUTCOME: type(outcome).__name__.lower()}
 
 

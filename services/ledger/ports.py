@@ -10,11 +10,20 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
+from services.deduplication import (
+    Applied,
+    Behind,
+    Changed,
+    Confirmation,
+    Disabled,
+    Judged,
+    ProducerClaims,
+    Writer,
+)
 from services.errors import DomainError, Kind
 from services.ledger.core.columns import Columns
-from services.ledger.core.entry import Entry, StoredEntry, Unit
+from services.ledger.core.entry import Entry, StoredEntry
 from services.ledger.core.receipt import Fate
-from services.ledger.core.writer import Confirmation, Verdict
 
 NOBODY: Final[Mapping[str, bytes]] = MappingProxyType({})
 """No producer's instance."""
@@ -46,13 +55,6 @@ class CursorsUnavailable(DomainError):
 
     kind = Kind.UNAVAILABLE
     reason = "CURSORS_UNAVAILABLE"
-
-
-class TooManyProducers(DomainError):
-    """The topic tracks as many producers as policy allows."""
-
-    kind = Kind.EXHAUSTED
-    reason = "TOO_MANY_PRODUCERS"
 
 
 class LogState(NamedTuple):
@@ -324,45 +326,6 @@ class LedgerStore(Protocol):
         ...
 
 
-class WriterName(NamedTuple):
-    """Who asks: see dedup.proto, Writer."""
-
-    incarnation: int
-    epoch: int
-    position: Position | None
-    revision: int | None = None
-
-
-class Judged(NamedTuple):
-    """A verdict for each unit, and the last persisted id of its producer or -1; by the place of a
-    unit, the attempt at a large message that it ends."""
-
-    revision: int
-    verdicts: list[Verdict]
-    persisted: list[int]
-    aborts: dict[int, str]
-
-
-class Applied(NamedTuple):
-    """A confirmation or a rollback was applied."""
-
-    revision: int
-
-
-class Behind(NamedTuple):
-    """The state lacks entries after `confirmed`."""
-
-    confirmed: Position | None
-
-
-class Changed(NamedTuple):
-    """The state is not the one that the writer last saw."""
-
-
-class Disabled(NamedTuple):
-    """Policy has switched deduplication off."""
-
-
 class Deduplicator(Protocol):
     """The dedup service, as the ledger asks it.
 
@@ -375,17 +338,17 @@ class Deduplicator(Protocol):
     async def admit(
         self,
         topic: TopicName,
-        writer: WriterName,
+        writer: Writer,
         confirmation: Confirmation | None,
-        units: Sequence[Unit],
+        claims: Sequence[ProducerClaims],
     ) -> Judged | Behind | Changed | Disabled: ...
 
     async def confirm(
-        self, topic: TopicName, writer: WriterName, confirmation: Confirmation
+        self, topic: TopicName, writer: Writer, confirmation: Confirmation
     ) -> Applied | Behind | Disabled: ...
 
     async def rollback(
-        self, topic: TopicName, writer: WriterName, confirmation: Confirmation | None
+        self, topic: TopicName, writer: Writer, confirmation: Confirmation | None
     ) -> Applied | Behind | Disabled:
         """Withdraw every open claim."""
         ...

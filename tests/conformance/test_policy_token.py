@@ -11,8 +11,8 @@ from services.dedup.adapters.connect import connect_redis
 from services.dedup.adapters.keys import POLICIES, topic_key
 from services.dedup.adapters.memory import MemoryStateStore
 from services.dedup.adapters.redis import RedisStateStore
-from services.dedup.core.topic import Confirmation, Writer
 from services.dedup.ports import StateStore, StateUnavailable
+from services.deduplication import Confirmation, Writer
 from tests.support.redis_server import RedisServer
 from tools.stack.ports import free_ports
 

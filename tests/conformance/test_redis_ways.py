@@ -17,17 +17,18 @@ from seqgate.types import Position, TopicName
 from services.dedup.adapters.connect import connect_redis
 from services.dedup.adapters.keys import POLICIES, topic_key
 from services.dedup.adapters.redis import RedisStateStore
-from services.dedup.core.sequence import Claim, Verdict
-from services.dedup.core.topic import (
+from services.dedup.ports import StateUnavailable
+from services.deduplication import (
     Applied,
     Behind,
     Changed,
+    Claim,
     Confirmation,
     Judged,
     ProducerClaims,
+    Verdict,
     Writer,
 )
-from services.dedup.ports import StateUnavailable
 from services.errors import Fenced
 from tests.support.redis_groups import (
     SLOTS,

@@ -15,9 +15,8 @@ from seqgate.telemetry import names, spans
 from seqgate.types import Position, TopicName
 from services.dedup.adapters.connect import connect_redis
 from services.dedup.adapters.redis import RedisStateStore
-from services.dedup.core.sequence import Claim
-from services.dedup.core.topic import Confirmation, ProducerClaims, Writer
 from services.dedup.ports import StateUnavailable
+from services.deduplication import Claim, Confirmation, ProducerClaims, Writer
 from services.errors import Fenced, StoreFull, StoreUnavailable
 from services.runtime.sqlite import Connections, connections
 from tests.support.recorded import Recorded

@@ -29,6 +29,7 @@ from seqgate.types import (
 from services.dedup import servicer as dedup_limits
 from services.ledger import servicer as ledger_limits
 from services.ledger.config import LedgerConfig
+from services.runtime import deduplication as dedup_wire
 from tests.integration.refusals import check, refused, status_of_call
 from tests.integration.services import Services, channel_to, paused, running
 from tests.support.publisher import batch, batch_entry, entry, publishing, single
@@ -585,6 +586,9 @@ BAD_WRITERS: dict[str, dict[str, Any]] = {
     "an incarnation too large": {"writer": writer(incarnation=TOO_LARGE)},
     "an epoch too large": {"writer": writer(epoch=NEGATIVE)},
     **{f"a position too large: {bad}": {"writer": writer(position=bad)} for bad in BAD_POSITIONS},
+}
+
+BAD_CONFIRMATIONS: dict[str, dict[str, Any]] = {
     "a confirmation without an end": {"confirmation": confirmation(through=None)},
     "a confirmation that ends before it starts": {
         "confirmation": confirmation(after=position(1, 6))
@@ -604,19 +608,19 @@ BAD_WRITERS: dict[str, dict[str, Any]] = {
         "confirmation": confirmation(producers=[dedup_pb2.ProducerEntries(producer_name="p")])
     },
     "too many entries": {
-        "confirmation": confirmation(producers=many_entries(dedup_limits.ENTRIES_MAX + 1))
+        "confirmation": confirmation(producers=many_entries(dedup_wire.ENTRIES_MAX + 1))
     },
     "an entry count too large": {"confirmation": confirmation(entry_count=TOO_LARGE)},
     "an entry count that no log has": {
-        "confirmation": confirmation(entry_count=dedup_limits.ENTRY_COUNT_MAX + 1)
+        "confirmation": confirmation(entry_count=dedup_wire.ENTRY_COUNT_MAX + 1)
     },
     "too many entries remaining": {"confirmation": confirmation(entries_remaining=TOO_LARGE)},
     "more entries remaining than a log has": {
-        "confirmation": confirmation(entries_remaining=dedup_limits.ENTRIES_REMAINING_MAX + 1)
+        "confirmation": confirmation(entries_remaining=dedup_wire.ENTRIES_REMAINING_MAX + 1)
     },
     "an append time too large": {"confirmation": confirmation(producers=[listed(time=TOO_LARGE)])},
     "an append time after the last year": {
-        "confirmation": confirmation(producers=[listed(time=dedup_limits.APPEND_TIME_MAX_MS + 1)])
+        "confirmation": confirmation(producers=[listed(time=dedup_wire.APPEND_TIME_MAX_MS + 1)])
     },
 }
 
@@ -661,11 +665,15 @@ def stored_with(chunks: dict[int, dedup_pb2.Chunk]) -> dict[str, Any]:
 
 WRONG: dict[str, tuple[Callable[..., Message], dict[str, Any], str]] = {
     **{
-        f"{verb.__name__}: {what}": (verb, changes, "INVALID_WRITER")
-        for what, changes in BAD_WRITERS.items()
+        f"{verb.__name__}: {what}": (verb, changes, reason)
+        for bad, reason in (
+            (BAD_WRITERS, "INVALID_WRITER"),
+            (BAD_CONFIRMATIONS, "INVALID_CONFIRMATION"),
+        )
+        for what, changes in bad.items()
         for verb in (admit, confirm, rollback)
     },
-    "confirm: no confirmation": (confirm, {"confirmation": None}, "INVALID_WRITER"),
+    "confirm: no confirmation": (confirm, {"confirmation": None}, "INVALID_CONFIRMATION"),
     **{
         f"{verb.__name__}: an entry's id of {number}": (
             verb,
@@ -679,7 +687,7 @@ WRONG: dict[str, tuple[Callable[..., Message], dict[str, Any], str]] = {
         f"{verb.__name__}: a producer confirmed twice": (
             verb,
             {"confirmation": confirmation(producers=[listed("q"), listed("p"), listed("q")])},
-            "INVALID_CLAIM",
+            "INVALID_CONFIRMATION",
         )
         for verb in (admit, confirm, rollback)
     },
@@ -743,7 +751,7 @@ WRONG: dict[str, tuple[Callable[..., Message], dict[str, Any], str]] = {
     ),
     "admit: too many claims": (
         admit,
-        {"claims": many_claims(dedup_limits.CLAIMS_MAX + 1)},
+        {"claims": many_claims(dedup_wire.CLAIMS_MAX + 1)},
         "INVALID_CLAIM",
     ),
     **{
@@ -756,17 +764,14 @@ WRONG: dict[str, tuple[Callable[..., Message], dict[str, Any], str]] = {
         f"{verb.__name__}: a stored chunk {what}": (
             verb,
             stored_with(chunks(**changes)),
-            "INVALID_WRITER",
+            "INVALID_CONFIRMATION",
         )
         for what, changes in {**BAD_CHUNKS, "in no place": {"place": 1}}.items()
         for verb in (admit, confirm, rollback)
     },
     "rollback: too many withdrawals": (
         rollback,
-        {
-            "withdrawals": [dedup_pb2.Withdrawal(producer_name="p")]
-            * (dedup_limits.PRODUCERS_MAX + 1)
-        },
+        {"withdrawals": [dedup_pb2.Withdrawal(producer_name="p")] * (dedup_wire.PRODUCERS_MAX + 1)},
         "INVALID_CLAIM",
     ),
     **{
@@ -836,7 +841,7 @@ async def exchange(
 
 
 async def test_as_many_claims_as_may_be_are_judged(services: Services, topic: str) -> None:
-    count = dedup_limits.CLAIMS_MAX
+    count = dedup_wire.CLAIMS_MAX
     request = admit(topic, writer=writer(position=None), claims=many_claims(count))
     answer = await services.dedup.Admit(request)
     verdicts = [each for some in answer.verdicts.producers for each in some.verdicts]
@@ -844,9 +849,9 @@ async def test_as_many_claims_as_may_be_are_judged(services: Services, topic: st
 
 
 async def test_as_many_entries_as_may_be_are_confirmed(services: Services, topic: str) -> None:
-    entries = many_entries(dedup_limits.ENTRIES_MAX)
+    entries = many_entries(dedup_wire.ENTRIES_MAX)
     await services.dedup.Confirm(confirm(topic, confirmation=confirmation(producers=entries)))
-    half = dedup_limits.ENTRIES_MAX // 2
+    half = dedup_wire.ENTRIES_MAX // 2
     marks = {
         name: each.persisted_sequence_id for name, each in (await services.producers(topic)).items()
     }
@@ -854,14 +859,14 @@ async def test_as_many_entries_as_may_be_are_confirmed(services: Services, topic
 
 
 async def test_as_many_withdrawals_as_may_be_are_made(services: Services, claimed: str) -> None:
-    count = dedup_limits.PRODUCERS_MAX
+    count = dedup_wire.PRODUCERS_MAX
     withdrawals = [dedup_pb2.Withdrawal(producer_name=f"p{each}") for each in range(count)]
     answer = await services.dedup.Rollback(rollback(claimed, withdrawals=withdrawals))
     assert answer.rolled_back.deduplicated
 
 
 async def test_as_many_producers_as_may_be_are_kept(services: Services, claimed: str) -> None:
-    names = [f"p{each}" for each in range(dedup_limits.PRODUCERS_MAX)]
+    names = [f"p{each}" for each in range(dedup_wire.PRODUCERS_MAX)]
     keep = services.dedup.KeepProducers
     await keep(dedup_pb2.KeepProducersRequest(topic=claimed, producer_names=names))
     with refused(INVALID, "INVALID_PRODUCER_NAME"):
@@ -871,20 +876,20 @@ async def test_as_many_producers_as_may_be_are_kept(services: Services, claimed:
 
 async def test_the_largest_numbers_that_may_be_are_taken(services: Services, topic: str) -> None:
     last = SEQUENCE_ID_MAX
-    latest_ms = dedup_limits.APPEND_TIME_MAX_MS
+    latest_ms = dedup_wire.APPEND_TIME_MAX_MS
     just_before = position(last, last - 1)
     everything = confirmation(
         through=just_before,
         producers=[listed("p", last, time=latest_ms)],
-        entry_count=dedup_limits.ENTRY_COUNT_MAX,
-        entries_remaining=dedup_limits.ENTRIES_REMAINING_MAX,
+        entry_count=dedup_wire.ENTRY_COUNT_MAX,
+        entries_remaining=dedup_wire.ENTRIES_REMAINING_MAX,
     )
     largest = writer(incarnation=last, epoch=last, position=LAST_POSITION)
     await services.dedup.Confirm(confirm(topic, writer=largest, confirmation=everything))
     status = await services.status(topic)
     assert (status.confirmed, status.epoch) == (just_before, last)
-    assert status.counts.confirmed_entries == dedup_limits.ENTRY_COUNT_MAX
-    assert status.entries_remaining == dedup_limits.ENTRIES_REMAINING_MAX
+    assert status.counts.confirmed_entries == dedup_wire.ENTRY_COUNT_MAX
+    assert status.entries_remaining == dedup_wire.ENTRIES_REMAINING_MAX
     known = (await services.producers(topic))["p"]
     assert known.persisted_sequence_id == last
     assert known.last_active.ToMilliseconds() == latest_ms

@@ -21,17 +21,18 @@ from services.dedup.adapters.keys import PREFIX, topic_key
 from services.dedup.adapters.memory import MemoryStateStore
 from services.dedup.adapters.redis import RedisStateStore
 from services.dedup.core.policy import EffectivePolicy, Policies
-from services.dedup.core.sequence import Claim, Verdict
-from services.dedup.core.topic import (
+from services.dedup.ports import StateStore, StateUnavailable
+from services.dedup.service import Deduplication, ProducerNotFound
+from services.dedup.snapshots import Snapshots
+from services.deduplication import (
+    Claim,
     Confirmation,
     Judged,
     ProducerClaims,
     ProducerEntries,
+    Verdict,
     Writer,
 )
-from services.dedup.ports import StateStore, StateUnavailable
-from services.dedup.service import Deduplication, ProducerNotFound
-from services.dedup.snapshots import Snapshots
 from tests.integration.refusals import check
 from tests.integration.services import Services, running
 from tests.support.publisher import Publisher, publishing, single

@@ -321,14 +321,14 @@ async def test_a_load_under_a_writer_makes_it_confirm_the_rest(
         (lambda given: given.append(given[1]), "INVALID_STATE"),
         (lambda given: given[0].header.ClearField("through"), "INVALID_STATE"),
         (lambda given: setattr(given[0].header, "topic", "nowhere"), "INVALID_TOPIC_NAME"),
-        (lambda given: setattr(given[0].header, "incarnation", 2**63), "INVALID_WRITER"),
-        (lambda given: setattr(given[0].header.through, "entry_id", 2**63), "INVALID_WRITER"),
+        (lambda given: setattr(given[0].header, "incarnation", 2**63), "INVALID_STATE"),
+        (lambda given: setattr(given[0].header.through, "entry_id", 2**63), "INVALID_STATE"),
         (lambda given: given[1].producers.add(name=""), "INVALID_PRODUCER_NAME"),
         (
             lambda given: given[1].producers.add(name="x", highest_sequence_id=2**63),
             "INVALID_SEQUENCE_ID",
         ),
-        (lambda given: given[1].producers.add(name="x", last_active=2**63), "INVALID_WRITER"),
+        (lambda given: given[1].producers.add(name="x", last_active=2**63), "INVALID_STATE"),
         (
             lambda given: given[1].producers.add(name="x", unfinished=pb.Chunk(uuid="u")),
             "INVALID_STATE",

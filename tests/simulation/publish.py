@@ -51,7 +51,14 @@ from seqgate.message_id import ChunkMessageId
 from seqgate.types import Chunk, Position
 from services.dedup.core import snapshot
 from services.dedup.core import topic as dedup
-from services.dedup.core.sequence import Claim, Marks, advance
+from services.dedup.core.sequence import Marks, advance
+from services.deduplication import (
+    Applied,
+    Behind,
+    Changed,
+    Judged,
+    Writer,
+)
 from services.errors import Fenced, StoreFull, StoreUnavailable
 from services.ledger.core.entry import Entry, StoredEntry, Unit, places, unit_of
 from services.ledger.core.find import Finder
@@ -73,11 +80,9 @@ from services.ledger.core.writer import (
     Rollback,
     Stop,
     TopicWriter,
-    Verdict,
+    claims_of,
 )
-from services.ledger.ports import (
-    DedupUnavailable,
-)
+from services.ledger.ports import DedupUnavailable
 from services.ledger.servicer import LedgerServicer, _to_receipt
 from services.ledger.servicer import Limits as ServicerLimits
 
@@ -145,42 +150,27 @@ class State:
         if not self.enabled:
             return None
         revision = call.revision if isinstance(call, Admit) else None
-        writer = dedup.Writer(INCARNATION, epoch, call.position, revision)
+        writer = Writer(INCARNATION, epoch, call.position, revision)
         self.state = state = dedup.TopicState.entered_by(self.state, writer)
-        confirmation = _confirmation(call.confirmation)
         match call:
             case Admit():
-                columns: dict[str, list[Claim]] = {}
-                for unit in call.claims:
-                    claim = Claim(unit.lowest, unit.highest, unit.chunk)
-                    columns.setdefault(unit.producer, []).append(claim)
-                claims = [dedup.ProducerClaims(name, tuple(each)) for name, each in columns.items()]
-                outcome: Any = state.admit(
-                    writer, confirmation, claims, now_ms=0, max_producers=100
+                outcome = state.admit(
+                    writer,
+                    call.confirmation,
+                    claims_of(call.units),
+                    now_ms=0,
+                    max_producers=100,
                 )
-                if isinstance(outcome, dedup.Judged):
-                    answers = dict(zip(columns, outcome.producers, strict=True))
-                    left = {name: enumerate(each.verdicts) for name, each in answers.items()}
-                    aborts: dict[int, str] = {}
-                    verdicts = []
-                    for index, unit in enumerate(call.claims):
-                        place, verdict = next(left[unit.producer])
-                        verdicts.append(Verdict[verdict.name])
-                        if uuid := answers[unit.producer].aborts.get(place):
-                            aborts[index] = uuid
-                    decided = [answers[unit.producer].decided for unit in call.claims]
-                    return outcome.revision, verdicts, decided, aborts
                 return self.restored(writer, outcome)
             case Confirm():
-                assert confirmation is not None
-                return self.restored(writer, state.confirm(writer, confirmation))
+                return self.restored(writer, state.confirm(writer, call.confirmation))
             case Rollback():
-                return self.restored(writer, state.rollback(writer, confirmation, []))
+                return self.restored(writer, state.rollback(writer, call.confirmation, []))
 
-    def restored(self, writer: dedup.Writer, outcome: Any) -> Any:
+    def restored(self, writer: Writer, outcome: Any) -> Any:
         """What the service answers: where the state lacks entries, after the snapshot was
         loaded."""
-        if not isinstance(outcome, dedup.Behind) or self.snapshot is None:
+        if not isinstance(outcome, Behind) or self.snapshot is None:
             return outcome
         position, properties = self.snapshot
         if not snapshot.covers_more(position, writer, outcome.confirmed):
@@ -189,7 +179,7 @@ class State:
         assert read.is_of(INCARNATION, position)
         self.load(position, read.producers, taken_ms=0)
         assert self.state is not None
-        return dedup.Behind(self.state.confirmed)
+        return Behind(self.state.confirmed)
 
     def load(
         self,
@@ -213,27 +203,6 @@ class State:
 
     def remember(self) -> None:
         self.copies.append(copy.deepcopy(self.state))
-
-
-def _confirmation(given: Any) -> dedup.Confirmation | None:
-    if given is None:
-        return None
-    columns: dict[str, list[Logged]] = {}
-    for logged in given.entries:
-        if logged.producer is not None:
-            columns.setdefault(logged.producer, []).append(logged)
-    return dedup.Confirmation(
-        given.after,
-        given.through,
-        tuple(_entries(name, entries) for name, entries in columns.items()),
-        given.entry_count,
-        given.remaining,
-    )
-
-
-def _entries(name: str, entries: list[Logged]) -> dedup.ProducerEntries:
-    chunks = {i: each.chunk for i, each in enumerate(entries) if each.chunk is not None}
-    return dedup.ProducerEntries(name, tuple(each.highest for each in entries), 0, chunks)
 
 
 class Process:
@@ -323,15 +292,15 @@ class Process:
         match outcome:
             case None:
                 return writer.disabled()
-            case dedup.Behind(confirmed):
+            case Behind(confirmed):
                 return writer.behind(confirmed)
-            case dedup.Changed():
+            case Changed():
                 return writer.changed()
-            case dedup.Applied(revision):
+            case Applied(revision):
                 confirmed_only = isinstance(call, Confirm)
                 return writer.confirmed() if confirmed_only else writer.aligned(revision)
-            case (revision, verdicts, persisted, aborts):
-                return writer.judged(revision, verdicts, persisted, aborts)
+            case Judged():
+                return writer.judged(outcome)
         raise AssertionError(outcome)
 
     def _append(self, append: Append, *, failing: bool) -> list[Effect]:

@@ -10,6 +10,7 @@ import pytest
 
 from seqgate.client._chunking import LargeMessage
 from seqgate.client._outbox import Outbox
+from services import deduplication
 from services.dedup.core import sequence
 from services.dedup.core.sequence import _judge_chunk
 from services.dedup.core.topic import TopicState
@@ -89,9 +90,9 @@ RULES: list[tuple[Any, str, str]] = [
     (_judge_chunk, "if reached.layout == chunk.layout:", "if True:"),
     (_judge_chunk, "and stored.layout == chunk.layout", ""),
     # the id of a large message counts with its last chunk
-    (sequence.advance, "if chunk is not None and not chunk.is_last:", "if False:"),
+    (deduplication.advance, "None if chunk.is_last else chunk", "None"),
     # what ends an attempt says so
-    (TopicWriter, "aborts.get(place) or self._ended_by(unit)", '""'),
+    (TopicWriter, "aborted or self._ended_by(unit)", '""'),
     # an attempt has a name of its own, and one that cannot go on is over
     (LargeMessage, "uuid.uuid4().hex", "str(self.message.sequence_id)"),
     (Outbox, "parcel.large.broken = True", "pass"),
@@ -109,7 +110,7 @@ def test_a_missing_rule_is_found(
     scope = vars(home).copy()
     exec(compile(mutated, "mutant", "exec"), scope)
     mutant = scope[owner.__name__]
-    for module in (publish, publish.dedup, sequence, receipt):
+    for module in (publish, publish.dedup, sequence, deduplication, receipt):
         if getattr(module, owner.__name__, None) is owner:
             monkeypatch.setattr(module, owner.__name__, mutant)
 

@@ -19,9 +19,9 @@ from services.dedup.adapters.memory import MemoryStateStore
 from services.dedup.core.policy import EffectivePolicy, Source, Sourced
 from services.dedup.core.sequence import Marks, advance
 from services.dedup.core.snapshot import decode
-from services.dedup.core.topic import Behind, Confirmation, ProducerEntries, Writer
 from services.dedup.service import Deduplication
 from services.dedup.snapshots import Snapshots
+from services.deduplication import Behind, Confirmation, ProducerEntries, Writer
 from tests.support.depth import times
 from tests.support.policies import FixedPolicies
 

@@ -20,7 +20,8 @@ from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client import Batching, connect
 from seqgate.spark._columns import COLUMNS
 from seqgate.types import Position
-from services.dedup.core.sequence import NEVER, Marks
+from services.dedup.core.sequence import Marks
+from services.deduplication import NEVER
 from tests.spark.conftest import SMALL_TOPICS, World
 from tests.spark.logs import Log, fill
 from tests.support.entries import large, single

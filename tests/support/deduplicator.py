@@ -3,17 +3,18 @@
 from collections.abc import Callable, Sequence
 
 from seqgate.types import Position, TopicName
-from services.ledger.core.entry import Unit
-from services.ledger.core.writer import Confirmation, Verdict
-from services.ledger.ports import (
+from services.deduplication import (
     Applied,
     Behind,
     Changed,
-    DedupUnavailable,
+    Confirmation,
     Disabled,
     Judged,
-    WriterName,
+    ProducerClaims,
+    Writer,
+    all_new,
 )
+from services.ledger.ports import DedupUnavailable
 
 
 class FakeDeduplicator:
@@ -31,18 +32,18 @@ class FakeDeduplicator:
     async def admit(
         self,
         topic: TopicName,
-        writer: WriterName,
+        writer: Writer,
         confirmation: Confirmation | None,
-        units: Sequence[Unit],
+        claims: Sequence[ProducerClaims],
     ) -> Judged | Behind | Changed | Disabled:
         self._answer()
         self._confirm(topic, confirmation)
         if self.confirmed.get(topic) != writer.position:
             return Behind(self.confirmed.get(topic))
-        return Judged(1, [Verdict.NEW] * len(units), [-1] * len(units), {})
+        return all_new(claims, revision=1)
 
     async def confirm(
-        self, topic: TopicName, writer: WriterName, confirmation: Confirmation
+        self, topic: TopicName, writer: Writer, confirmation: Confirmation
     ) -> Applied | Behind | Disabled:
         self._answer("confirm")
         self.on_confirm(confirmation)
@@ -50,7 +51,7 @@ class FakeDeduplicator:
         return Applied(1)
 
     async def rollback(
-        self, topic: TopicName, writer: WriterName, confirmation: Confirmation | None
+        self, topic: TopicName, writer: Writer, confirmation: Confirmation | None
     ) -> Applied | Behind | Disabled:
         self._answer("rollback")
         self._confirm(topic, confirmation)

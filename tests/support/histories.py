@@ -10,18 +10,17 @@ from random import Random
 from typing import Any
 
 from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position, TopicName
-from services.dedup.core.sequence import NEVER, Claim
-from services.dedup.core.topic import (
+from services.dedup.core.topic import Frozen, Persisted, Saved
+from services.dedup.ports import StateStore
+from services.deduplication import (
+    NEVER,
+    Claim,
     Confirmation,
-    Frozen,
-    Persisted,
     ProducerClaims,
     ProducerEntries,
-    Saved,
     Withdrawal,
     Writer,
 )
-from services.dedup.ports import StateStore
 from services.errors import Fenced
 
 TOPIC = TopicName.parse("test/histories/topic")

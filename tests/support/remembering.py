@@ -6,11 +6,18 @@ from collections.abc import Callable, Sequence
 from seqgate.types import Position, TopicName
 from services.dedup.core import topic as core
 from services.dedup.core.retention import forgettable
-from services.dedup.core.sequence import Claim, Marks
+from services.dedup.core.sequence import Marks
+from services.deduplication import (
+    Applied,
+    Behind,
+    Changed,
+    Confirmation,
+    Disabled,
+    Judged,
+    ProducerClaims,
+    Writer,
+)
 from services.errors import Fenced
-from services.ledger.core.entry import Unit
-from services.ledger.core.writer import Confirmation, Logged, Verdict
-from services.ledger.ports import Applied, Behind, Changed, Disabled, Judged, WriterName
 
 
 class RememberingDeduplicator:
@@ -48,67 +55,35 @@ class RememberingDeduplicator:
     async def admit(
         self,
         topic: TopicName,
-        writer: WriterName,
+        writer: Writer,
         confirmation: Confirmation | None,
-        units: Sequence[Unit],
+        claims: Sequence[ProducerClaims],
     ) -> Judged | Behind | Changed | Disabled:
         await self._called("admit")
         if not self.enabled:
             self.states.pop(topic, None)
             return Disabled()
-        columns: dict[str, list[int]] = {}
-        for index, unit in enumerate(units):
-            columns.setdefault(unit.producer, []).append(index)
-        claims = [
-            core.ProducerClaims(
-                name,
-                tuple(Claim(units[i].lowest, units[i].highest, units[i].chunk) for i in indexes),
-            )
-            for name, indexes in columns.items()
-        ]
-        state = self._entered(topic, writer)
-        outcome = state.admit(
-            _writer(writer),
-            _confirmation(confirmation),
-            claims,
-            now_ms=self.now_ms,
-            max_producers=1_000,
+        outcome = self._entered(topic, writer).admit(
+            writer, confirmation, claims, now_ms=self.now_ms, max_producers=1_000
         )
-        match outcome:
-            case core.Behind(confirmed):
-                return Behind(confirmed)
-            case core.Changed():
-                return Changed()
-            case core.Judged(revision, answers, _):
-                verdicts: list[Verdict] = [Verdict.NEW] * len(units)
-                persisted, aborts = [-1] * len(units), {}
-                for indexes, answer in zip(columns.values(), answers, strict=True):
-                    for place, index in enumerate(indexes):
-                        verdicts[index] = Verdict[answer.verdicts[place].name]
-                        persisted[index] = answer.decided
-                        if place in answer.aborts:
-                            aborts[index] = answer.aborts[place]
-                return Judged(revision, verdicts, persisted, aborts)
-        raise AssertionError(outcome)
+        assert not isinstance(outcome, core.Full)
+        return outcome
 
     async def confirm(
-        self, topic: TopicName, writer: WriterName, confirmation: Confirmation
+        self, topic: TopicName, writer: Writer, confirmation: Confirmation
     ) -> Applied | Behind | Disabled:
         await self._called("confirm")
         if not self.enabled:
             return Disabled()
-        given = _confirmation(confirmation)
-        assert given is not None
-        return _applied(self._entered(topic, writer).confirm(_writer(writer), given))
+        return self._entered(topic, writer).confirm(writer, confirmation)
 
     async def rollback(
-        self, topic: TopicName, writer: WriterName, confirmation: Confirmation | None
+        self, topic: TopicName, writer: Writer, confirmation: Confirmation | None
     ) -> Applied | Behind | Disabled:
         await self._called("rollback")
         if not self.enabled:
             return Disabled()
-        state = self._entered(topic, writer)
-        return _applied(state.rollback(_writer(writer), _confirmation(confirmation), []))
+        return self._entered(topic, writer).rollback(writer, confirmation, [])
 
     async def keep(
         self, topic: TopicName, producers: Sequence[str], *, only_due: bool = False
@@ -137,41 +112,10 @@ class RememberingDeduplicator:
         if wait is not None:
             await wait
 
-    def _entered(self, topic: TopicName, writer: WriterName) -> core.TopicState:
+    def _entered(self, topic: TopicName, writer: Writer) -> core.TopicState:
         try:
-            state = core.TopicState.entered_by(self.states.get(topic), _writer(writer))
+            state = core.TopicState.entered_by(self.states.get(topic), writer)
         except Fenced as error:
             raise Fenced(error.message) from None
         self.states[topic] = state
         return state
-
-
-def _writer(writer: WriterName) -> core.Writer:
-    return core.Writer(writer.incarnation, writer.epoch, writer.position, writer.revision)
-
-
-def _applied(outcome: core.Applied | core.Behind) -> Applied | Behind:
-    if isinstance(outcome, core.Behind):
-        return Behind(outcome.confirmed)
-    return Applied(outcome.revision)
-
-
-def _confirmation(given: Confirmation | None) -> core.Confirmation | None:
-    if given is None:
-        return None
-    columns: dict[str, list[Logged]] = {}
-    for logged in given.entries:
-        if logged.producer is not None:
-            columns.setdefault(logged.producer, []).append(logged)
-    producers = tuple(
-        core.ProducerEntries(
-            name,
-            tuple(each.highest for each in entries),
-            max(each.append_ms for each in entries),
-            {i: each.chunk for i, each in enumerate(entries) if each.chunk is not None},
-        )
-        for name, entries in columns.items()
-    )
-    return core.Confirmation(
-        given.after, given.through, producers, given.entry_count, given.remaining
-    )

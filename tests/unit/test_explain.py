@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from seqgate.types import Chunk
 from services.dedup.core.explain import explain
 from services.dedup.core.policy import EffectivePolicy, Source, Sourced
-from services.dedup.core.sequence import Claim, Marks, Verdict, admit
+from services.dedup.core.sequence import Marks, admit
+from services.deduplication import Claim, Verdict
 
 ON = EffectivePolicy()
 OFF = EffectivePolicy(enabled=Sourced(value=False, source=Source.NAMESPACE))

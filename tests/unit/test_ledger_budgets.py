@@ -8,22 +8,23 @@ from typing import Any
 import pytest
 
 from seqgate.types import TopicName
+from services.deduplication import (
+    Behind,
+    Changed,
+    Confirmation,
+    Disabled,
+    Judged,
+    ProducerClaims,
+    Writer,
+)
 from services.errors import DomainError
 from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
 from services.ledger.config import LedgerConfig
 from services.ledger.core.entry import unit_of
 from services.ledger.core.receipt import Receipt, Status
-from services.ledger.core.writer import Confirmation
 from services.ledger.live import REPLAYS_MAX, UNREAD_RECEIPTS_MAX
 from services.ledger.metrics import LedgerMetrics
-from services.ledger.ports import (
-    Behind,
-    Changed,
-    DedupUnavailable,
-    Disabled,
-    Judged,
-    WriterName,
-)
+from services.ledger.ports import DedupUnavailable
 from services.ledger.service import Ledger, Opened, Opening
 from services.ledger.servicer import NotOpened
 from services.runtime.budget import Budget
@@ -60,13 +61,13 @@ class Surprising(RememberingDeduplicator):
     async def admit(
         self,
         topic: TopicName,
-        writer: WriterName,
+        writer: Writer,
         confirmation: Confirmation | None,
-        units: Sequence[Any],
+        claims: Sequence[ProducerClaims],
     ) -> Judged | Behind | Changed | Disabled:
         if topic == self.surprised:
             raise RuntimeError("nobody foresaw this")
-        return await super().admit(topic, writer, confirmation, units)
+        return await super().admit(topic, writer, confirmation, claims)
 
 
 class Parts:

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from seqgate.types import Position
 from services.dedup.core.sequence import Marks, advance
+from services.deduplication import Mark
 from services.ledger.core.entry import Entry
-from services.ledger.core.marks import Mark, folded, is_cut, last_mark, remembered
+from services.ledger.core.marks import folded, is_cut, last_mark, remembered
 from tests.support.entries import batch, chunk, large, marker, single
 
 LARGE = st.builds(

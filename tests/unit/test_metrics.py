@@ -22,9 +22,8 @@ from seqgate.types import Position, TopicName
 from services.cursor.core.cursor import CursorState
 from services.cursor.core.holes import holes_of
 from services.cursor.core.state import Head
-from services.dedup.core.sequence import Verdict
-from services.dedup.core.topic import Judged, ProducerVerdicts
 from services.dedup.metrics import DedupMetrics
+from services.deduplication import Judged, ProducerVerdicts, Verdict
 from services.dispatcher.core.lane import Reason
 from services.filter.core.chain import Verdict as FilterVerdict
 from services.filter.core.program import FailureReason

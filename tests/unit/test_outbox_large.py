@@ -27,7 +27,8 @@ from seqgate.errors import (
 )
 from seqgate.message_id import ChunkMessageId, MessageId
 from seqgate.types import Chunk
-from services.dedup.core.sequence import Claim, Marks, Verdict, admit, advance
+from services.dedup.core.sequence import Marks, admit, advance
+from services.deduplication import Claim, Verdict
 from tests.unit.test_outbox import (
     DUPLICATE,
     FAILED,

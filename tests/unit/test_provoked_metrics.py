@@ -14,13 +14,25 @@ from seqgate.telemetry.metrics import Metric
 from seqgate.types import Position, TopicName
 from services.dedup import snapshots as module
 from services.dedup.adapters.policy_file import PolicyFile
-from services.dedup.core.sequence import Claim
-from services.dedup.core.topic import ProducerClaims, Writer
 from services.dedup.metrics import DedupMetrics
 from services.dedup.policies import DurablePolicies
 from services.dedup.ports import CursorsUnavailable
 from services.dedup.service import Deduplication
 from services.dedup.snapshots import Snapshots, SnapshotTooLarge
+from services.deduplication import (
+    NEVER,
+    Applied,
+    Behind,
+    Changed,
+    Claim,
+    Confirmation,
+    Disabled,
+    Judged,
+    ProducerClaims,
+    ProducerVerdicts,
+    Verdict,
+    Writer,
+)
 from services.dispatcher.core.effects import (
     PARK,
     UNJUDGED,
@@ -37,8 +49,6 @@ from services.ledger.config import LedgerConfig
 from services.ledger.core import writer
 from services.ledger.core.entry import unit_of
 from services.ledger.core.receipt import Status
-from services.ledger.core.writer import Confirmation, Verdict
-from services.ledger.ports import Applied, Behind, Changed, Disabled, Judged, WriterName
 from services.ledger.service import Ledger, Opened, Opening
 from tests.support.deduplicator import FakeDeduplicator
 from tests.support.entries import single
@@ -82,17 +92,18 @@ class Scripted(FakeDeduplicator):
         usual = await super().admit(topic, *args)
         if self.is_off:
             return Disabled()
-        units = args[-1]
-        if units and self.next:
+        claims = args[-1]
+        if claims and self.next:
             answer = self.next.pop(0)
             if isinstance(answer, Verdict):
-                return Judged(1, [answer] * len(units), [-1] * len(units), {})
+                ((_, given),) = claims
+                return Judged(1, [ProducerVerdicts([answer] * len(given), NEVER, {})])
             assert isinstance(answer, Changed | Behind)
             return answer
         return usual
 
     async def rollback(
-        self, topic: TopicName, writer: WriterName, confirmation: Confirmation | None
+        self, topic: TopicName, writer: Writer, confirmation: Confirmation | None
     ) -> Applied | Behind | Disabled:
         return Disabled() if self.is_off else await super().rollback(topic, writer, confirmation)
 
@@ -166,7 +177,7 @@ async def lose_entries(it: Written) -> None:
 
 async def change(it: Written) -> None:
     await it.open()
-    it.dedup.next = [Changed()]
+    it.dedup.next = [Changed(0)]
     assert await it.send(1) is Status.STORED
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from seqgate.types import Position, TopicName
+from services.deduplication import Confirmation
 from services.errors import DomainError
 from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
 from services.ledger.config import LedgerConfig
 from services.ledger.core import writer
 from services.ledger.core.entry import StoredEntry, unit_of
 from services.ledger.core.receipt import Receipt, Status
-from services.ledger.core.writer import Confirmation
 from services.ledger.live import Recovering
 from services.ledger.ports import EntryCorrupt
 from services.ledger.service import Ledger, Opened, Opening
@@ -221,6 +221,6 @@ async def test_what_was_trimmed_belongs_to_a_replay_from_nothing() -> None:
         parts.dedup.on_confirm = confirmations.append
         assert await parts.opens()
         first, *rest = confirmations
-        assert [(each.producer, each.highest) for each in first.entries] == [("p", 4)]
+        assert [(each.producer, each.highest) for each in first.producers] == [("p", (4,))]
         assert [each.remaining for each in confirmations] == [3, 1, 0]
-        assert [len(each.entries) for each in rest] == [2, 1]
+        assert [each.entry_count for each in rest] == [2, 1]

@@ -15,7 +15,8 @@ from services.dedup.core.snapshot import (
     decode,
     encode,
 )
-from services.dedup.core.topic import Frozen, Persisted, Writer
+from services.dedup.core.topic import Frozen, Persisted
+from services.deduplication import Writer
 
 AT = Position(3, 41)
 HALF = Chunk("two/½ %20", 1, 3, 300)

@@ -5,17 +5,18 @@ from typing import Any
 import pytest
 
 from seqgate.types import Position
-from services.dedup.core.sequence import Claim, Marks, Verdict
-from services.dedup.core.topic import (
+from services.dedup.core.sequence import Marks
+from services.dedup.core.topic import Full, TopicState
+from services.deduplication import (
     Applied,
     Behind,
     Changed,
+    Claim,
     Confirmation,
-    Full,
     Judged,
     ProducerClaims,
     ProducerEntries,
-    TopicState,
+    Verdict,
     Writer,
 )
 from services.errors import Fenced

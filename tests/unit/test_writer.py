@@ -32,6 +32,7 @@ through 1:2.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -39,6 +40,14 @@ from typing import Final
 import pytest
 
 from seqgate.types import Position
+from services.deduplication import (
+    NEVER,
+    Confirmation,
+    Judged,
+    ProducerVerdicts,
+    TooManyProducers,
+    Verdict,
+)
 from services.errors import DomainError, Draining, Fenced, StoreFull, StoreUnavailable
 from services.ledger.core.entry import Entry, Unit, unit_of
 from services.ledger.core.writer import (
@@ -46,7 +55,6 @@ from services.ledger.core.writer import (
     Answer,
     Append,
     Confirm,
-    Confirmation,
     Effect,
     Limits,
     Logged,
@@ -57,14 +65,9 @@ from services.ledger.core.writer import (
     Rollback,
     Stop,
     TopicWriter,
-    Verdict,
 )
 from services.ledger.live import Recovering
-from services.ledger.ports import (
-    DedupUnavailable,
-    EntryCorrupt,
-    TooManyProducers,
-)
+from services.ledger.ports import DedupUnavailable, EntryCorrupt
 from tests.support.entries import batch, chunk, marker, single
 
 STORIES: Final = Path(__file__).resolve().parents[1] / "data" / "writer"
@@ -133,6 +136,15 @@ def tell(story: str) -> str:
         if line and not line.startswith("#"):
             lines += [INDENT + each for each in teller.hear(line.split())]
     return "".join(f"{line}\n" for line in lines)
+
+
+@dataclass
+class _Answer:
+    """What the claims of one producer are answered."""
+
+    verdicts: list[Verdict] = field(default_factory=list)
+    decided: int = NEVER
+    aborts: dict[int, str] = field(default_factory=dict)
 
 
 class Teller:
@@ -231,17 +243,24 @@ class Teller:
         return self._writer.submit(units)
 
     def _judged(self, given: list[str]) -> list[Effect]:
-        verdicts, persisted, aborts = [], [], {}
-        for place, word in enumerate(given):
+        call = self._writer._call
+        assert isinstance(call, Admit)
+        answers: dict[str, _Answer] = {}
+        for unit, word in zip(call.units, given, strict=True):
+            answer = answers.setdefault(unit.producer, _Answer())
             word, _, uuid = word.partition("^")
             if uuid:
-                aborts[place] = uuid
-            name, _, last = word.partition("@")
-            verdicts.append(Verdict[name.upper().replace("-", "_")])
-            persisted.append(int(last or -1))
+                answer.aborts[len(answer.verdicts)] = uuid
+            name, _, decided = word.partition("@")
+            answer.verdicts.append(Verdict[name.upper().replace("-", "_")])
+            answer.decided = int(decided or answer.decided)
         # What is let through changes the state, and with it the revision.
-        revision = self._new_revision() if Verdict.NEW in verdicts else self._revision
-        return self._writer.judged(revision, verdicts, persisted, aborts)
+        is_new = any(Verdict.NEW in each.verdicts for each in answers.values())
+        revision = self._new_revision() if is_new else self._revision
+        producers = [
+            ProducerVerdicts(each.verdicts, each.decided, each.aborts) for each in answers.values()
+        ]
+        return self._writer.judged(Judged(revision, producers))
 
     def _append_failed(self, given: list[str], *, known: bool) -> list[Effect]:
         return self._writer.append_failed(_error(given[0]), outcome_known=known)
@@ -370,10 +389,10 @@ def _entry(entry: Entry) -> str:
 def _confirming(confirmation: Confirmation | None) -> Iterator[str]:
     if confirmation is None:
         return
-    entries = " ".join(
-        "!" if each.producer is None else f"{each.producer}{each.highest}"
-        for each in confirmation.entries
-    )
+    listed = [
+        f"{each.producer}{highest}" for each in confirmation.producers for highest in each.highest
+    ]
+    entries = " ".join(listed + ["!"] * (confirmation.entry_count - len(listed)))
     more = f", {confirmation.remaining} more" if confirmation.remaining else ""
     span = f"({_where(confirmation.after)}..{_where(confirmation.through)}]"
     yield f"  confirming {span}: {entries}{more}"

@@ -14,16 +14,17 @@ from typing import Any, Final
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.types import Position, TopicName
-from services.dedup.core.sequence import Claim, Verdict
-from services.dedup.core.topic import (
+from services.dedup.ports import StateStore
+from services.deduplication import (
     Applied,
+    Claim,
     Confirmation,
     Judged,
     ProducerClaims,
     ProducerEntries,
+    Verdict,
     Writer,
 )
-from services.dedup.ports import StateStore
 from tools.bench.measurement import BenchError
 
 CLAIMS: Final = (1, 100, 1_000)

@@ -36,6 +36,12 @@ PAGE: Final = ROOT / "docs" / "errors.md"
 SERVICES: Final = ("ledger", "dedup", "cursor", "dispatcher", "filter")
 COMMON: Final = "all"
 
+SHARED: Final = {
+    "services.deduplication": "dedup, ledger",
+    "services.runtime.deduplication": "dedup",
+}
+"""Which services give the refusals of a shared module; otherwise all do."""
+
 INSIDE: Final = "Stays inside the service"
 """What the docstring of a refusal says that no caller ever sees."""
 
@@ -146,6 +152,8 @@ def _reason(
 
 
 def _who(module: str) -> str:
+    if module in SHARED:
+        return SHARED[module]
     part = module.split(".")[1]
     return part if part in SERVICES else COMMON
 

@@ -51,6 +51,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "itself.",
     "FILTERS_UNREADABLE": "Set the subscription's filters again, or run the version that wrote "
     "them.",
+    "INVALID_CONFIRMATION": "List each producer once, at most 10,000 entries, and end where the "
+    "log does: `field` names what is wrong.",
     "INTERNAL": "Look for `unexpected` in the service's log, and report it.",
     "JAVA_ENDED": "Give the machine more memory, or Spark less (`spark.driver.memory`); "
     "`bin/java -version` in that folder says whether Java runs at all.",

@@ -15,7 +15,8 @@ import pyarrow as pa
 from seqgate.spark._columns import Run as Entries
 from seqgate.types import Chunk
 from services.dedup.core.fold import Partial, Run
-from services.dedup.core.sequence import NEVER, Marks
+from services.dedup.core.sequence import Marks
+from services.deduplication import NEVER
 
 PARTIALS: Final = pa.schema(
     {

@@ -19,7 +19,8 @@ from seqgate.spark._partitions import position_of
 from seqgate.telemetry import names, spans
 from seqgate.types import Chunk, Position
 from services.dedup.core.fold import Partial
-from services.dedup.core.sequence import NEVER, Marks
+from services.dedup.core.sequence import Marks
+from services.deduplication import NEVER
 from tools.rebuild.folding import partials
 from tools.rebuild.plan import (
     Services,

@@ -23,8 +23,9 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from seqgate.types import Chunk, Position, TopicName
-from services.dedup.core.sequence import NEVER, Marks
+from services.dedup.core.sequence import Marks
 from services.dedup.core.topic import Persisted, Tracked
+from services.deduplication import NEVER
 
 POLICIES: Final = "seqgate:dedup:v1:policies"
 """The token of the policies, 32 hexadecimal digits. It is of no topic, and begins as none does."""

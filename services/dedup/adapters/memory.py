@@ -7,24 +7,18 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from seqgate.types import Position, TopicName
-from services.dedup.core.topic import (
+from services.dedup.core.topic import Frozen, Full, Loaded, Persisted, Saved, TopicState, Tracked
+from services.dedup.ports import Page, Summary
+from services.deduplication import (
     Applied,
     Behind,
     Changed,
     Confirmation,
-    Frozen,
-    Full,
     Judged,
-    Loaded,
-    Persisted,
     ProducerClaims,
-    Saved,
-    TopicState,
-    Tracked,
     Withdrawal,
     Writer,
 )
-from services.dedup.ports import Page, Summary
 from services.errors import InvalidPage
 
 

@@ -38,26 +38,21 @@ from services.dedup.adapters.keys import (
     topic_key,
     topic_of,
 )
-from services.dedup.core.sequence import Claim, Verdict
-from services.dedup.core.topic import (
+from services.dedup.core.topic import Counts, Frozen, Full, Loaded, Persisted, Saved, Tracked
+from services.dedup.ports import Page, StateUnavailable, Summary
+from services.deduplication import (
     Applied,
     Behind,
     Changed,
+    Claim,
     Confirmation,
-    Counts,
-    Frozen,
-    Full,
     Judged,
-    Loaded,
-    Persisted,
     ProducerClaims,
     ProducerVerdicts,
-    Saved,
-    Tracked,
+    Verdict,
     Withdrawal,
     Writer,
 )
-from services.dedup.ports import Page, StateUnavailable, Summary
 from services.errors import Fenced, InvalidPage
 
 RETRY_AFTER_S: Final = 0.2

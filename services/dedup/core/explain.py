@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 from services.dedup.core.policy import EffectivePolicy, Source
-from services.dedup.core.sequence import NEVER, Claim, Marks, Verdict, admit
+from services.dedup.core.sequence import Marks, admit
+from services.deduplication import NEVER, Claim, Verdict
 
 _LEVELS = {
     Source.DEFAULT: "by default",

@@ -34,33 +34,11 @@ tests/conformance holds the two to the same answers.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from seqgate.types import SEQUENCE_ID_MAX, Chunk
-
-NEVER: Final = -1
-"""The mark of a producer that has stored nothing. Its first id may be 0."""
-
-
-class Verdict(Enum):
-    """What the caller must do with a claim; dedup.proto says it in full."""
-
-    NEW = auto()
-    IN_FLIGHT = auto()
-    DUPLICATE = auto()
-    PARTIAL = auto()
-    HELD = auto()
-    CHUNK_GAP = auto()
-    LAYOUT_CONFLICT = auto()
-
-
-class Claim(NamedTuple):
-    """The ids of one message (lowest = highest) or of a batch; or one chunk of a message."""
-
-    lowest: int
-    highest: int
-    chunk: Chunk | None = None
+from services import deduplication
+from services.deduplication import NEVER, Claim, Mark, Verdict, continues
 
 
 class Admitted(NamedTuple):
@@ -115,7 +93,7 @@ def admit(marks: Marks, claims: Sequence[Claim]) -> Admitted:
             verdict = Verdict.HELD
         elif verdict is Verdict.NEW:
             open_attempt, chunk = marks.pushed_chunk, claim.chunk
-            if open_attempt and not (chunk and _continues(open_attempt, chunk)):
+            if open_attempt and not (chunk and continues(open_attempt, chunk)):
                 aborts[index] = open_attempt.uuid
             unfinished = None if chunk is None or chunk.is_last else chunk
             marks = replace(marks, pushed=claim.highest, pushed_chunk=unfinished)
@@ -153,33 +131,20 @@ def _judge_chunk(marks: Marks, sequence_id: int, chunk: Chunk) -> Verdict:
     if reached.layout == chunk.layout:
         if chunk.chunk_id <= reached.chunk_id:
             return Verdict.IN_FLIGHT
-        return Verdict.NEW if _continues(reached, chunk) else Verdict.CHUNK_GAP
+        return Verdict.NEW if continues(reached, chunk) else Verdict.CHUNK_GAP
     if marks.in_flight:
         return Verdict.IN_FLIGHT
     return Verdict.LAYOUT_CONFLICT if chunk.chunk_id else Verdict.NEW
 
 
-def _continues(before: Chunk, chunk: Chunk) -> bool:
-    return before.layout == chunk.layout and before.chunk_id + 1 == chunk.chunk_id
-
-
 def advance(marks: Marks, highest: int, chunk: Chunk | None = None) -> Marks:
-    """Take note of one entry of the log. This is the fold: state(P) is `advance` over all entries
-    up to P, live or replayed.
-
-    The last entry decides, even when its id is lower than one before. That cannot happen while
-    deduplication is on; in a stretch of the log that was written while it was off, it is the
-    producer starting over, and its next ids must not be taken for duplicates. A chunk that
-    continues nothing is part of no message, and changes nothing.
-    """
-    assert 0 <= highest <= SEQUENCE_ID_MAX
-    if chunk is not None and chunk.chunk_id > 0:
-        stored = marks.persisted_chunk
-        if highest != marks.persisted or stored is None or not _continues(stored, chunk):
-            return marks
-    after = Marks(highest, highest)
-    if chunk is not None and not chunk.is_last:
-        after = Marks(highest, highest, chunk, chunk)
+    """Take note of one entry of the log. What is persisted afterwards is the fold
+    (`deduplication.advance`); what was let through stays so while it is ahead of that."""
+    before = Mark(marks.persisted, marks.persisted_chunk)
+    stored = deduplication.advance(before, highest, chunk)
+    if stored is before:
+        return marks
+    after = Marks(stored.highest, stored.highest, stored.chunk, stored.chunk)
     if marks.in_flight and _ahead(marks, after):
         return replace(after, pushed=marks.pushed, pushed_chunk=marks.pushed_chunk)
     return after

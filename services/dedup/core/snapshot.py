@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from seqgate.types import SEQUENCE_ID_MAX, Chunk, InvalidChunkError, Position, check_chunk
-from services.dedup.core.topic import Frozen, Persisted, Writer
+from services.dedup.core.topic import Frozen, Persisted
+from services.deduplication import Writer
 
 ABOUT: Final = "#seqgate.internal.dedup"
 """The property that says what the others belong to."""

@@ -23,98 +23,26 @@ loaded as such a pair, and the writer confirms the rest.
 adapters/lua/topic.lua is the same gate inside Redis.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from seqgate.types import Chunk, Position
-from services.dedup.core.sequence import NEVER, Claim, Marks, Verdict, admit, advance, withdraw
-from services.errors import DomainError, Fenced, Kind
-
-
-class TooManyProducers(DomainError):
-    """The topic tracks as many producers as policy allows."""
-
-    kind = Kind.EXHAUSTED
-    reason = "TOO_MANY_PRODUCERS"
-
-
-class Writer(NamedTuple):
-    """Who asks; dedup.proto says it in full."""
-
-    incarnation: int
-    epoch: int
-    position: Position | None
-    revision: int | None = None
-
-
-class ProducerClaims(NamedTuple):
-    """One producer's claims, in the order in which it sent them."""
-
-    producer: str
-    claims: tuple[Claim, ...]
-
-
-class ProducerEntries(NamedTuple):
-    """The highest ids of one producer's entries, in log order, and those that are chunks."""
-
-    producer: str
-    highest: tuple[int, ...]
-    last_append_ms: int
-    chunks: Mapping[int, Chunk] = {}
-
-
-class Confirmation(NamedTuple):
-    """What the log holds after one position and through another."""
-
-    after: Position | None
-    through: Position
-    producers: tuple[ProducerEntries, ...]
-    entry_count: int
-    remaining: int = 0
-
-
-class Withdrawal(NamedTuple):
-    """What one producer will not append: everything above `keep_through`."""
-
-    producer: str
-    keep_through: int
-
-
-class ProducerVerdicts(NamedTuple):
-    """The answer to one producer's claims; `decided` and `aborts` are core.sequence's."""
-
-    verdicts: list[Verdict]
-    decided: int
-    aborts: dict[int, str]
-
-
-class Judged(NamedTuple):
-    """The claims were judged. `unsaved` is how many entries were confirmed since the newest
-    snapshot."""
-
-    revision: int
-    producers: list[ProducerVerdicts]
-    unsaved: int = 0
-
-
-class Applied(NamedTuple):
-    """A confirmation or a withdrawal was applied; `unsaved` is as for Judged."""
-
-    revision: int
-    unsaved: int = 0
-
-
-class Behind(NamedTuple):
-    """The state lacks entries after `confirmed`."""
-
-    confirmed: Position | None
-
-
-class Changed(NamedTuple):
-    """The state is not the one that the writer last saw."""
-
-    revision: int
+from services.dedup.core.sequence import Marks, admit, advance, withdraw
+from services.deduplication import (
+    NEVER,
+    Applied,
+    Behind,
+    Changed,
+    Confirmation,
+    Judged,
+    ProducerClaims,
+    ProducerVerdicts,
+    Verdict,
+    Withdrawal,
+    Writer,
+)
+from services.errors import Fenced
 
 
 class Full(NamedTuple):

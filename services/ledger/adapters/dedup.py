@@ -18,20 +18,21 @@ from seqgate.api.dedup.v1 import dedup_pb2_grpc as pb_grpc
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.status import decode
 from seqgate.telemetry.spans import apart, carrier, exchange
-from seqgate.types import Chunk, Position, TopicName
-from services.errors import DomainError, Fenced
-from services.ledger.core.entry import Unit
-from services.ledger.core.writer import Confirmation, Verdict
-from services.ledger.ports import (
+from seqgate.types import Position, TopicName
+from services.deduplication import (
     Applied,
     Behind,
     Changed,
-    DedupUnavailable,
+    Confirmation,
     Disabled,
     Judged,
+    ProducerClaims,
     TooManyProducers,
-    WriterName,
+    Writer,
 )
+from services.errors import DomainError, Fenced
+from services.ledger.ports import DedupUnavailable
+from services.runtime import deduplication as wire
 from services.runtime.channels import check_health
 
 T = TypeVar("T")
@@ -45,16 +46,6 @@ KEEP_MAX: Final = 10_000
 """How many producers one KeepProducers names."""
 
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["DedupService"].full_name
-
-_VERDICTS: Final = {
-    pb.VERDICT_NEW: Verdict.NEW,
-    pb.VERDICT_IN_FLIGHT: Verdict.IN_FLIGHT,
-    pb.VERDICT_DUPLICATE: Verdict.DUPLICATE,
-    pb.VERDICT_PARTIAL: Verdict.PARTIAL,
-    pb.VERDICT_HELD: Verdict.HELD,
-    pb.VERDICT_CHUNK_GAP: Verdict.CHUNK_GAP,
-    pb.VERDICT_LAYOUT_CONFLICT: Verdict.LAYOUT_CONFLICT,
-}
 
 
 _Stream: TypeAlias = "aio.StreamStreamCall[pb.ExchangeRequest, pb.ExchangeResponse]"
@@ -73,65 +64,24 @@ class GrpcDeduplicator:
     async def admit(
         self,
         topic: TopicName,
-        writer: WriterName,
+        writer: Writer,
         confirmation: Confirmation | None,
-        units: Sequence[Unit],
+        claims: Sequence[ProducerClaims],
     ) -> Judged | Behind | Changed | Disabled:
-        columns: dict[str, list[int]] = {}
-        for index, unit in enumerate(units):
-            columns.setdefault(unit.producer, []).append(index)
-        request = pb.AdmitRequest(
-            topic=str(topic),
-            writer=_writer(writer),
-            confirmation=_confirmation(confirmation),
-            claims=[
-                pb.Claims(
-                    producer_name=producer,
-                    sequence_ids=[units[index].lowest for index in indexes],
-                    highest_sequence_ids=[units[index].highest for index in indexes],
-                    chunks={
-                        place: _chunk(chunk)
-                        for place, index in enumerate(indexes)
-                        if (chunk := units[index].chunk) is not None
-                    },
-                )
-                for producer, indexes in columns.items()
-            ],
-        )
-        reply = (await self._ask(topic, "Admit", request)).admit
-        match reply.WhichOneof("outcome"):
-            case "verdicts":
-                if not reply.verdicts.deduplicated:
-                    return Disabled()
-                return _judged(reply.verdicts, list(columns.values()), len(units))
-            case "behind":
-                return _behind(reply.behind)
-            case _:
-                return Changed()
+        request = wire.admit_request(topic, writer, confirmation, claims)
+        return wire.read_admit_response((await self._ask(topic, "Admit", request)).admit)
 
     async def confirm(
-        self, topic: TopicName, writer: WriterName, confirmation: Confirmation
+        self, topic: TopicName, writer: Writer, confirmation: Confirmation
     ) -> Applied | Behind | Disabled:
-        request = pb.ConfirmRequest(
-            topic=str(topic), writer=_writer(writer), confirmation=_confirmation(confirmation)
-        )
-        reply = (await self._ask(topic, "Confirm", request)).confirm
-        if reply.HasField("behind"):
-            return _behind(reply.behind)
-        applied = reply.confirmed
-        return Applied(applied.revision) if applied.deduplicated else Disabled()
+        request = wire.confirm_request(topic, writer, confirmation)
+        return wire.read_confirm_response((await self._ask(topic, "Confirm", request)).confirm)
 
     async def rollback(
-        self, topic: TopicName, writer: WriterName, confirmation: Confirmation | None
+        self, topic: TopicName, writer: Writer, confirmation: Confirmation | None
     ) -> Applied | Behind | Disabled:
-        request = pb.RollbackRequest(
-            topic=str(topic), writer=_writer(writer), confirmation=_confirmation(confirmation)
-        )
-        reply = (await self._ask(topic, "Rollback", request)).rollback
-        if reply.HasField("behind"):
-            return _behind(reply.behind)
-        applied = reply.rolled_back
-        return Applied(applied.revision) if applied.deduplicated else Disabled()
+        request = wire.rollback_request(topic, writer, confirmation)
+        return wire.read_rollback_response((await self._ask(topic, "Rollback", request)).rollback)
 
     async def keep(
         self, topic: TopicName, producers: Sequence[str], *, only_due: bool = False
@@ -231,67 +181,3 @@ def _refuse(status: status_pb2.Status) -> NoReturn:
             raise _unavailable(None)
     error.details |= refused.details
     raise error
-
-
-def _judged(verdicts: pb.Verdicts, columns: list[list[int]], count: int) -> Judged:
-    flat = [Verdict.HELD] * count
-    persisted = [-1] * count
-    aborts: dict[int, str] = {}
-    for indexes, each in zip(columns, verdicts.producers, strict=True):
-        last = each.persisted_sequence_id if each.HasField("persisted_sequence_id") else -1
-        for index, verdict in zip(indexes, each.verdicts, strict=True):
-            flat[index] = _VERDICTS[verdict]
-            persisted[index] = last
-        for place, uuid in each.aborts.items():
-            aborts[indexes[place]] = uuid
-    return Judged(verdicts.revision, flat, persisted, aborts)
-
-
-def _behind(behind: pb.Behind) -> Behind:
-    if not behind.HasField("confirmed"):
-        return Behind(None)
-    return Behind(Position(behind.confirmed.ledger_id, behind.confirmed.entry_id))
-
-
-def _writer(writer: WriterName) -> pb.Writer:
-    return pb.Writer(
-        incarnation=writer.incarnation,
-        epoch=writer.epoch,
-        position=_position(writer.position),
-        revision=writer.revision,
-    )
-
-
-def _chunk(chunk: Chunk) -> pb.Chunk:
-    uuid, chunk_id, num_chunks, total_bytes = chunk
-    return pb.Chunk(uuid=uuid, chunk_id=chunk_id, num_chunks=num_chunks, total_bytes=total_bytes)
-
-
-def _position(position: Position | None) -> entry_pb2.Position | None:
-    if position is None:
-        return None
-    return entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
-
-
-def _confirmation(confirmation: Confirmation | None) -> pb.Confirmation | None:
-    if confirmation is None:
-        return None
-    producers: dict[str, pb.ProducerEntries] = {}
-    for logged in confirmation.entries:
-        if logged.producer is None:
-            continue
-        entries = producers.get(logged.producer)
-        if entries is None:
-            entries = producers[logged.producer] = pb.ProducerEntries(producer_name=logged.producer)
-        if logged.chunk is not None:
-            place = len(entries.highest_sequence_ids)
-            entries.chunks[place].CopyFrom(_chunk(logged.chunk))
-        entries.highest_sequence_ids.append(logged.highest)
-        entries.last_append_time = logged.append_ms
-    return pb.Confirmation(
-        after=_position(confirmation.after),
-        through=_position(confirmation.through),
-        producers=producers.values(),
-        entry_count=confirmation.entry_count,
-        entries_remaining=confirmation.remaining,
-    )

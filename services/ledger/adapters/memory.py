@@ -6,19 +6,12 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from seqgate.types import Position, TopicName
+from services.deduplication import NEVER, Mark
 from services.errors import Fenced
 from services.ledger.core.columns import Columns, columns_of
 from services.ledger.core.entry import Entry, StoredEntry
 from services.ledger.core.find import Finder
-from services.ledger.core.marks import (
-    NEVER,
-    Mark,
-    folded,
-    is_cut,
-    last_unfinished,
-    last_whole,
-    remembered,
-)
+from services.ledger.core.marks import folded, is_cut, last_unfinished, last_whole, remembered
 from services.ledger.core.receipt import Fate, Missing
 from services.ledger.ports import (
     NOBODY,

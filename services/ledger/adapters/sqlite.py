@@ -11,14 +11,13 @@ from typing import Any, Final, NamedTuple
 import apsw
 
 from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position, TopicName
+from services.deduplication import NEVER, Mark
 from services.errors import Fenced, StoreUnavailable
 from services.ledger.adapters.block import Block, decode_block, encode_block, to_columns
 from services.ledger.core.columns import Columns, clip
 from services.ledger.core.entry import Entry, StoredEntry
 from services.ledger.core.find import Finder, clusters
 from services.ledger.core.marks import (
-    NEVER,
-    Mark,
     folded,
     is_cut,
     last_mark,

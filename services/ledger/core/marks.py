@@ -1,9 +1,9 @@
 """How far has a producer come, by its entries in the log?
 
-This is deduplication's fold (services/dedup/core/sequence.py, `advance`), as far as a store needs
-it: the last entry that decides is what counts, never the highest one. A producer that started over
-(it was forgotten, or deduplication was off) is where it is now, not where it was before. A property
-test holds the two together.
+The last entry that decides is what counts, never the highest one: a producer that started over (it
+was forgotten, or deduplication was off) is where it is now, not where it was before. Each step is
+deduplication's fold (services/deduplication.py, `advance`). This module reads no more of a log than
+decides, and computes what to remember of entries that are trimmed.
 
 A store remembers one number of what was trimmed of a producer. That is enough:
 
@@ -18,38 +18,17 @@ A store remembers one number of what was trimmed of a producer. That is enough:
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from seqgate.types import Chunk, Position
+from seqgate.types import Position
+from services.deduplication import NEVER, Mark, advance
 from services.ledger.core.entry import Entry
-
-NEVER: Final = -1
-"""The mark of a producer that has stored nothing. Its first id may be 0."""
-
 
 UNFINISHED_MAX: Final = 10_000
 """How many entries of messages that were never completed are passed over to find a whole one."""
 
 
-class Mark(NamedTuple):
-    """How far a producer has come: all of the message `highest`, or through this chunk of it."""
-
-    highest: int = NEVER
-    chunk: Chunk | None = None
-
-    @property
-    def decided(self) -> int:
-        """The highest id of which nothing more is stored; -1: there is none."""
-        return self.highest - 1 if self.chunk else self.highest
-
-
 def advanced(mark: Mark, entry: Entry) -> Mark:
-    """The mark after one more entry of the producer. A marker is no message, and a chunk that
-    continues nothing is part of none."""
-    if entry.marker:
-        return mark
-    chunk = entry.chunk
-    if chunk is not None and chunk.chunk_id > 0 and not _continues(mark, entry.highest, chunk):
-        return mark
-    return Mark(entry.highest, chunk if chunk is not None and not chunk.is_last else None)
+    """The mark after one more entry of the producer. A marker is no message."""
+    return mark if entry.marker else advance(mark, entry.highest, entry.chunk)
 
 
 def decides(entry: Entry) -> bool:
@@ -128,12 +107,3 @@ def last_unfinished(newest_first: Iterable[Entry]) -> str:
     for entry in newest_first:
         return entry.chunk.uuid if entry.chunk and not entry.chunk.is_last else ""
     return ""
-
-
-def _continues(mark: Mark, highest: int, chunk: Chunk) -> bool:
-    return (
-        mark.chunk is not None
-        and mark.highest == highest
-        and mark.chunk.layout == chunk.layout
-        and mark.chunk.chunk_id + 1 == chunk.chunk_id
-    )

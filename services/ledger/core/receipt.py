@@ -71,6 +71,8 @@ class Receipt(NamedTuple):
 
 
 SKIPPED: Final = Receipt(Status.SKIPPED)
+CHUNK_GAP: Final = Receipt(Status.CHUNK_GAP)
+LAYOUT_CONFLICT: Final = Receipt(Status.LAYOUT_CONFLICT)
 
 
 class Unsettled(NamedTuple):

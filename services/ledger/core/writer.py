@@ -29,19 +29,30 @@ STORED only after the append was durable.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import chain
+from itertools import chain, count, repeat
 from typing import Final, NamedTuple, TypeVar
 
 from seqgate.types import Chunk, Position
+from services.deduplication import (
+    NEVER,
+    Claim,
+    Confirmation,
+    Judged,
+    ProducerClaims,
+    ProducerEntries,
+    ProducerVerdicts,
+    Verdict,
+)
 from services.errors import DomainError, Fenced, Kind
 from services.ledger.core.entry import Entry, Unit
 from services.ledger.core.receipt import (
+    CHUNK_GAP,
+    LAYOUT_CONFLICT,
     SKIPPED,
     Receipt,
-    Status,
     Unsettled,
     failed,
     stored,
@@ -56,18 +67,6 @@ REPLAY_PAGE_ENTRIES: Final = 5_000
 
 SURPRISES_MAX: Final = 3
 """After more surprises in a row than this the machine waits before it aligns again."""
-
-
-class Verdict(Enum):
-    """What deduplication says of a unit; dedup.proto says it in full."""
-
-    NEW = auto()
-    IN_FLIGHT = auto()
-    DUPLICATE = auto()
-    PARTIAL = auto()
-    HELD = auto()
-    CHUNK_GAP = auto()
-    LAYOUT_CONFLICT = auto()
 
 
 class Limits(NamedTuple):
@@ -88,14 +87,54 @@ class Logged(NamedTuple):
     chunk: Chunk | None = None
 
 
-class Confirmation(NamedTuple):
-    """What the log holds after one position and through another."""
+def claims_of(units: Sequence[Unit]) -> list[ProducerClaims]:
+    """What units claim, by producer, in the order in which each producer is met first."""
+    claims: dict[str, list[Claim]] = {}
+    for unit in units:
+        claims.setdefault(unit.producer, []).append(Claim(unit.lowest, unit.highest, unit.chunk))
+    return [ProducerClaims(producer, tuple(each)) for producer, each in claims.items()]
 
-    after: Position | None
-    through: Position
-    entries: tuple[Logged, ...]
-    entry_count: int
-    remaining: int
+
+_Judgement = tuple[Verdict, int, str]
+"""The answer to one claim: its verdict, the highest id of its producer of which nothing more is
+stored, and the attempt at a large message that it ends; empty: none."""
+
+
+def _judgements(
+    units: Sequence[Unit], producers: Sequence[ProducerVerdicts]
+) -> dict[str, Iterator[_Judgement]]:
+    """The answer to `claims_of`: by producer, in the order of its units."""
+    assert sum(len(each.verdicts) for each in producers) == len(units)
+    names = dict.fromkeys([unit.producer for unit in units])
+    return {
+        producer: zip(
+            verdicts,
+            repeat(decided),
+            map(aborts.get, count(), repeat("")) if aborts else repeat(""),
+            strict=False,
+        )
+        for producer, (verdicts, decided, aborts) in zip(names, producers, strict=True)
+    }
+
+
+def confirmation_of(
+    after: Position | None, through: Position, entries: Sequence[Logged], remaining: int = 0
+) -> Confirmation:
+    """What deduplication is told of these entries of the log, markers left out."""
+    producers: dict[str, list[Logged]] = {}
+    for logged in entries:
+        if logged.producer is not None:
+            producers.setdefault(logged.producer, []).append(logged)
+    listed = [
+        ProducerEntries(
+            producer,
+            tuple([each.highest for each in its]),
+            its[-1].append_ms,
+            {place: each.chunk for place, each in enumerate(its) if each.chunk is not None},
+        )
+        for producer, its in producers.items()
+    ]
+    return Confirmation(after, through, tuple(listed), len(entries), remaining)
 
 
 # What to do. Each but Answer and Stop ends in one of the events named beside it.
@@ -119,12 +158,13 @@ class LookUp:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Ask deduplication. Ends in judged, behind, changed, disabled, or dedup_failed."""
+    """Ask deduplication for what `claims_of` says of the units. Ends in judged, behind, changed,
+    disabled, or dedup_failed."""
 
     position: Position | None
     revision: int | None
     confirmation: Confirmation | None
-    claims: tuple[Unit, ...]
+    units: tuple[Unit, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +221,10 @@ class Stop:
 
 
 Effect = Answer | LookUp | Admit | Confirm | Rollback | Append | ReadLog | Reopen | Pause | Stop
+
+
+_NEW: Final = (Verdict.NEW, NEVER, "")
+_ALL_NEW: Final = repeat(_NEW)
 
 
 class _Behind(NamedTuple):
@@ -329,27 +373,19 @@ class TopicWriter:
 
     # ---- answers from deduplication
 
-    def judged(
-        self,
-        revision: int,
-        verdicts: Sequence[Verdict],
-        persisted: Sequence[int],
-        aborts: Mapping[int, str],
-    ) -> list[Effect]:
-        """Each claim of the Admit got a verdict; `persisted` is its producer's last durable id.
-        `aborts` names, by the place of the claim, the attempt that it ends."""
+    def judged(self, answer: Judged) -> list[Effect]:
+        """Each claim of the Admit got a verdict."""
         call = self._answered(Admit)
         self._policy_known = self._policy_asked
-        assert len(verdicts) == len(persisted) == len(call.claims)
         self._note_confirmed(call.confirmation)
         self._confirmed = call.position
-        self._revision = revision
+        self._revision = answer.revision
         if not self.deduplicating:
             # Just switched on: what was let through while it was off is not among the claims.
             self.deduplicating = True
             self.phase = Phase.ALIGNING
         self._failures = self._surprises = 0
-        return self._sort_out(list(verdicts), list(persisted), aborts)
+        return self._sort_out(_judgements(call.units, answer.producers))
 
     def disabled(self) -> list[Effect]:
         """Policy has switched deduplication off: everything is new, and nothing is remembered."""
@@ -366,8 +402,7 @@ class TopicWriter:
             return self._next()
         self._policy_known = self._policy_asked
         self._failures = self._surprises = 0
-        count = len(call.claims)
-        return self._sort_out([Verdict.NEW] * count, [-1] * count, {})
+        return self._sort_out(dict.fromkeys([unit.producer for unit in call.units], _ALL_NEW))
 
     def confirmed(self) -> list[Effect]:
         """A confirmation was applied."""
@@ -463,9 +498,7 @@ class TopicWriter:
             return self._fence(Fenced("another writer has stored what follows"))
         self.last_error = None
         through = entries[-1].position if entries and remaining else self.tail
-        confirmation = Confirmation(
-            self._behind.confirmed, through, tuple(entries), len(entries), remaining
-        )
+        confirmation = confirmation_of(self._behind.confirmed, through, entries, remaining)
         self._call = Confirm(self.tail, confirmation)
         return [self._call]
 
@@ -547,8 +580,8 @@ class TopicWriter:
         if (self._waiting or curious) and not (self._recheck_after_append and self._writing):
             self._asked = self._take_group()
             self._policy_asked = self._policy_wanted
-            claims = tuple(unit for unit in self._asked if not unit.marker)
-            self._call = Admit(self.tail, self._revision, self._confirmation(), claims)
+            units = tuple(unit for unit in self._asked if not unit.marker)
+            self._call = Admit(self.tail, self._revision, self._confirmation(), units)
             return [self._call]
         if self._unconfirmed and not self._writing:
             confirmation = self._confirmation()
@@ -609,8 +642,8 @@ class TopicWriter:
     def _confirmation(self) -> Confirmation | None:
         if not self._unconfirmed:
             return None
-        entries = tuple(self._unconfirmed)
-        return Confirmation(self._confirmed, entries[-1].position, entries, len(entries), 0)
+        through = self._unconfirmed[-1].position
+        return confirmation_of(self._confirmed, through, self._unconfirmed)
 
     def _note_confirmed(self, confirmation: Confirmation | None) -> None:
         if confirmation is None:
@@ -619,37 +652,39 @@ class TopicWriter:
         self._confirmed = through
         self._unconfirmed = [each for each in self._unconfirmed if each.position > through]
 
-    def _sort_out(
-        self, verdicts: list[Verdict], persisted: list[int], aborts: Mapping[int, str]
-    ) -> list[Effect]:
+    def _sort_out(self, judgements: Mapping[str, Iterator[_Judgement]]) -> list[Effect]:
         """Send each unit that was asked for on its way. While the machine aligns, what is let
         through here is asked for again afterwards."""
         asked, self._asked = self._asked, []
         look_up: list[Unsettled] = []
         again: list[Unit] = []
         effects: list[Effect] = []
-        judgements = iter(zip(range(len(verdicts)), verdicts, persisted, strict=True))
+        in_flight = False
         for unit in asked:
-            place, verdict, last = (-1, Verdict.NEW, -1) if unit.marker else next(judgements)
+            verdict, decided, aborted = _NEW if unit.marker else next(judgements[unit.producer])
             match verdict:
                 case Verdict.NEW:
-                    ended = aborts.get(place) or self._ended_by(unit)
+                    ended = aborted or self._ended_by(unit)
                     self._ready.append(_ending(unit, ended) if ended else unit)
                 case Verdict.DUPLICATE:
-                    look_up.append(Unsettled(unit, None, last))
+                    look_up.append(Unsettled(unit, None, decided))
                 case Verdict.PARTIAL:
-                    look_up.append(Unsettled(unit, last + 1, last))
+                    look_up.append(Unsettled(unit, decided + 1, decided))
                     self._hold(unit)
-                case Verdict.CHUNK_GAP | Verdict.LAYOUT_CONFLICT:
-                    effects.append(Answer(unit, Receipt(Status[verdict.name])))
+                case Verdict.CHUNK_GAP:
+                    effects.append(Answer(unit, CHUNK_GAP))
+                    self._hold(unit)
+                case Verdict.LAYOUT_CONFLICT:
+                    effects.append(Answer(unit, LAYOUT_CONFLICT))
                     self._hold(unit)
                 case Verdict.IN_FLIGHT | Verdict.HELD:
+                    in_flight = in_flight or verdict is Verdict.IN_FLIGHT
                     again.append(unit)
         effects += self._skip_held_up() + self._requeue(again)
-        if Verdict.IN_FLIGHT in verdicts and not (self._writing or self._ready):
+        if in_flight and not (self._writing or self._ready):
             if not self._unconfirmed:
                 self.phase = Phase.ALIGNING  # let through once, and by nobody who is still here
-        elif Verdict.IN_FLIGHT in verdicts:
+        elif in_flight:
             self._recheck_after_append = True
         if look_up:
             effects.append(LookUp(tuple(look_up)))
@@ -728,7 +763,7 @@ class TopicWriter:
     def _too_many_producers(self, call: Admit, error: DomainError) -> list[Effect]:
         """Find out whose producer it is: one producer a group, until this group is through."""
         asked, self._asked = self._asked, []
-        if len({unit.producer for unit in call.claims}) > 1:
+        if len({unit.producer for unit in call.units}) > 1:
             self._narrow = len(asked)
             return self._requeue(asked) + self._next()
         markers = [unit for unit in asked if unit.marker]

@@ -6,10 +6,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from seqgate.types import TopicName
+from services.deduplication import Mark
 from services.ledger import live, servicer
 from services.ledger.adapters import memory, sqlite
 from services.ledger.core.entry import Entry
-from services.ledger.core.marks import Mark, Remembered, remembered
+from services.ledger.core.marks import Remembered, remembered
 from services.ledger.service import Ledger, TopicLocks
 from services.runtime.budget import Budget
 from services.runtime.room import Room

@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar
 from seqgate.types import TopicName
 from services.cursor.adapters.memory import MemoryCursorStore
 from services.dedup.adapters.memory import MemoryStateStore
-from services.dedup.core.topic import Applied
 from services.dedup.ports import StateUnavailable
+from services.deduplication import Applied
 from services.errors import DomainError, StoreFull, StoreUnavailable
 from services.ledger.adapters.memory import MemoryLedgerStore
 

@@ -29,8 +29,8 @@ class DedupServiceStub:
     """DedupService judges claims and remembers what became of them.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID, INVALID_CLAIM or INVALID_WRITER
-    when the request is wrong, and UNAVAILABLE with reason STATE_UNAVAILABLE and
+    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID,
+    INVALID_CLAIM, INVALID_WRITER or INVALID_CONFIRMATION when the request is wrong, and UNAVAILABLE with reason STATE_UNAVAILABLE and
     RetryInfo when Redis does not answer in time. After UNAVAILABLE the outcome
     is not known; each method says what a retry then does.
     """
@@ -117,8 +117,8 @@ class DedupServiceServicer:
     """DedupService judges claims and remembers what became of them.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID, INVALID_CLAIM or INVALID_WRITER
-    when the request is wrong, and UNAVAILABLE with reason STATE_UNAVAILABLE and
+    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID,
+    INVALID_CLAIM, INVALID_WRITER or INVALID_CONFIRMATION when the request is wrong, and UNAVAILABLE with reason STATE_UNAVAILABLE and
     RetryInfo when Redis does not answer in time. After UNAVAILABLE the outcome
     is not known; each method says what a retry then does.
     """
@@ -361,8 +361,8 @@ class DedupService:
     """DedupService judges claims and remembers what became of them.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID, INVALID_CLAIM or INVALID_WRITER
-    when the request is wrong, and UNAVAILABLE with reason STATE_UNAVAILABLE and
+    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID,
+    INVALID_CLAIM, INVALID_WRITER or INVALID_CONFIRMATION when the request is wrong, and UNAVAILABLE with reason STATE_UNAVAILABLE and
     RetryInfo when Redis does not answer in time. After UNAVAILABLE the outcome
     is not known; each method says what a retry then does.
     """

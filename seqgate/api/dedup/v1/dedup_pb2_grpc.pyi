@@ -43,8 +43,8 @@ class DedupServiceStub:
     """DedupService judges claims and remembers what became of them.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID, INVALID_CLAIM or INVALID_WRITER
-    when the request is wrong, and UNAVAILABLE with reason STATE_UNAVAILABLE and
+    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID,
+    INVALID_CLAIM, INVALID_WRITER or INVALID_CONFIRMATION when the request is wrong, and UNAVAILABLE with reason STATE_UNAVAILABLE and
     RetryInfo when Redis does not answer in time. After UNAVAILABLE the outcome
     is not known; each method says what a retry then does.
     """
@@ -156,8 +156,8 @@ class DedupServiceAsyncStub(DedupServiceStub):
     """DedupService judges claims and remembers what became of them.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID, INVALID_CLAIM or INVALID_WRITER
-    when the request is wrong, and UNAVAILABLE with reason STATE_UNAVAILABLE and
+    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID,
+    INVALID_CLAIM, INVALID_WRITER or INVALID_CONFIRMATION when the request is wrong, and UNAVAILABLE with reason STATE_UNAVAILABLE and
     RetryInfo when Redis does not answer in time. After UNAVAILABLE the outcome
     is not known; each method says what a retry then does.
     """
@@ -265,8 +265,8 @@ class DedupServiceServicer(metaclass=_abc_1.ABCMeta):
     """DedupService judges claims and remembers what became of them.
 
     Errors, for every method: INVALID_ARGUMENT with reason MALFORMED_REQUEST when
-    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID, INVALID_CLAIM or INVALID_WRITER
-    when the request is wrong, and UNAVAILABLE with reason STATE_UNAVAILABLE and
+    a message cannot be read, or with INVALID_TOPIC_NAME, INVALID_PRODUCER_NAME, INVALID_SEQUENCE_ID,
+    INVALID_CLAIM, INVALID_WRITER or INVALID_CONFIRMATION when the request is wrong, and UNAVAILABLE with reason STATE_UNAVAILABLE and
     RetryInfo when Redis does not answer in time. After UNAVAILABLE the outcome
     is not known; each method says what a retry then does.
     """
