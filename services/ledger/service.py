@@ -4,7 +4,6 @@ servicer.py translates the wire to these calls; live.py runs the topics that are
 """
 
 import asyncio
-import fnmatch
 import time
 import uuid
 from bisect import bisect_right
@@ -43,6 +42,7 @@ from services.ledger.readers import (
 )
 from services.runtime.budget import Budget
 from services.runtime.clock import CautiousClock
+from services.runtime.globs import matches
 from services.runtime.locks import Locks
 from services.runtime.metrics import OFF, Metrics
 
@@ -205,8 +205,7 @@ class Ledger:
 
     def may_create(self, topic: TopicName) -> bool:
         """Whether publishing to a topic that does not exist makes it."""
-        patterns = self._config.auto_create
-        return any(fnmatch.fnmatchcase(topic.namespace, pattern) for pattern in patterns)
+        return any(matches(pattern, topic.namespace) for pattern in self._config.auto_create)
 
     def _written(self) -> list[LiveTopic]:
         return [live for live in self._live.values() if not live.stopped]
@@ -244,10 +243,6 @@ class Ledger:
         opened.session.answer(request_id, refused(error))
 
     # ---- reading
-
-    async def started(self, topic: TopicName) -> LogState:
-        """Where a reader stands."""
-        return await self._store.get(topic)
 
     async def read(
         self, topic: TopicName, what: Range, pages: Pages, draining: asyncio.Event

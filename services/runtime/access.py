@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
+from services.runtime.globs import matches
 from services.runtime.identity import KINDS, Principal
 
 DECISIONS_MAX: Final = 10_000
@@ -173,24 +174,6 @@ class Access:
                 for rule in self.rules
             )
         return decision
-
-
-def matches(pattern: str, text: str) -> bool:
-    """Whether a text is what a pattern with * and ? says. Takes at most as many steps as both
-    lengths multiplied."""
-    at = place = 0
-    star, after = -1, 0
-    while place < len(text):
-        if at < len(pattern) and pattern[at] == "*":
-            star, after, at = at, place, at + 1
-        elif at < len(pattern) and pattern[at] in ("?", text[place]):
-            at, place = at + 1, place + 1
-        elif star >= 0:
-            after += 1
-            at, place = star + 1, after
-        else:
-            return False
-    return not pattern[at:].strip("*")
 
 
 def _covers(pattern: str, part: Part, system: str) -> bool:

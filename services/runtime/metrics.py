@@ -53,8 +53,8 @@ from seqgate.telemetry.metrics import (
 )
 from seqgate.telemetry.setup import CONSOLE, NONE, exporter_asked_for
 from services.errors import DomainError
-from services.runtime.access import matches
 from services.runtime.config import ServiceConfig
+from services.runtime.globs import matches
 from services.runtime.tasks import end
 
 if TYPE_CHECKING:

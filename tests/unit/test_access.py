@@ -15,8 +15,8 @@ from services.runtime.access import (
     Part,
     Role,
     Verb,
-    matches,
 )
+from services.runtime.globs import matches
 from services.runtime.identity import Principal
 from services.runtime.rights import the_topic, topics_from
 
