@@ -41,7 +41,6 @@ from services.ledger.core.writer import (
     TopicWriter,
     claims_of,
 )
-from services.ledger.following import Following
 from services.ledger.metrics import FAILED, LedgerMetrics, Recovery
 from services.ledger.ports import (
     Deduplicator,
@@ -53,6 +52,7 @@ from services.ledger.ports import (
     TopicNotFound,
     following,
 )
+from services.ledger.tracing import TopicTracing
 from services.runtime.budget import Budget
 from services.runtime.cutting import Cut
 
@@ -368,7 +368,7 @@ class LiveTopic:
         self._asking_since_s: float | None = None
         self._metrics = metrics
         self._counts = metrics.of(state.topic)
-        self._following = Following(state.topic)
+        self._tracing = TopicTracing(state.topic)
         self._recovery = Recovery(metrics)
         self._happened = "takeover"
         self._perform(self._writer.start())
@@ -458,7 +458,7 @@ class LiveTopic:
             return
         fits = self._budget.fits(sum(unit.size_bytes for unit in units))
         session.admit(units)
-        self._following.arrived(units)
+        self._tracing.arrived(units)
         with self._contained():
             if fits:
                 self._perform(self._writer.submit(units))
@@ -530,7 +530,7 @@ class LiveTopic:
         self.stopped = True
         for session in list(self._sessions.values()):
             session.fail(error)
-        self._following.stopped(error.reason)
+        self._tracing.stopped(error.reason)
         self.progress.beat()
 
     def _register(
@@ -552,7 +552,7 @@ class LiveTopic:
         """What is not let through yet of a session that is closed is not answered."""
         for unit in self._writer.close_session(session.number):
             session.forget(unit.request_id)
-            self._following.dropped(unit, _CLOSED)
+            self._tracing.dropped(unit, _CLOSED)
 
     def _note_instance(self, producer: str, instance: bytes, noted: bytes | None) -> None:
         """From now on this instance stores under the producer's name. What another one had let
@@ -621,7 +621,7 @@ class LiveTopic:
         if not self.stopped:
             is_aligning = self._writer.phase is Phase.ALIGNING
             self._recovery.note(self._happened, is_aligning=is_aligning)
-            self._following.aligned(self._happened, is_aligning=is_aligning)
+            self._tracing.aligned(self._happened, is_aligning=is_aligning)
         self.progress.beat()
 
     def _lose(self, error: DomainError) -> None:
@@ -633,14 +633,14 @@ class LiveTopic:
             self._counts.stored += 1
         else:
             self._counts.receipts[receipt.status] += 1
-        self._following.answered(unit, receipt.status.name)
+        self._tracing.answered(unit, receipt.status.name)
         session = self._sessions.get(unit.session)
         if session is not None:
             session.answer(unit.request_id, receipt)
 
     async def _do(self, effect: Effect) -> None:
         with self._contained():
-            with self._following.recovering():
+            with self._tracing.recovering():
                 effects = await self._done(effect)
             self._perform(effects)
 
@@ -652,7 +652,7 @@ class LiveTopic:
             case Append():
                 return await self._append(effect)
             case LookUp(units):
-                with self._following.looking_up([each.unit for each in units]):
+                with self._tracing.looking_up([each.unit for each in units]):
                     await self._look_up(units)
                 return []
             case ReadLog():
@@ -674,7 +674,7 @@ class LiveTopic:
         confirms = call.confirmation is not None
         self._asking_since_s = began_s
         try:
-            with self._following.asking(operation, units, confirms=confirms) as span:
+            with self._tracing.asking(operation, units, confirms=confirms) as span:
                 outcome = await self._outcome(call)
                 if span.is_recording():
                     span.set_attributes(_described(outcome))
@@ -758,7 +758,7 @@ class LiveTopic:
         self._last_append_ms = self._next_append_ms()
         instances = self._instances_of(append.entries)
         try:
-            with self._following.appending(append.entries), _owned():
+            with self._tracing.appending(append.entries), _owned():
                 await self._store.append(
                     self.topic,
                     writer.ledger_id,
@@ -835,7 +835,7 @@ class LiveTopic:
         """One page, from when it is read until deduplication has it, or refuses it."""
         if self.stopped:
             return []
-        with self._following.replaying() as span:
+        with self._tracing.replaying() as span:
             effects = await self._read_log(read, span)
         match effects:
             case [Confirm() as confirm]:

@@ -19,7 +19,6 @@ from services.ledger.core.columns import Columns, parts
 from services.ledger.core.entry import StoredEntry
 from services.ledger.core.receipt import Fate, Status, refused
 from services.ledger.core.writer import Limits
-from services.ledger.following import Reading
 from services.ledger.live import REPLAYS_MAX, LastStored, LiveTopic, Pulse, Session, Window
 from services.ledger.metrics import LedgerMetrics, tell_topics
 from services.ledger.ports import (
@@ -40,6 +39,7 @@ from services.ledger.readers import (
     Readers,
     TooManyStreams,
 )
+from services.ledger.tracing import ReadTracing
 from services.runtime.budget import Budget
 from services.runtime.clock import CautiousClock
 from services.runtime.globs import matches
@@ -250,7 +250,7 @@ class Ledger:
         """Entries, as they come, and what was trimmed of those that were asked for, in its place;
         ends with the range, or when `draining` is set. What is given out is taken when the next is
         asked for; so is that of `read_at` and `columns`."""
-        counts, following = self._metrics.of(topic), Reading(topic)
+        counts, tracing = self._metrics.of(topic), ReadTracing(topic)
         after, left = what.after, what.entries_max
         through = what.through
         if not what.follow:
@@ -283,7 +283,7 @@ class Ledger:
                     yield missed
                     after = missed.last
             if entries:
-                following.read(entries, began_ns)
+                tracing.read(entries, began_ns)
                 for some in _responses(entries, payloads=what.payloads):
                     yield some
                 counts.read_entries += len(entries)

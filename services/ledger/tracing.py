@@ -39,14 +39,14 @@ _Key = tuple[str, int, int]
 """Which entry: its producer, its highest id, and which chunk it is or -1."""
 
 
-class _Followed(NamedTuple):
+class _TracedPublication(NamedTuple):
     """A publication under way."""
 
     span: Span
     keys: Sequence[_Key]
 
 
-class Following:
+class TopicTracing:
     """See the module. Of one topic."""
 
     def __init__(self, topic: TopicName) -> None:
@@ -56,7 +56,7 @@ class Following:
             names.MESSAGING_SYSTEM: names.SEQGATE,
             names.MESSAGING_DESTINATION_NAME: self._topic,
         }
-        self._units: dict[tuple[int, int], _Followed] = {}
+        self._units: dict[tuple[int, int], _TracedPublication] = {}
         self._entries: dict[_Key, Span] = {}
         self._stored: list[SpanContext] = []
         self._recovery: Span | None = None
@@ -89,7 +89,7 @@ class Following:
             },
         )
         keys = [_key(each) for each in unit.entries]
-        self._units[unit.session, unit.request_id] = _Followed(span, keys)
+        self._units[unit.session, unit.request_id] = _TracedPublication(span, keys)
         self._entries.update(dict.fromkeys(keys, span))
 
     def answered(self, unit: Unit, receipt: str) -> None:
@@ -234,7 +234,7 @@ class Following:
             yield span
 
 
-class Reading:
+class ReadTracing:
     """The spans of what one reader reads of a topic: one a page, below the first message of it that
     is followed, linked to the others."""
 

@@ -9,9 +9,9 @@ from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.telemetry import names, spans
 from seqgate.types import TopicName
 from services.errors import StoreFull
-from services.ledger import following
+from services.ledger import tracing
 from services.ledger.core.entry import Entry, Unit, unit_of
-from services.ledger.following import Following
+from services.ledger.tracing import TopicTracing
 from tests.support.entries import single
 from tests.support.recorded import Recorded, links
 
@@ -22,7 +22,7 @@ TOPIC = TopicName.parse("public/default/t")
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
     recorded = Recorded(ALWAYS_ON)
-    monkeypatch.setattr(following, "_TRACER", recorded.tracer)
+    monkeypatch.setattr(tracing, "_TRACER", recorded.tracer)
     monkeypatch.setattr(spans, "_TRACER", recorded.tracer)
     return recorded
 
@@ -39,7 +39,7 @@ def unit(entry: Entry, session: int = 1) -> Unit:
 
 
 def test_a_publication_is_below_its_sender_until_it_is_answered(recorded: Recorded) -> None:
-    of = Following(TOPIC)
+    of = TopicTracing(TOPIC)
     units = [unit(traced(0)), unit(single(1))]
     of.arrived(units)
     assert recorded.spans == []
@@ -54,7 +54,7 @@ def test_a_publication_is_below_its_sender_until_it_is_answered(recorded: Record
 
 
 def test_a_group_is_stored_below_each_and_its_work_below_the_first(recorded: Recorded) -> None:
-    of = Following(TOPIC)
+    of = TopicTracing(TOPIC)
     entries = [single(0), traced(1), traced(2)]
     of.arrived([unit(entry) for entry in entries])
     with of.appending(entries):
@@ -70,7 +70,7 @@ def test_a_group_is_stored_below_each_and_its_work_below_the_first(recorded: Rec
 
 
 def test_what_is_stored_is_confirmed_once(recorded: Recorded) -> None:
-    of = Following(TOPIC)
+    of = TopicTracing(TOPIC)
     entries = [traced(0), traced(1)]
     units = [unit(entry) for entry in entries]
     of.arrived(units)
@@ -88,7 +88,7 @@ def test_what_is_stored_is_confirmed_once(recorded: Recorded) -> None:
 
 
 def test_a_group_that_is_not_stored_fails_and_is_not_confirmed(recorded: Recorded) -> None:
-    of = Following(TOPIC)
+    of = TopicTracing(TOPIC)
     entries = [traced(0), traced(1)]
     of.arrived([unit(entry) for entry in entries])
     with pytest.raises(StoreFull), of.appending(entries):
@@ -102,7 +102,7 @@ def test_a_group_that_is_not_stored_fails_and_is_not_confirmed(recorded: Recorde
 
 
 def test_no_more_is_kept_for_a_confirmation_than_it_is_linked_to(recorded: Recorded) -> None:
-    of = Following(TOPIC)
+    of = TopicTracing(TOPIC)
     entries = [traced(number) for number in range(2 * spans.LINKS_MAX)]
     of.arrived([unit(entry) for entry in entries])
     for entry in entries:
@@ -114,7 +114,7 @@ def test_no_more_is_kept_for_a_confirmation_than_it_is_linked_to(recorded: Recor
 
 
 def test_what_was_sent_again_has_two_spans_and_the_newer_goes_on(recorded: Recorded) -> None:
-    of = Following(TOPIC)
+    of = TopicTracing(TOPIC)
     before, again = unit(traced(0), session=1), unit(traced(0), session=2)
     of.arrived([before])
     of.arrived([again])
@@ -129,7 +129,7 @@ def test_what_was_sent_again_has_two_spans_and_the_newer_goes_on(recorded: Recor
 
 
 def test_all_entries_of_a_unit_are_below_one_span(recorded: Recorded) -> None:
-    of = Following(TOPIC)
+    of = TopicTracing(TOPIC)
     entries = [traced(0), traced(1)]
     both = unit_of(1, 1, entries)
     of.arrived([both])
@@ -143,7 +143,7 @@ def test_all_entries_of_a_unit_are_below_one_span(recorded: Recorded) -> None:
 
 
 def test_a_topic_that_is_lost_ends_all(recorded: Recorded) -> None:
-    of = Following(TOPIC)
+    of = TopicTracing(TOPIC)
     of.aligned("takeover", is_aligning=True)
     of.arrived([unit(traced(0))])
     of.stopped("FENCED")
@@ -159,7 +159,7 @@ def test_nothing_is_looked_at_where_nobody_asks_for_spans(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
-    of = Following(TOPIC)
+    of = TopicTracing(TOPIC)
     of.arrived([unit(traced(0))])
     of.aligned("takeover", is_aligning=True)
     with of.appending([traced(0)]), of.recovering(), of.replaying():
