@@ -8,7 +8,6 @@ from grpc import aio
 
 from seqgate.api.dedup.v1 import dedup_pb2_grpc
 from services.dedup.adapters.connect import connect_redis
-from services.dedup.adapters.cursors import GrpcCursors, NoCursors
 from services.dedup.adapters.policy_file import PolicyFile
 from services.dedup.adapters.redis import RedisStateStore
 from services.dedup.config import DedupConfig
@@ -20,6 +19,7 @@ from services.dedup.service import Deduplication
 from services.dedup.servicer import DedupServicer
 from services.dedup.snapshots import Snapshots
 from services.runtime.channels import following_channel
+from services.runtime.cursors import GrpcCursors, NoCursors
 from services.runtime.drain import Drain
 from services.runtime.metrics import OFF, Metrics, survey_forever, telling
 from services.runtime.server import grpc_server, told_to_stop

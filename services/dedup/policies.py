@@ -40,9 +40,10 @@ from typing import Final, NamedTuple
 import structlog
 
 from seqgate.types import InvalidNameError, TopicName
+from services.cursors import CursorsUnavailable
 from services.dedup.core.policy import NOTHING, EffectivePolicy, InvalidPolicy, Policy
 from services.dedup.metrics import DedupMetrics
-from services.dedup.ports import Cursors, CursorsUnavailable, GivenPolicies, StateStore
+from services.dedup.ports import Cursors, GivenPolicies, StateStore
 
 log = structlog.get_logger()
 

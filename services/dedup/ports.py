@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from seqgate.types import Position, TopicName
+from services.cursors import Cursor
 from services.dedup.core.policy import EffectivePolicy, Policies
 from services.dedup.core.topic import Counts, Frozen, Full, Loaded, Persisted, Saved, Tracked
 from services.deduplication import (
@@ -157,31 +158,6 @@ class StateStore(Protocol):
     async def check(self) -> None:
         """Return if the store answers."""
         ...
-
-
-class CursorsUnavailable(DomainError):
-    """The cursor service does not answer; whether it did what it was asked is not known."""
-
-    kind = Kind.UNAVAILABLE
-    reason = "CURSORS_UNAVAILABLE"
-
-
-class CursorConflict(DomainError):
-    """The cursor was changed by somebody else since its version was read, or is past the position
-    already. Stays inside the service."""
-
-    kind = Kind.FENCED
-    reason = "VERSION_CONFLICT"
-
-
-class Cursor(NamedTuple):
-    """A cursor of a topic, as far as deduplication needs it."""
-
-    name: str
-    mark_delete: Position | None
-    mark_delete_properties: Mapping[str, str]
-    properties: Mapping[str, str]
-    version: int
 
 
 class Cursors(Protocol):

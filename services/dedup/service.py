@@ -12,12 +12,13 @@ from typing import Final, NamedTuple, TypeVar
 import structlog
 
 from seqgate.types import Position, TopicName
+from services.cursors import CursorsUnavailable
 from services.dedup.core.explain import Explanation, explain
 from services.dedup.core.policy import EffectivePolicy, OnFull
 from services.dedup.core.retention import Jumps, forgettable
 from services.dedup.core.topic import Full, Persisted, Tracked
 from services.dedup.metrics import DedupMetrics
-from services.dedup.ports import CursorsUnavailable, Page, PolicySource, StateStore, Summary
+from services.dedup.ports import Page, PolicySource, StateStore, Summary
 from services.dedup.snapshots import Snapshots, Taken
 from services.deduplication import (
     DISABLED,

@@ -38,6 +38,7 @@ from services.errors import (
 from services.runtime import deduplication as wire
 from services.runtime.drain import Drain
 from services.runtime.load import weighed
+from services.runtime.positions import to_position
 from services.runtime.refusal_log import in_stream
 
 LOADED_PRODUCERS_MAX: Final = 100_000
@@ -142,7 +143,7 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
         if taken is None:
             return pb.TakeSnapshotResponse()
         return pb.TakeSnapshotResponse(
-            position=wire.to_position(taken.position), producers=taken.producers
+            position=to_position(taken.position), producers=taken.producers
         )
 
     # A coroutine that reads on the context: it ends in good order when the caller goes away.
@@ -172,7 +173,7 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
         )
         return pb.LoadStateResponse(
             loaded=outcome.loaded,
-            confirmed=wire.to_position(outcome.confirmed),
+            confirmed=to_position(outcome.confirmed),
             left_out=outcome.left_out,
         )
 

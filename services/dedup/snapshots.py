@@ -27,18 +27,12 @@ from opentelemetry.trace import get_current_span
 
 from seqgate.telemetry import names, spans
 from seqgate.types import DEDUP_CURSOR, Position, TopicName
+from services.cursors import Cursor, CursorConflict, CursorsUnavailable
 from services.dedup.core.policy import EffectivePolicy
 from services.dedup.core.snapshot import Snapshot, UnreadableSnapshot, covers_more, decode, encode
 from services.dedup.core.topic import Frozen, Loaded, Saved
 from services.dedup.metrics import DedupMetrics
-from services.dedup.ports import (
-    Cursor,
-    CursorConflict,
-    Cursors,
-    CursorsUnavailable,
-    PolicySource,
-    StateStore,
-)
+from services.dedup.ports import Cursors, PolicySource, StateStore
 from services.deduplication import Writer
 from services.errors import DomainError, Kind
 from services.runtime.tasks import end

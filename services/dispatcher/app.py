@@ -5,7 +5,7 @@ import asyncio
 from grpc import aio
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc
-from services.dispatcher.adapters.cursors import GrpcCursors
+from services.dispatcher.adapters.cursors import SubscriptionCursors
 from services.dispatcher.adapters.filters import GrpcFilters
 from services.dispatcher.adapters.ledger import GrpcLog
 from services.dispatcher.adapters.letters import GrpcDeadLetters
@@ -51,7 +51,7 @@ async def run(config: DispatcherConfig) -> None:
         await serve(
             config,
             GrpcLog(ledger, timeout_s=config.call_timeout_s),
-            GrpcCursors(cursor, timeout_s=config.call_timeout_s),
+            SubscriptionCursors(cursor, timeout_s=config.call_timeout_s),
             GrpcDeadLetters(ledger, timeout_s=config.call_timeout_s),
             GrpcFilters(filter_, timeout_s=config.filter_timeout_s),
             metrics,

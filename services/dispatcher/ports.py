@@ -14,13 +14,6 @@ from services.dispatcher.core.effects import Persist
 from services.errors import DomainError, Kind
 
 
-class CursorsUnavailable(DomainError):
-    """The cursor service does not answer; whether it did what it was asked is not known."""
-
-    kind = Kind.UNAVAILABLE
-    reason = "CURSORS_UNAVAILABLE"
-
-
 class CursorsRefused(DomainError):
     """The cursor service refuses what no repetition mends. The subscription is let go, and whoever
     takes it again begins with what is durable."""

@@ -9,7 +9,6 @@ from grpc import aio
 
 from seqgate.api.ledger.v1 import ledger_pb2_grpc
 from seqgate.telemetry.metrics import LEDGER_STORE_FREE, LEDGER_STORE_SIZE
-from services.ledger.adapters.cursors import GrpcCursors, NoCursors
 from services.ledger.adapters.dedup import GrpcDeduplicator
 from services.ledger.adapters.sqlite import open_sqlite_store
 from services.ledger.config import LedgerConfig
@@ -18,6 +17,7 @@ from services.ledger.rights import RIGHTS
 from services.ledger.service import Ledger
 from services.ledger.servicer import LedgerServicer, Limits
 from services.runtime.channels import following_channel, peer_channel
+from services.runtime.cursors import GrpcCursors, NoCursors
 from services.runtime.drain import Drain
 from services.runtime.metrics import OFF, Metrics, tell_store, telling
 from services.runtime.server import grpc_server, told_to_stop

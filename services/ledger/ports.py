@@ -50,13 +50,6 @@ class DedupUnavailable(DomainError):
     reason = "DEDUP_UNAVAILABLE"
 
 
-class CursorsUnavailable(DomainError):
-    """The cursor service does not answer; whether it did what it was asked is not known."""
-
-    kind = Kind.UNAVAILABLE
-    reason = "CURSORS_UNAVAILABLE"
-
-
 class LogState(NamedTuple):
     """A topic's log. `first` is None when it holds nothing; `tail` only when it never did."""
 

@@ -50,6 +50,7 @@ from services.errors import (
     InvalidTopicName,
     Kind,
 )
+from services.runtime.positions import of_position, to_position
 
 CLAIMS_MAX: Final = 10_000
 """How many claims one Admit may hold."""
@@ -467,17 +468,10 @@ def _read_verdicts(verdicts: pb.Verdicts) -> Judged:
 def _read_behind(behind: pb.Behind) -> Behind:
     if not behind.HasField("confirmed"):
         return Behind(None)
-    return Behind(Position(behind.confirmed.ledger_id, behind.confirmed.entry_id))
+    return Behind(of_position(behind.confirmed))
 
 
 # ---- what the messages are made of
-
-
-def to_position(position: Position | None) -> entry_pb2.Position | None:
-    """A position, where there is one."""
-    if position is None:
-        return None
-    return entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
 
 
 def to_chunk(chunk: Chunk) -> pb.Chunk:

@@ -19,8 +19,9 @@ from services.cursor.adapters.sqlite import open_sqlite_store
 from services.cursor.config import CursorConfig
 from services.cursor.service import ManagedCursors
 from services.cursor.servicer import CursorServicer
+from services.cursors import CursorsUnavailable
 from services.dispatcher.adapters import cursors as adapter
-from services.dispatcher.adapters.cursors import CALL_ITEMS_MAX, GrpcCursors
+from services.dispatcher.adapters.cursors import CALL_ITEMS_MAX, SubscriptionCursors
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.core.effects import Persist
 from services.dispatcher.cursor.persisting import persist
@@ -28,7 +29,6 @@ from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.ports import (
     Cursors,
     CursorsRefused,
-    CursorsUnavailable,
     Ends,
     InvalidProperty,
     Lease,
@@ -51,9 +51,9 @@ LONG_MS = 60_000
 
 
 @asynccontextmanager
-async def over(port: int) -> AsyncIterator[GrpcCursors]:
+async def over(port: int) -> AsyncIterator[SubscriptionCursors]:
     async with peer_channel(f"127.0.0.1:{port}", keepalive_s=5) as channel:
-        yield GrpcCursors(channel, timeout_s=10)
+        yield SubscriptionCursors(channel, timeout_s=10)
 
 
 @pytest_asyncio.fixture(params=["memory", "grpc"])
@@ -67,7 +67,7 @@ async def cursors(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 
 @asynccontextmanager
-async def serving(config: CursorConfig) -> AsyncIterator[GrpcCursors]:
+async def serving(config: CursorConfig) -> AsyncIterator[SubscriptionCursors]:
     """A cursor service, and the way to it."""
     async with open_sqlite_store(config.store_path) as store:
 

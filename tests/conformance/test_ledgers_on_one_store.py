@@ -12,7 +12,7 @@ import pytest_asyncio
 from seqgate.types import Position, TopicName
 from services.dedup.core.sequence import Marks, advance
 from services.errors import Fenced, StoreUnavailable
-from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
+from services.ledger.adapters.memory import MemoryLedgerStore
 from services.ledger.adapters.sqlite import open_sqlite_store
 from services.ledger.config import LedgerConfig
 from services.ledger.core import writer
@@ -20,6 +20,7 @@ from services.ledger.core.entry import Entry, unit_of
 from services.ledger.core.receipt import Status
 from services.ledger.ports import LedgerStore
 from services.ledger.service import Ledger, Opened, Opening
+from services.runtime.cursors import MemoryCursors
 from tests.simulation.defects import find
 from tests.support.entries import chunk, large, single
 from tests.support.remembering import RememberingDeduplicator

@@ -21,7 +21,7 @@ from seqgate.api.entry.v1.entry_pb2 import EntryMetadata, Position
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.types import TopicName
 from services.dispatcher import service as service_limits
-from services.dispatcher.adapters.cursors import GrpcCursors
+from services.dispatcher.adapters.cursors import SubscriptionCursors
 from services.dispatcher.adapters.filters import GrpcFilters
 from services.dispatcher.adapters.ledger import GrpcLog
 from services.dispatcher.adapters.letters import GrpcDeadLetters
@@ -1882,7 +1882,7 @@ async def in_this_process(services: Services) -> AsyncIterator[Any]:
     ):
         ports = Ports(
             GrpcLog(ledger, timeout_s=5),
-            GrpcCursors(cursor, timeout_s=5),
+            SubscriptionCursors(cursor, timeout_s=5),
             GrpcDeadLetters(ledger, timeout_s=5),
             GrpcFilters(filter_, timeout_s=5),
             address,

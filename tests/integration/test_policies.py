@@ -16,7 +16,6 @@ from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import connect
 from seqgate.types import Position, TopicName
 from services.dedup.adapters.connect import connect_redis
-from services.dedup.adapters.cursors import NoCursors
 from services.dedup.adapters.keys import PREFIX, topic_key
 from services.dedup.adapters.memory import MemoryStateStore
 from services.dedup.adapters.redis import RedisStateStore
@@ -33,6 +32,7 @@ from services.deduplication import (
     Verdict,
     Writer,
 )
+from services.runtime.cursors import NoCursors
 from tests.integration.refusals import check
 from tests.integration.services import Services, running
 from tests.support.publisher import Publisher, publishing, single

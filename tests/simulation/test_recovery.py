@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqgate.types import DEDUP_CURSOR, Chunk, Position, TopicName
-from services.dedup.adapters.cursors import MemoryCursors
 from services.dedup.adapters.memory import MemoryStateStore
 from services.dedup.core.policy import EffectivePolicy, Source, Sourced
 from services.dedup.core.sequence import Marks, advance
@@ -22,6 +21,7 @@ from services.dedup.core.snapshot import decode
 from services.dedup.service import Deduplication
 from services.dedup.snapshots import Snapshots
 from services.deduplication import Behind, Confirmation, ProducerEntries, Writer
+from services.runtime.cursors import MemoryCursors
 from tests.support.depth import times
 from tests.support.policies import FixedPolicies
 

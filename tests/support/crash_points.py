@@ -24,7 +24,7 @@ from services.dedup.adapters.connect import connect_redis
 from services.dedup.adapters.redis import RedisStateStore
 from services.dedup.config import DedupConfig
 from services.dispatcher import app as dispatcher_app
-from services.dispatcher.adapters.cursors import GrpcCursors
+from services.dispatcher.adapters.cursors import SubscriptionCursors
 from services.dispatcher.adapters.filters import GrpcFilters
 from services.dispatcher.adapters.ledger import GrpcLog
 from services.dispatcher.adapters.letters import GrpcDeadLetters
@@ -189,7 +189,7 @@ async def run_dispatcher(config: DispatcherConfig) -> None:
         following_channel(config.cursor_target, keepalive_s=config.keepalive_s) as cursor,
         peer_channel(config.filter_target, keepalive_s=config.keepalive_s) as filter_,
     ):
-        cursors = Pointed(GrpcCursors(cursor, timeout_s=timeout_s), points, CURSOR_VERBS)
+        cursors = Pointed(SubscriptionCursors(cursor, timeout_s=timeout_s), points, CURSOR_VERBS)
         letters = Pointed(GrpcDeadLetters(ledger, timeout_s=timeout_s), points, ("put",))
         await dispatcher_app.serve(
             config,

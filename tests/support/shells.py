@@ -13,6 +13,7 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.types import Position, TopicName
+from services.cursors import CursorsUnavailable
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.effects import Options
@@ -20,7 +21,6 @@ from services.dispatcher.core.selectors import Placement
 from services.dispatcher.core.subscription import Item, Refused
 from services.dispatcher.entries import position_of
 from services.dispatcher.ports import (
-    CursorsUnavailable,
     Ends,
     Fetched,
     LedgerUnavailable,

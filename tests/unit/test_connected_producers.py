@@ -10,12 +10,13 @@ import pytest
 
 from seqgate.types import Position, TopicName
 from services.errors import DomainError
-from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
+from services.ledger.adapters.memory import MemoryLedgerStore
 from services.ledger.config import LedgerConfig
 from services.ledger.core.entry import Entry, unit_of
 from services.ledger.core.receipt import Status
 from services.ledger.ports import DedupUnavailable
 from services.ledger.service import Ledger, Opened, Opening
+from services.runtime.cursors import MemoryCursors
 from tests.simulation.defects import find
 from tests.support.entries import chunk, single
 from tests.support.remembering import RememberingDeduplicator

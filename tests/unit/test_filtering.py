@@ -13,6 +13,7 @@ from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.telemetry import inject, names, spans
 from seqgate.types import Position, TopicName
+from services.cursors import CursorsUnavailable
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.adapters.predicates import MemoryFilters, Predicate
 from services.dispatcher.core.effects import ACCEPT, PARK, REJECT, UNJUDGED
@@ -32,7 +33,6 @@ from services.dispatcher.filtering.chains import (
 )
 from services.dispatcher.ports import (
     Cursor,
-    CursorsUnavailable,
     Filter,
     FiltersUnavailable,
     InvalidChain,

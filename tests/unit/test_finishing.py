@@ -4,9 +4,10 @@ import asyncio
 from typing import Any
 
 from seqgate.types import TopicName
-from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
+from services.ledger.adapters.memory import MemoryLedgerStore
 from services.ledger.config import LedgerConfig
 from services.ledger.service import Ledger
+from services.runtime.cursors import MemoryCursors
 
 
 class Topic:

@@ -18,7 +18,7 @@ from services.deduplication import (
     Writer,
 )
 from services.errors import DomainError
-from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
+from services.ledger.adapters.memory import MemoryLedgerStore
 from services.ledger.config import LedgerConfig
 from services.ledger.core.entry import unit_of
 from services.ledger.core.receipt import Receipt, Status
@@ -28,6 +28,7 @@ from services.ledger.ports import DedupUnavailable
 from services.ledger.service import Ledger, Opened, Opening
 from services.ledger.servicer import NotOpened
 from services.runtime.budget import Budget
+from services.runtime.cursors import MemoryCursors
 from tests.simulation.defects import find
 from tests.support.entries import single
 from tests.support.remembering import RememberingDeduplicator

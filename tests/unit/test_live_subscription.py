@@ -9,6 +9,7 @@ import pytest
 from grpc import aio
 
 from seqgate.types import Position, TopicName
+from services.cursors import CursorsUnavailable
 from services.dispatcher.adapters.filters import GrpcFilters
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.config import DispatcherConfig
@@ -19,7 +20,6 @@ from services.dispatcher.errors import SubscriptionBusy, TooManyConsumers
 from services.dispatcher.ports import (
     Cursor,
     CursorsRefused,
-    CursorsUnavailable,
     Ports,
     SubscriptionNotFound,
 )

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from seqgate.types import Position, TopicName
 from services.ledger.adapters import sqlite
 from services.ledger.adapters.block import Block, decode_block
-from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
+from services.ledger.adapters.memory import MemoryLedgerStore
 from services.ledger.adapters.sqlite import open_sqlite_store
 from services.ledger.config import LedgerConfig
 from services.ledger.core.entry import StoredEntry, unit_of
 from services.ledger.core.find import clusters
 from services.ledger.core.receipt import Fate, Found, Missing, Status
 from services.ledger.service import Ledger, Opened, Opening
+from services.runtime.cursors import MemoryCursors
 from tests.simulation.defects import find
 from tests.support.entries import single
 from tests.support.remembering import RememberingDeduplicator

@@ -12,11 +12,11 @@ import pytest
 from seqgate.telemetry import metrics as told
 from seqgate.telemetry.metrics import Metric
 from seqgate.types import Position, TopicName
+from services.cursors import CursorsUnavailable
 from services.dedup import snapshots as module
 from services.dedup.adapters.policy_file import PolicyFile
 from services.dedup.metrics import DedupMetrics
 from services.dedup.policies import DurablePolicies
-from services.dedup.ports import CursorsUnavailable
 from services.dedup.service import Deduplication
 from services.dedup.snapshots import Snapshots, SnapshotTooLarge
 from services.deduplication import (
@@ -44,12 +44,13 @@ from services.dispatcher.core.effects import (
 )
 from services.dispatcher.metrics import DispatcherMetrics
 from services.errors import StoreFull, StoreUnavailable
-from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
+from services.ledger.adapters.memory import MemoryLedgerStore
 from services.ledger.config import LedgerConfig
 from services.ledger.core import writer
 from services.ledger.core.entry import unit_of
 from services.ledger.core.receipt import Status
 from services.ledger.service import Ledger, Opened, Opening
+from services.runtime.cursors import MemoryCursors
 from tests.support.deduplicator import FakeDeduplicator
 from tests.support.entries import single
 from tests.support.waiting import eventually

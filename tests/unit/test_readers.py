@@ -11,10 +11,11 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.types import Position, TopicName
 from services.errors import DomainError
-from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
+from services.ledger.adapters.memory import MemoryLedgerStore
 from services.ledger.config import LedgerConfig
 from services.ledger.service import Ledger
 from services.ledger.servicer import LedgerServicer, Limits
+from services.runtime.cursors import MemoryCursors
 from services.runtime.drain import Drain
 from services.runtime.room import Room
 from tests.simulation.defects import find

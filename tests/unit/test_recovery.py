@@ -10,7 +10,7 @@ import pytest
 from seqgate.types import Position, TopicName
 from services.deduplication import Confirmation
 from services.errors import DomainError
-from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
+from services.ledger.adapters.memory import MemoryLedgerStore
 from services.ledger.config import LedgerConfig
 from services.ledger.core import writer
 from services.ledger.core.entry import StoredEntry, unit_of
@@ -18,6 +18,7 @@ from services.ledger.core.receipt import Receipt, Status
 from services.ledger.live import Recovering
 from services.ledger.ports import EntryCorrupt
 from services.ledger.service import Ledger, Opened, Opening
+from services.runtime.cursors import MemoryCursors
 from tests.support.deduplicator import FakeDeduplicator
 from tests.support.entries import single
 from tests.support.waiting import eventually

@@ -10,18 +10,18 @@ import pytest
 import pytest_asyncio
 
 from seqgate.types import DEDUP_CURSOR, Position, TopicName
+from services.cursors import Cursor, CursorConflict, CursorsUnavailable
 from services.dedup import metrics as survey_module
 from services.dedup import snapshots as module
-from services.dedup.adapters.cursors import MemoryCursors, NoCursors
 from services.dedup.adapters.memory import MemoryStateStore
 from services.dedup.core.policy import EffectivePolicy, Source, Sourced
 from services.dedup.core.snapshot import decode
 from services.dedup.core.topic import Persisted, TopicState
 from services.dedup.metrics import DedupMetrics, Seen, Survey
-from services.dedup.ports import Cursor, CursorConflict, CursorsUnavailable
 from services.dedup.service import Deduplication
 from services.dedup.snapshots import Snapshots, SnapshotTooLarge, Taken
 from services.deduplication import Behind, Confirmation, ProducerEntries, Writer
+from services.runtime.cursors import MemoryCursors, NoCursors
 from services.runtime.metrics import OFF
 from services.runtime.metrics import OTHER as ALL_OTHERS
 from tests.support.policies import FixedPolicies

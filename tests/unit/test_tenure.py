@@ -7,10 +7,11 @@ from typing import Any, Final
 import pytest
 
 from seqgate.types import Position, TopicName
+from services.cursors import CursorsUnavailable
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.core.effects import Persist
 from services.dispatcher.cursor.tenure import Tenure
-from services.dispatcher.ports import Cursor, CursorsUnavailable
+from services.dispatcher.ports import Cursor
 from services.errors import DomainError, Fenced
 
 TOPIC: Final = TopicName.parse("t/n/a")

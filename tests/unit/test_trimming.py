@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from seqgate.types import DEDUP_CURSOR, SEQUENCE_ID_MAX, Position, TopicName
+from services.cursors import Cursor, CursorsUnavailable
 from services.errors import StoreUnavailable
 from services.ledger.adapters import sqlite
-from services.ledger.adapters.memory import MemoryCursors, MemoryLedgerStore
+from services.ledger.adapters.memory import MemoryLedgerStore
 from services.ledger.config import LedgerConfig
-from services.ledger.ports import CursorsUnavailable, EntryCorrupt, LogState, TopicNotFound, Trimmed
+from services.ledger.ports import EntryCorrupt, LogState, TopicNotFound, Trimmed
 from services.ledger.service import Ledger, Opening, Trim
+from services.runtime.cursors import MemoryCursors
 from tests.simulation.defects import find
 from tests.support.deduplicator import FakeDeduplicator
 from tests.support.entries import single
@@ -26,6 +28,26 @@ OTHER = TopicName.parse("public/default/untouched")
 FAR = Position(9, 0)
 
 
+class PlacedCursors(MemoryCursors):
+    """Only their positions matter."""
+
+    def place(self, topics: Mapping[TopicName, Mapping[str, Position | None]]) -> None:
+        """Give topics these cursors, in place of those that they have."""
+        for topic, cursors in topics.items():
+            for name in self.placed.get(topic, {}):
+                del self.cursors[topic, name]
+            for name, position in cursors.items():
+                self.cursors[topic, name] = Cursor(name, position, {}, {}, 0)
+
+    @property
+    def placed(self) -> dict[TopicName, dict[str, Position | None]]:
+        """The positions of each topic's cursors."""
+        placed: dict[TopicName, dict[str, Position | None]] = {}
+        for (topic, name), cursor in self.cursors.items():
+            placed.setdefault(topic, {})[name] = cursor.mark_delete
+        return placed
+
+
 class Parts:
     """A ledger over memory, with a log of two ledgers: 1:0 to 1:4, and 2:0 to 2:2."""
 
@@ -33,7 +55,7 @@ class Parts:
         self._tasks = tasks
         self.store = MemoryLedgerStore()
         self.dedup = FakeDeduplicator()
-        self.cursors = MemoryCursors()
+        self.cursors = PlacedCursors()
         self.ledger = self.with_settings()
 
     def with_settings(self, **settings: float) -> Ledger:
@@ -82,14 +104,14 @@ async def test_without_cursors_nothing_holds_a_trim_back(parts: Parts) -> None:
 async def test_a_trim_goes_as_far_as_the_cursor_that_has_acknowledged_the_least(
     parts: Parts, before: Position, first: Position, held_back_by: list[str]
 ) -> None:
-    parts.cursors.cursors[TOPIC] = {"c": Position(1, 4), "b": Position(1, 2), "a": Position(1, 2)}
-    parts.cursors.cursors[OTHER] = {"nothing": None}
+    parts.cursors.place({TOPIC: {"c": Position(1, 4), "b": Position(1, 2), "a": Position(1, 2)}})
+    parts.cursors.place({OTHER: {"nothing": None}})
     trim = await parts.ledger.trim(TOPIC, before)
     assert (trim.trimmed.first, trim.held_back_by) == (first, held_back_by)
 
 
 async def test_a_cursor_that_has_acknowledged_nothing_holds_back_everything(parts: Parts) -> None:
-    parts.cursors.cursors[TOPIC] = {"late": Position(1, 0), "never": None}
+    parts.cursors.place({TOPIC: {"late": Position(1, 0), "never": None}})
     trim = await parts.ledger.trim(TOPIC, Position(1, 1))
     assert trim == Trim(trim.trimmed, ["never"])
     assert (trim.trimmed.removed_entries, trim.trimmed.first) == (0, (1, 0))
@@ -99,7 +121,7 @@ async def test_a_cursor_that_has_acknowledged_nothing_holds_back_everything(part
 async def test_a_cursor_at_the_end_of_a_ledger_lets_all_of_it_go(
     parts: Parts, mark_delete: Position
 ) -> None:
-    parts.cursors.cursors[TOPIC] = {"c": mark_delete}
+    parts.cursors.place({TOPIC: {"c": mark_delete}})
     assert (await parts.ledger.trim(TOPIC, Position(2, 0))).held_back_by == []
     assert await parts.first() == (2, 0)
     trim = await parts.ledger.trim(TOPIC, FAR)
@@ -107,7 +129,7 @@ async def test_a_cursor_at_the_end_of_a_ledger_lets_all_of_it_go(
 
 
 async def test_a_cursor_at_the_end_of_the_log_holds_nothing_back(parts: Parts) -> None:
-    parts.cursors.cursors[TOPIC] = {"c": Position(2, 2)}
+    parts.cursors.place({TOPIC: {"c": Position(2, 2)}})
     trim = await parts.ledger.trim(TOPIC, FAR)
     assert (trim.trimmed.removed_entries, trim.trimmed.first) == (8, None)
     assert trim.held_back_by == []
@@ -126,10 +148,11 @@ async def test_nothing_is_removed_while_cursors_cannot_be_asked(parts: Parts) ->
 
 
 async def test_deduplication_moves_its_cursor_out_of_the_way(parts: Parts) -> None:
-    own = parts.cursors.cursors[TOPIC] = {DEDUP_CURSOR: Position(1, 1), "c": Position(1, 3)}
+    own = {DEDUP_CURSOR: Position(1, 1), "c": Position(1, 3)}
+    parts.cursors.place({TOPIC: own})
 
     def snapshot(topic: TopicName) -> Position:
-        own[DEDUP_CURSOR] = Position(2, 1)
+        parts.cursors.place({TOPIC: own | {DEDUP_CURSOR: Position(2, 1)}})
         return Position(2, 1)
 
     parts.dedup.on_snapshot = snapshot
@@ -143,20 +166,20 @@ async def test_deduplication_moves_its_cursor_out_of_the_way(parts: Parts) -> No
 
 
 async def test_where_deduplication_keeps_nothing_its_cursor_does_not_count(parts: Parts) -> None:
-    parts.cursors.cursors[TOPIC] = {DEDUP_CURSOR: None, "c": Position(1, 3)}
+    parts.cursors.place({TOPIC: {DEDUP_CURSOR: None, "c": Position(1, 3)}})
     trim = await parts.ledger.trim(TOPIC, Position(1, 4))
     assert (trim.trimmed.first, trim.held_back_by) == ((1, 4), [])
 
 
 async def test_without_a_new_snapshot_a_trim_goes_as_far_as_the_old_one(parts: Parts) -> None:
-    parts.cursors.cursors[TOPIC] = {DEDUP_CURSOR: Position(1, 1)}
+    parts.cursors.place({TOPIC: {DEDUP_CURSOR: Position(1, 1)}})
     parts.dedup.available = False
     trim = await parts.ledger.trim(TOPIC, Position(2, 0))
     assert (trim.trimmed.first, trim.held_back_by) == ((1, 2), [DEDUP_CURSOR])
 
 
 async def test_cursors_that_are_gone_after_a_snapshot_stop_the_trim(parts: Parts) -> None:
-    parts.cursors.cursors[TOPIC] = {DEDUP_CURSOR: Position(1, 1)}
+    parts.cursors.place({TOPIC: {DEDUP_CURSOR: Position(1, 1)}})
 
     def snapshot(topic: TopicName) -> Position:
         parts.cursors.available = False
@@ -180,12 +203,12 @@ async def test_retention_that_keeps_everything_has_nothing_to_do(parts: Parts) -
 async def test_what_is_too_old_is_removed_up_to_the_cursors(parts: Parts) -> None:
     now_ms = time.time_ns() // 1_000_000
     await parts.fill(OTHER, append_ms=now_ms)
-    parts.cursors.cursors[TOPIC] = {"c": Position(1, 2)}
+    parts.cursors.place({TOPIC: {"c": Position(1, 2)}})
     with parts.trimming(retention_minutes=60):
         await eventually(lambda: reaches(parts, Position(1, 3)))
-        parts.cursors.cursors[TOPIC]["c"] = Position(2, 0)
+        parts.cursors.place({TOPIC: {"c": Position(2, 0)}})
         await eventually(lambda: reaches(parts, Position(2, 1)))
-        del parts.cursors.cursors[TOPIC]
+        parts.cursors.place({TOPIC: {}})
         await eventually(lambda: reaches(parts, None))
     assert await parts.first(OTHER) == (1, 0), "young enough"
 
@@ -265,14 +288,14 @@ async def reaches(parts: Parts, first: Position | None, topic: TopicName = TOPIC
 
 
 async def test_a_topic_goes_with_its_state_and_its_cursors(parts: Parts) -> None:
-    parts.cursors.cursors = {TOPIC: {"c": None}, OTHER: {"c": None}}
+    parts.cursors.place({TOPIC: {"c": None}, OTHER: {"c": None}})
     await parts.ledger.delete(TOPIC, force=False)
-    assert parts.cursors.cursors == {OTHER: {"c": None}}
+    assert parts.cursors.placed == {OTHER: {"c": None}}
     assert parts.dedup.asked == [f"forget {TOPIC} 1 deleted"]
 
 
 async def test_cursors_that_could_not_be_removed_are_removed_later(parts: Parts) -> None:
-    parts.cursors.cursors = {TOPIC: {"c": None}, OTHER: {"c": None}}
+    parts.cursors.place({TOPIC: {"c": None}, OTHER: {"c": None}})
     await parts.fill(OTHER)
     parts.cursors.available = False
     for topic in (TOPIC, OTHER):
@@ -280,7 +303,7 @@ async def test_cursors_that_could_not_be_removed_are_removed_later(parts: Parts)
     await parts.fill(OTHER)  # made again: its cursors may be new
     parts.cursors.available = True
     await swept(parts)
-    assert parts.cursors.cursors == {OTHER: {"c": None}}
+    assert parts.cursors.placed == {OTHER: {"c": None}}
 
 
 async def swept(parts: Parts, ledger: Ledger | None = None) -> None:
@@ -296,18 +319,18 @@ async def swept(parts: Parts, ledger: Ledger | None = None) -> None:
 
 
 async def test_cursors_that_are_left_are_removed_after_a_restart(parts: Parts) -> None:
-    parts.cursors.cursors = {TOPIC: {"c": None}}
+    parts.cursors.place({TOPIC: {"c": None}})
     parts.cursors.available = False
     await parts.ledger.delete(TOPIC, force=False)
     parts.cursors.available = True
     await swept(parts, parts.with_settings())
-    assert parts.cursors.cursors == {}
+    assert parts.cursors.placed == {}
 
 
 async def test_cursors_that_cannot_be_removed_hold_no_others_back(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts.cursors.cursors = {TOPIC: {"c": None}, OTHER: {"c": None}}
+    parts.cursors.place({TOPIC: {"c": None}, OTHER: {"c": None}})
     await parts.fill(OTHER)
     delete_all, stuck = parts.cursors.delete_all, [TOPIC]
 
@@ -323,17 +346,17 @@ async def test_cursors_that_cannot_be_removed_hold_no_others_back(
     monkeypatch.setattr(parts.cursors, "delete_all", failing)
     async with asyncio.TaskGroup() as tasks:
         sweeping = tasks.create_task(parts.ledger.sweep_forever(0.001))
-        await eventually(lambda: OTHER not in parts.cursors.cursors)
+        await eventually(lambda: OTHER not in parts.cursors.placed)
         assert await parts.store.leaving(after="", limit=9) == [TOPIC]
         stuck.clear()
-        await eventually(lambda: TOPIC not in parts.cursors.cursors)
+        await eventually(lambda: TOPIC not in parts.cursors.placed)
         sweeping.cancel()
 
 
 async def test_a_topic_that_is_made_again_while_it_is_deleted_keeps_its_new_cursors(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts.cursors.cursors = {TOPIC: {"old": None}}
+    parts.cursors.place({TOPIC: {"old": None}})
     delete_all, begun, go_on = parts.cursors.delete_all, asyncio.Event(), asyncio.Event()
 
     async def slow(topic: TopicName) -> None:
@@ -344,7 +367,7 @@ async def test_a_topic_that_is_made_again_while_it_is_deleted_keeps_its_new_curs
     async def make_again() -> None:
         _, is_new = await parts.ledger.create(TOPIC)
         assert is_new
-        parts.cursors.cursors.setdefault(TOPIC, {})["new"] = None
+        parts.cursors.cursors[TOPIC, "new"] = Cursor("new", None, {}, {}, 0)
 
     monkeypatch.setattr(parts.cursors, "delete_all", slow)
     async with asyncio.TaskGroup() as tasks:
@@ -354,20 +377,20 @@ async def test_a_topic_that_is_made_again_while_it_is_deleted_keeps_its_new_curs
         for _ in range(10):  # whatever it does without being let
             await asyncio.sleep(0)
         go_on.set()
-    assert parts.cursors.cursors == {TOPIC: {"new": None}}
+    assert parts.cursors.placed == {TOPIC: {"new": None}}
 
 
 @pytest.mark.parametrize("failing", ["dedup", "cursors"])
 async def test_a_topic_is_deleted_though_its_belongings_cannot_be(
     parts: Parts, failing: str
 ) -> None:
-    parts.cursors.cursors[TOPIC] = {"c": None}
+    parts.cursors.place({TOPIC: {"c": None}})
     getattr(parts, failing).available = False
     await parts.ledger.delete(TOPIC, force=False)
     with pytest.raises(TopicNotFound):
         await parts.ledger.get(TOPIC)
     assert parts.dedup.asked == [f"forget {TOPIC} 1 deleted"]
-    assert (TOPIC in parts.cursors.cursors) == (failing == "cursors")
+    assert (TOPIC in parts.cursors.placed) == (failing == "cursors")
 
 
 async def test_a_topic_whose_deletion_fails_at_once_is_still_the_one_that_is_written(

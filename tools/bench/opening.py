@@ -14,7 +14,7 @@ from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.payloads import open_batch
 from seqgate.types import Position, TopicName
 from services.dispatcher import app
-from services.dispatcher.adapters.cursors import GrpcCursors
+from services.dispatcher.adapters.cursors import SubscriptionCursors
 from services.dispatcher.adapters.filters import GrpcFilters
 from services.dispatcher.adapters.ledger import GrpcLog
 from services.dispatcher.adapters.letters import GrpcDeadLetters
@@ -70,7 +70,7 @@ async def run(config: DispatcherConfig) -> None:
         await app.serve(
             config,
             OpeningLog(ledger, timeout_s=config.call_timeout_s),
-            GrpcCursors(cursor, timeout_s=config.call_timeout_s),
+            SubscriptionCursors(cursor, timeout_s=config.call_timeout_s),
             GrpcDeadLetters(ledger, timeout_s=config.call_timeout_s),
             GrpcFilters(filter_, timeout_s=config.filter_timeout_s),
         )

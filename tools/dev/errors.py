@@ -37,6 +37,7 @@ SERVICES: Final = ("ledger", "dedup", "cursor", "dispatcher", "filter")
 COMMON: Final = "all"
 
 SHARED: Final = {
+    "services.cursors": "dedup, dispatcher, ledger",
     "services.deduplication": "dedup, ledger",
     "services.runtime.deduplication": "dedup",
 }

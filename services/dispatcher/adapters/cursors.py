@@ -1,29 +1,24 @@
-"""The cursor service, over the wire.
+"""Subscriptions in the cursor service, over the wire: see services/runtime/cursors.py.
 
-No call is retried here. After a lost answer nobody knows whether a call did what it was asked; each
-may be made again.
+No call is retried here, but for halves of one that was too large.
 """
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 from google.protobuf.message import Message
 from grpc import StatusCode
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
-from seqgate.api.cursor.v1 import cursor_pb2_grpc as pb_grpc
-from seqgate.api.entry.v1 import entry_pb2
-from seqgate.owners import NOT_OWNER, FollowingChannel
 from seqgate.types import Position, TopicName
 from services.dispatcher.core.effects import Persist
 from services.dispatcher.ports import (
     Cursor,
     CursorCorrupt,
     CursorsRefused,
-    CursorsUnavailable,
     InvalidProperty,
     Lease,
     NotOwner,
@@ -31,16 +26,15 @@ from services.dispatcher.ports import (
     Run,
     SubscriptionNotFound,
 )
-from services.errors import Fenced, InvalidPage
-from services.runtime.status import CallFailed, answer
+from services.errors import DomainError, Fenced, InvalidPage
+from services.runtime.cursors import EXPECTED, RETRY_AFTER_S, CursorClient
+from services.runtime.positions import of_position, to_position
+from services.runtime.status import CallFailed
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Message)
-
-RETRY_AFTER_S: Final = 0.5
-"""What a caller is told to wait when the cursor service does not answer."""
 
 PAGE_SIZE: Final = 10_000
 """How many ranges, batches or attempts a page holds."""
@@ -57,11 +51,6 @@ CALL_ENTRIES_MAX: Final = 100_000_000
 CALL_INDEXES_MAX: Final = 1_000_000
 """How many messages the batches of one call name together: two bytes each."""
 
-EXPECTED: Final = frozenset(
-    {"", "STORE_UNAVAILABLE", "STORE_FULL", "SERVICE_BUSY", "DRAINING", NOT_OWNER}
-)
-"""Why the cursor service does nothing now."""
-
 RIGHTS: Final = frozenset(
     {
         "MISSING_CREDENTIALS",
@@ -76,12 +65,8 @@ RIGHTS: Final = frozenset(
 """Why it does nothing until an operator has mended what is given to the dispatcher."""
 
 
-class GrpcCursors:
+class SubscriptionCursors(CursorClient):
     """See services.dispatcher.ports.Cursors."""
-
-    def __init__(self, channel: FollowingChannel, *, timeout_s: float) -> None:
-        self._stub = pb_grpc.CursorServiceStub(channel)
-        self._timeout_s = timeout_s
 
     async def create(
         self,
@@ -95,7 +80,7 @@ class GrpcCursors:
             pb.CreateCursorRequest(
                 topic=str(topic),
                 name=name,
-                mark_delete=_wire(mark_delete),
+                mark_delete=to_position(mark_delete),
                 properties=properties,
             ),
         )
@@ -125,7 +110,7 @@ class GrpcCursors:
         await self._call(
             self._stub.ResetCursor,
             pb.ResetCursorRequest(
-                topic=str(topic), name=name, mark_delete=_wire(mark_delete), epoch=epoch
+                topic=str(topic), name=name, mark_delete=to_position(mark_delete), epoch=epoch
             ),
         )
 
@@ -134,10 +119,10 @@ class GrpcCursors:
         while True:
             page = await self._page(self._stub.ReadAcknowledged, request)
             for run in page.ranges:
-                yield Run(_position(run.first), run.last_entry_id)
+                yield Run(of_position(run.first), run.last_entry_id)
             for batch in page.batches:
                 acknowledged = sum(1 << index for index in batch.indexes)
-                yield Part(_position(batch.position), batch.batch_size, acknowledged)
+                yield Part(of_position(batch.position), batch.batch_size, acknowledged)
             if not page.HasField("next_after"):
                 return
             request.after.CopyFrom(page.next_after)
@@ -147,7 +132,7 @@ class GrpcCursors:
         while True:
             page = await self._page(self._stub.ListAttempts, request)
             for each in page.entries:
-                yield _position(each.position), each.attempts
+                yield of_position(each.position), each.attempts
             if not page.HasField("next_after"):
                 return
             request.after.CopyFrom(page.next_after)
@@ -156,7 +141,8 @@ class GrpcCursors:
         self, topic: TopicName, name: str, what: Persist, epoch: int
     ) -> Position | None:
         successions = [
-            pb.Succession(last=_wire(last), next=_wire(next_)) for last, next_ in what.successions
+            pb.Succession(last=to_position(last), next=to_position(next_))
+            for last, next_ in what.successions
         ]
         batches = [_batch(*part) for part in what.parts]
         calls = zip_longest(
@@ -179,7 +165,7 @@ class GrpcCursors:
                 self._stub.Acknowledge, request, "ranges", "batches", "successions"
             )
         assert reply is not None
-        return _position(reply.mark_delete) if reply.HasField("mark_delete") else None
+        return of_position(reply.mark_delete) if reply.HasField("mark_delete") else None
 
     async def record(
         self, topic: TopicName, name: str, attempts: Sequence[tuple[Position, int]], epoch: int
@@ -189,7 +175,7 @@ class GrpcCursors:
             request = pb.RecordAttemptsRequest(
                 topic=str(topic),
                 name=name,
-                positions=[_to_wire(position) for position, _ in some],
+                positions=[to_position(position) for position, _ in some],
                 attempts=[count for _, count in some],
                 epoch=epoch,
             )
@@ -270,62 +256,46 @@ class GrpcCursors:
                     raise
                 request.page_size //= 2
 
-    async def _call(self, method: Any, request: Any) -> Any:
-        try:
-            return await answer(method(request, timeout=self._timeout_s))
-        except CallFailed as failed:
-            _give_up(failed)
+    def refusal(self, failed: CallFailed) -> DomainError:
+        """As a refusal of the subscription's, and nothing is tried again that would be refused
+        again."""
+        match failed.reason:
+            case "CURSOR_NOT_FOUND":
+                return SubscriptionNotFound("there is no such subscription")
+            case "FENCED":
+                return Fenced("another instance has the subscription")
+            case "LEASE_HELD":
+                return NotOwner(
+                    "another instance has the subscription",
+                    retry_after_s=RETRY_AFTER_S,
+                    owner=failed.details.get("owner", ""),
+                )
+            case "INVALID_PROPERTY":
+                return InvalidProperty(failed.message, field="properties")
+            case "INVALID_PAGE":
+                return InvalidPage(failed.message, field="page_token")
+            case "CURSOR_CORRUPT":
+                return CursorCorrupt("the subscription's cursor is damaged")
+        if failed.code is StatusCode.RESOURCE_EXHAUSTED and TOO_LARGE in failed.message:
+            return _TooLarge(
+                "a message is larger than the cursor service takes", because=failed.code.name
+            )
+        is_known = failed.reason in EXPECTED or failed.reason in RIGHTS
+        if is_known and failed.code is not StatusCode.UNIMPLEMENTED:
+            return super().refusal(failed)
+        log.error("the cursor service refused", reason=failed.reason, detail=failed.message)
+        return CursorsRefused(
+            "the cursor service refuses what it was told",
+            because=failed.reason or failed.code.name,
+        )
 
 
 class _TooLarge(CursorsRefused):
     """A message is larger than the service takes, or sends."""
 
 
-def _give_up(failed: CallFailed) -> NoReturn:
-    match failed.reason:
-        case "CURSOR_NOT_FOUND":
-            raise SubscriptionNotFound("there is no such subscription") from failed
-        case "FENCED":
-            raise Fenced("another instance has the subscription") from failed
-        case "LEASE_HELD":
-            raise NotOwner(
-                "another instance has the subscription",
-                retry_after_s=RETRY_AFTER_S,
-                owner=failed.details.get("owner", ""),
-            ) from failed
-        case "INVALID_PROPERTY":
-            raise InvalidProperty(failed.message, field="properties") from failed
-        case "INVALID_PAGE":
-            raise InvalidPage(failed.message, field="page_token") from failed
-        case "CURSOR_CORRUPT":
-            raise CursorCorrupt("the subscription's cursor is damaged") from failed
-    if failed.code is StatusCode.RESOURCE_EXHAUSTED and TOO_LARGE in failed.message:
-        raise _TooLarge(
-            "a message is larger than the cursor service takes", because=failed.code.name
-        ) from failed
-    if failed.reason not in EXPECTED and failed.reason not in RIGHTS:
-        raise _refused(failed) from failed
-    if failed.code is StatusCode.UNIMPLEMENTED:
-        raise _refused(failed) from failed
-    log.debug("cursors do not answer", reason=failed.reason, error=failed.message)
-    if failed.reason in RIGHTS:
-        log.error("the cursor service refused", reason=failed.reason, detail=failed.message)
-    because = {"because": failed.reason} if failed.reason else {}
-    raise CursorsUnavailable(
-        "the cursor service does not answer", retry_after_s=RETRY_AFTER_S, **because
-    ) from failed
-
-
 TOO_LARGE: Final = "message larger than max"
 """What gRPC says of a message above a limit, at either end."""
-
-
-def _refused(failed: CallFailed) -> CursorsRefused:
-    """The same call would be refused again."""
-    log.error("the cursor service refused", reason=failed.reason, detail=failed.message)
-    return CursorsRefused(
-        "the cursor service refuses what it was told", because=failed.reason or failed.code.name
-    )
 
 
 def _shares(
@@ -378,35 +348,23 @@ def _ranges(entries: Iterable[Position]) -> list[pb.PositionRange]:
         ):
             last.last_entry_id += 1
         else:
-            first = _wire(position)
+            first = to_position(position)
             ranges.append(pb.PositionRange(first=first, last_entry_id=position.entry_id))
     return ranges
 
 
 def _batch(position: Position, messages: int, bits: int) -> pb.BatchAcknowledgement:
     return pb.BatchAcknowledgement(
-        position=_wire(position),
+        position=to_position(position),
         batch_size=messages,
         indexes=[index for index in range(messages) if bits >> index & 1],
     )
 
 
-def _wire(position: Position | None) -> entry_pb2.Position | None:
-    return None if position is None else _to_wire(position)
-
-
-def _to_wire(position: Position) -> entry_pb2.Position:
-    return entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
-
-
-def _position(wire: entry_pb2.Position) -> Position:
-    return Position(wire.ledger_id, wire.entry_id)
-
-
 def _cursor(wire: pb.Cursor) -> Cursor:
     return Cursor(
         wire.name,
-        _position(wire.mark_delete) if wire.HasField("mark_delete") else None,
+        of_position(wire.mark_delete) if wire.HasField("mark_delete") else None,
         dict(wire.properties),
         wire.acknowledged_entries,
         wire.created.ToMilliseconds(),

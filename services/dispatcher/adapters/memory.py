@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from seqgate.types import Position, TopicName
+from services.cursors import CursorsUnavailable
 from services.dispatcher.core.effects import Persist
 from services.dispatcher.ports import (
     Cursor,
     CursorsRefused,
-    CursorsUnavailable,
     InvalidProperty,
     Lease,
     NotOwner,

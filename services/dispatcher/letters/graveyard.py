@@ -33,6 +33,7 @@ from seqgate.message_id import MessageId
 from seqgate.telemetry import names
 from seqgate.telemetry.propagation import TRACEPARENT
 from seqgate.types import InvalidNameError, Position, TopicName
+from services.cursors import CursorsUnavailable
 from services.dispatcher.core.effects import AfterDeadLetter, Because, DeadLetter, Gap, KeyState
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.settling import remembered
@@ -42,7 +43,6 @@ from services.dispatcher.ports import (
     GENERATION,
     INTERNAL,
     Cursor,
-    CursorsUnavailable,
     DeadLetters,
     InvalidProperty,
     LedgerUnavailable,

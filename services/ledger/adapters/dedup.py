@@ -34,6 +34,7 @@ from services.errors import DomainError, Fenced
 from services.ledger.ports import DedupUnavailable
 from services.runtime import deduplication as wire
 from services.runtime.channels import check_health
+from services.runtime.positions import of_position
 
 T = TypeVar("T")
 
@@ -105,7 +106,7 @@ class GrpcDeduplicator:
         reply = await self._unary(self._stub.TakeSnapshot(request))
         if not reply.HasField("position"):
             return None
-        return Position(reply.position.ledger_id, reply.position.entry_id)
+        return of_position(reply.position)
 
     async def check(self) -> None:
         await check_health(self._channel)

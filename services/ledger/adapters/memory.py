@@ -15,7 +15,6 @@ from services.ledger.core.marks import folded, is_cut, last_unfinished, last_who
 from services.ledger.core.receipt import Fate, Missing
 from services.ledger.ports import (
     NOBODY,
-    CursorsUnavailable,
     LedgerRange,
     LogState,
     Newest,
@@ -342,23 +341,3 @@ class MemoryLedgerStore:
         if log is None:
             raise TopicNotFound("there is no such topic", topic=topic)
         return log
-
-
-class MemoryCursors:
-    """See services.ledger.ports.Cursors."""
-
-    def __init__(self) -> None:
-        self.cursors: dict[TopicName, dict[str, Position | None]] = {}
-        self.available = True
-
-    async def mark_deletes(self, topic: TopicName) -> dict[str, Position | None]:
-        self._answer()
-        return dict(sorted(self.cursors.get(topic, {}).items()))
-
-    async def delete_all(self, topic: TopicName) -> None:
-        self._answer()
-        self.cursors.pop(topic, None)
-
-    def _answer(self) -> None:
-        if not self.available:
-            raise CursorsUnavailable("the cursor service does not answer", retry_after_s=0.5)

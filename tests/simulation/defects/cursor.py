@@ -5,7 +5,7 @@ from typing import Any
 from seqgate.types import DEDUP_CURSOR, Position, TopicName
 from services.cursor.core.cursor import CursorState
 from services.cursor.core.state import Lease
-from services.dedup.ports import Cursor
+from services.cursors import Cursor
 from services.dedup.snapshots import Snapshots, SnapshotTooLarge, Taken
 from services.dispatcher.core.effects import Persist
 from services.dispatcher.cursor.tenure import Tenure

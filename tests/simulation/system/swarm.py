@@ -125,7 +125,7 @@ LIMITS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = {
         "services.ledger.service.READ_ENTRIES_MAX": (1, 2),
         "services.ledger.service.READ_BYTES_MAX": (1, K),
         "services.ledger.core.writer.REPLAY_PAGE_ENTRIES": (1, 2),
-        "services.ledger.adapters.cursors.PAGE_SIZE": (1, 2),
+        "services.runtime.cursors.PAGE_SIZE": (1, 2),
         "services.dispatcher.adapters.cursors.PAGE_SIZE": (1, 2),
         "services.dispatcher.shell.sending.RESPONSE_ENTRIES_MAX": (1, 2),
         "services.dispatcher.shell.sending.RESPONSE_BYTES_MAX": (1, K),

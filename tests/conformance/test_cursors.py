@@ -1,7 +1,7 @@
-"""What deduplication may expect of cursors, over the wire and in memory."""
+"""What deduplication and the ledger may expect of cursors, over the wire and in memory."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -18,9 +18,10 @@ from services.cursor.adapters.sqlite import open_sqlite_store
 from services.cursor.config import CursorConfig
 from services.cursor.service import ManagedCursors
 from services.cursor.servicer import CursorServicer
-from services.dedup.adapters.cursors import GrpcCursors, MemoryCursors, NoCursors
-from services.dedup.ports import Cursor, CursorConflict, Cursors, CursorsUnavailable
+from services.cursors import Cursor, CursorConflict, CursorsUnavailable
+from services.runtime import cursors as adapter
 from services.runtime.channels import peer_channel
+from services.runtime.cursors import GrpcCursors, MemoryCursors, NoCursors
 from services.runtime.drain import Drain
 from services.runtime.server import grpc_server
 from tools.stack.ports import free_ports
@@ -30,6 +31,7 @@ OTHER = TopicName.parse("test/cursors/topic2")
 NAME = "seqgate.dedup"
 KEY = "#seqgate.internal.key"
 
+Cursors = GrpcCursors | MemoryCursors | NoCursors
 Serve = Callable[[], AbstractAsyncContextManager[int]]
 
 
@@ -206,6 +208,52 @@ async def test_a_cursor_is_deleted_alone_and_twice(cursors: Cursors) -> None:
     assert (await get(cursors, NAME, OTHER)).properties == {KEY: NAME}
 
 
+CURSORS: Mapping[str, Position | None] = {
+    "b": Position(1, 4),
+    "a": None,
+    "seqgate.dedup": Position(2, 0),
+    "ü/ %": Position(2**63 - 1, 2**63 - 1),
+    "Z": Position(0, 0),
+    "c": Position(1, 4),
+    "d": None,
+}
+
+
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few cursors are many pages."""
+    monkeypatch.setattr(adapter, "PAGE_SIZE", 3)
+
+
+async def make_all(cursors: Cursors) -> None:
+    await cursors.create(OTHER, "other", Position(9, 9))
+    for name, mark_delete in CURSORS.items():
+        await cursors.create(TOPIC, name, mark_delete)
+
+
+async def test_a_topic_without_cursors_has_none(cursors: Cursors) -> None:
+    await cursors.create(OTHER, "other")
+    assert await cursors.mark_deletes(TOPIC) == {}
+    await cursors.delete_all(TOPIC)
+
+
+@pytest.mark.usefixtures("small_pages")
+async def test_every_cursor_of_a_topic_tells_its_position(cursors: Cursors) -> None:
+    await make_all(cursors)
+    positions = await cursors.mark_deletes(TOPIC)
+    assert positions == CURSORS
+    assert list(positions) == sorted(CURSORS)
+
+
+@pytest.mark.usefixtures("small_pages")
+async def test_all_cursors_of_a_topic_are_deleted_and_no_others(cursors: Cursors) -> None:
+    await make_all(cursors)
+    for _ in range(2):
+        await cursors.delete_all(TOPIC)
+        assert await cursors.mark_deletes(TOPIC) == {}
+    assert await cursors.mark_deletes(OTHER) == {"other": Position(9, 9)}
+
+
 def methods(cursors: Cursors) -> dict[str, Callable[[], object]]:
     """Every method, called."""
     return {
@@ -215,6 +263,8 @@ def methods(cursors: Cursors) -> dict[str, Callable[[], object]]:
         "put_property": lambda: cursors.put_property(TOPIC, NAME, KEY, "1"),
         "remove a property": lambda: cursors.put_property(TOPIC, NAME, KEY, None),
         "delete": lambda: cursors.delete(TOPIC, NAME),
+        "mark_deletes": lambda: cursors.mark_deletes(TOPIC),
+        "delete_all": lambda: cursors.delete_all(TOPIC),
     }
 
 
@@ -287,8 +337,9 @@ async def test_the_cursor_that_is_made_is_the_one_others_see(serve: Serve) -> No
 
 async def test_without_a_cursor_service_there_is_nothing_and_nothing_is_stored() -> None:
     cursors = NoCursors()
-    for method in ("get", "remove a property", "delete"):
+    for method in ("get", "remove a property", "delete", "delete_all"):
         assert await called(cursors, method) is None
     for method in ("create", "mark_delete", "put_property"):
         with pytest.raises(CursorsUnavailable, match="no cursor service is configured"):
             await called(cursors, method)
+    assert await cursors.mark_deletes(TOPIC) == {}

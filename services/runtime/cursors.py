@@ -1,27 +1,35 @@
-"""Cursors, where deduplication keeps what must outlast its state store: over the wire, none at all,
-and in memory.
+"""The cursor service, as other services call it: over the wire, none at all, or in memory.
+
+    CursorClient          one call, and what a refusal means
+      GrpcCursors         what dedup and the ledger do with cursors
+      (dispatcher's own)  subscriptions: leases, acknowledgements, attempts
 
 No call is retried here, but for the two halves of setting a property of a cursor that may not exist
-yet. After a lost answer nobody knows whether a call did what it was asked; each may be made again.
+yet. After a lost reply it is not known whether a call took effect; each may be made again.
 """
 
-from collections.abc import Mapping
-from typing import Final, NoReturn
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import Any, Final, NoReturn
 
 import structlog
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import cursor_pb2_grpc as pb_grpc
-from seqgate.api.entry.v1 import entry_pb2
 from seqgate.owners import NOT_OWNER, FollowingChannel
 from seqgate.types import Position, TopicName
-from services.dedup.ports import Cursor, CursorConflict, CursorsUnavailable
+from services.cursors import Cursor, CursorConflict, CursorsUnavailable
+from services.errors import DomainError
+from services.runtime.positions import of_position, to_position
 from services.runtime.status import CallFailed, answer
 
 log = structlog.get_logger()
 
 RETRY_AFTER_S: Final = 0.5
 """What a caller is told to wait when the cursor service does not answer."""
+
+PAGE_SIZE: Final = 1_000
+"""How many cursors a page holds."""
 
 PUT_ROUNDS_MAX: Final = 3
 """How often a cursor is made for a property before giving up: others may remove it meanwhile."""
@@ -37,26 +45,41 @@ EXPECTED: Final = frozenset(
 """Why it does nothing now; for any other reason, somebody has to look."""
 
 
-class GrpcCursors:
-    """See services.dedup.ports.Cursors."""
+class CursorClient:
+    """Calls the cursor service."""
 
-    configured = True
-
-    def __init__(self, channel: FollowingChannel, *, timeout_s: float) -> None:
+    def __init__(self, channel: FollowingChannel, *, timeout_s: float | None = None) -> None:
+        """Without `timeout_s`, a call has the time that its caller's own deadline leaves."""
         self._stub = pb_grpc.CursorServiceStub(channel)
         self._timeout_s = timeout_s
+
+    def refusal(self, failed: CallFailed) -> DomainError:
+        """What a refusal of the cursor service means here."""
+        log.debug("cursors do not answer", reason=failed.reason, error=failed.message)
+        if failed.reason not in EXPECTED:
+            log.error("the cursor service refused", reason=failed.reason, detail=failed.message)
+        return unavailable(failed.reason)
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return await answer(method(request, timeout=self._timeout_s))
+        except CallFailed as failed:
+            raise self.refusal(failed) from failed
+
+
+class GrpcCursors(CursorClient):
+    """See the ports of dedup and the ledger."""
+
+    configured = True
 
     async def get(self, topic: TopicName, name: str, *, whole: bool) -> Cursor | None:
         request = pb.GetCursorRequest(
             topic=str(topic), name=name, without_mark_delete_properties=not whole
         )
         try:
-            reply = await answer(self._stub.GetCursor(request, timeout=self._timeout_s))
-        except CallFailed as failed:
-            if failed.reason == NOT_FOUND:
-                return None
-            _give_up(failed)
-        return _cursor(reply.cursor)
+            return _cursor((await self._call(self._stub.GetCursor, request)).cursor)
+        except _NotFound:
+            return None
 
     async def create(
         self, topic: TopicName, name: str, mark_delete: Position | None = None
@@ -66,12 +89,9 @@ class GrpcCursors:
         if found is not None:
             return found
         request = pb.CreateCursorRequest(
-            topic=str(topic), name=name, mark_delete=_optional_wire(mark_delete)
+            topic=str(topic), name=name, mark_delete=to_position(mark_delete)
         )
-        try:
-            reply = await answer(self._stub.CreateCursor(request, timeout=self._timeout_s))
-        except CallFailed as failed:
-            _give_up(failed)
+        reply = await self._call(self._stub.CreateCursor, request)
         return _cursor(reply.cursor)._replace(mark_delete_properties={})
 
     async def mark_delete(
@@ -86,18 +106,11 @@ class GrpcCursors:
         request = pb.MarkDeleteRequest(
             topic=str(topic),
             name=name,
-            position=_wire(position),
+            position=to_position(position),
             properties=properties,
             version=version,
         )
-        try:
-            await answer(self._stub.MarkDelete(request, timeout=self._timeout_s))
-        except CallFailed as failed:
-            if failed.reason in CONFLICTS:
-                raise CursorConflict(
-                    "the cursor is not what it was taken for", because=failed.reason
-                ) from failed
-            _give_up(failed)
+        await self._call(self._stub.MarkDelete, request)
 
     async def put_property(self, topic: TopicName, name: str, key: str, value: str | None) -> None:
         request = pb.UpdateCursorPropertiesRequest(
@@ -108,10 +121,8 @@ class GrpcCursors:
         )
         for _ in range(PUT_ROUNDS_MAX):
             try:
-                await answer(self._stub.UpdateCursorProperties(request, timeout=self._timeout_s))
-            except CallFailed as failed:
-                if failed.reason != NOT_FOUND:
-                    _give_up(failed)
+                await self._call(self._stub.UpdateCursorProperties, request)
+            except _NotFound:
                 if value is None:
                     return
                 await self.create(topic, name)
@@ -123,11 +134,38 @@ class GrpcCursors:
 
     async def delete(self, topic: TopicName, name: str) -> None:
         request = pb.DeleteCursorRequest(topic=str(topic), name=name)
-        try:
-            await answer(self._stub.DeleteCursor(request, timeout=self._timeout_s))
-        except CallFailed as failed:
-            if failed.reason != NOT_FOUND:
-                _give_up(failed)
+        with suppress(_NotFound):
+            await self._call(self._stub.DeleteCursor, request)
+
+    async def mark_deletes(self, topic: TopicName) -> dict[str, Position | None]:
+        return {each.name: _mark_delete(each) async for each in self._cursors(topic)}
+
+    async def delete_all(self, topic: TopicName) -> None:
+        """One by one: when one cannot be removed, those after it are not, either."""
+        for name in await self.mark_deletes(topic):
+            await self.delete(topic, name)
+
+    async def _cursors(self, topic: TopicName) -> AsyncIterator[pb.Cursor]:
+        request = pb.ListCursorsRequest(topic=str(topic), page_size=PAGE_SIZE)
+        while True:
+            page = await self._call(self._stub.ListCursors, request)
+            for cursor in page.cursors:
+                yield cursor
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    def refusal(self, failed: CallFailed) -> DomainError:
+        """As in CursorClient, and a conflict is told apart."""
+        if failed.reason == NOT_FOUND:
+            return _NotFound("there is no such cursor", because=failed.reason)
+        if failed.reason in CONFLICTS:
+            return CursorConflict("the cursor is not what it was taken for", because=failed.reason)
+        return super().refusal(failed)
+
+
+class _NotFound(CursorConflict):
+    """There is no such cursor. Stays inside the service."""
 
 
 class NoCursors:
@@ -165,6 +203,13 @@ class NoCursors:
 
     async def delete(self, topic: TopicName, name: str) -> None:
         del topic, name
+
+    async def mark_deletes(self, topic: TopicName) -> dict[str, Position | None]:
+        del topic
+        return {}
+
+    async def delete_all(self, topic: TopicName) -> None:
+        del topic
 
 
 class MemoryCursors:
@@ -227,22 +272,26 @@ class MemoryCursors:
         self._answer()
         self.cursors.pop((topic, name), None)
 
+    async def mark_deletes(self, topic: TopicName) -> dict[str, Position | None]:
+        self._answer()
+        its = sorted(name for of, name in self.cursors if of == topic)
+        return {name: self.cursors[topic, name].mark_delete for name in its}
+
+    async def delete_all(self, topic: TopicName) -> None:
+        for name in await self.mark_deletes(topic):
+            del self.cursors[topic, name]
+
     def _answer(self) -> None:
         if not self.available:
-            raise CursorsUnavailable(
-                "the cursor service does not answer", retry_after_s=RETRY_AFTER_S
-            )
+            raise unavailable()
 
 
-def _give_up(failed: CallFailed) -> NoReturn:
-    log.debug("cursors do not answer", reason=failed.reason, error=failed.message)
-    if failed.reason not in EXPECTED:
-        log.error("the cursor service refused", reason=failed.reason, detail=failed.message)
-    raise CursorsUnavailable(
-        "the cursor service does not answer",
-        retry_after_s=RETRY_AFTER_S,
-        **({"because": failed.reason} if failed.reason else {}),
-    ) from failed
+def unavailable(reason: str = "") -> CursorsUnavailable:
+    """The refusal for a call that the cursor service did not answer, or refused for this reason."""
+    because = {"because": reason} if reason else {}
+    return CursorsUnavailable(
+        "the cursor service does not answer", retry_after_s=RETRY_AFTER_S, **because
+    )
 
 
 def _refuse_without(topic: TopicName, name: str) -> NoReturn:
@@ -254,22 +303,15 @@ def _refuse_without(topic: TopicName, name: str) -> NoReturn:
     )
 
 
-def _optional_wire(position: Position | None) -> entry_pb2.Position | None:
-    return None if position is None else _wire(position)
-
-
-def _wire(position: Position) -> entry_pb2.Position:
-    return entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
-
-
-def _cursor(given: pb.Cursor) -> Cursor:
-    mark_delete = None
-    if given.HasField("mark_delete"):
-        mark_delete = Position(given.mark_delete.ledger_id, given.mark_delete.entry_id)
+def _cursor(message: pb.Cursor) -> Cursor:
     return Cursor(
-        name=given.name,
-        mark_delete=mark_delete,
-        mark_delete_properties=dict(given.mark_delete_properties),
-        properties=dict(given.properties),
-        version=given.version,
+        message.name,
+        _mark_delete(message),
+        dict(message.mark_delete_properties),
+        dict(message.properties),
+        message.version,
     )
+
+
+def _mark_delete(message: pb.Cursor) -> Position | None:
+    return of_position(message.mark_delete) if message.HasField("mark_delete") else None
