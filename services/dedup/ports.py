@@ -49,7 +49,7 @@ class Summary(NamedTuple):
         return self.counts.confirmed_entries - self.saved.entries
 
 
-class Page(NamedTuple):
+class ProducerPage(NamedTuple):
     """Some of a topic's producers; an empty token ends the listing."""
 
     producers: list[tuple[str, Tracked]]
@@ -97,7 +97,7 @@ class StateStore(Protocol):
         """What is remembered of one producer."""
         ...
 
-    async def producers(self, topic: TopicName, *, size: int, token: str) -> Page:
+    async def producers(self, topic: TopicName, *, size: int, token: str) -> ProducerPage:
         """About `size` producers, in no particular order; one that changes meanwhile may come
         twice. Raises InvalidPage for a token that no page gave."""
         ...
@@ -110,7 +110,7 @@ class StateStore(Protocol):
         """All that a snapshot keeps, as of one moment, or None if there is no state."""
         ...
 
-    async def note_saved(self, topic: TopicName, incarnation: int, saved: Saved) -> None: ...
+    async def record_snapshot(self, topic: TopicName, incarnation: int, saved: Saved) -> None: ...
 
     async def load(
         self,

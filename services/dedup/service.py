@@ -18,7 +18,7 @@ from services.dedup.core.policy import EffectivePolicy, OnFull
 from services.dedup.core.retention import Jumps, forgettable
 from services.dedup.core.topic import Full, Persisted, Tracked
 from services.dedup.metrics import DedupMetrics
-from services.dedup.ports import Page, PolicySource, StateStore, Summary
+from services.dedup.ports import PolicySource, ProducerPage, StateStore, Summary
 from services.dedup.snapshots import Snapshots, Taken
 from services.deduplication import (
     DISABLED,
@@ -62,7 +62,7 @@ class ProducerNotFound(DomainError):
 Outcome = TypeVar("Outcome", bound=Judged | Applied | Behind | Changed)
 
 
-class Status(NamedTuple):
+class TopicStatus(NamedTuple):
     """A topic's policy and state, and why its last snapshot failed, if it did. `snapshot` is how
     far the one covers the log that is in the cursor, where the state does not remember any;
     `snapshot_unknown` if that cannot be found out."""
@@ -129,7 +129,7 @@ class Deduplication:
             if not isinstance(outcome, Full):
                 if isinstance(outcome, Judged):
                     self._metrics.judged(topic, outcome)
-                return await self._noted(topic, writer, confirmation, policy, outcome)
+                return await self._followed_up(topic, writer, confirmation, policy, outcome)
             if policy.on_full.value is OnFull.REFUSE or outcome.wanted > limit:
                 break
             names = [each.producer for each in claims]
@@ -146,7 +146,7 @@ class Deduplication:
         with self._called("confirm"):
             outcome = await self._store.confirm(topic, writer, confirmation)
         self._metrics.called("confirm", outcome)
-        return await self._noted(topic, writer, confirmation, policy, outcome)
+        return await self._followed_up(topic, writer, confirmation, policy, outcome)
 
     async def rollback(
         self,
@@ -162,7 +162,7 @@ class Deduplication:
         with self._called("rollback"):
             outcome = await self._store.rollback(topic, writer, confirmation, withdrawals)
         self._metrics.called("rollback", outcome)
-        return await self._noted(topic, writer, confirmation, policy, outcome)
+        return await self._followed_up(topic, writer, confirmation, policy, outcome)
 
     async def keep(
         self, topic: TopicName, producers: Sequence[str], *, only_due: bool = False
@@ -189,11 +189,11 @@ class Deduplication:
             raise ProducerNotFound("nothing is remembered of this producer", producer_name=name)
         return tracked
 
-    async def producers(self, topic: TopicName, *, size: int, token: str) -> Page:
+    async def producers(self, topic: TopicName, *, size: int, token: str) -> ProducerPage:
         """A page of producers."""
         return await self._store.producers(topic, size=size, token=token)
 
-    async def status(self, topic: TopicName) -> Status:
+    async def status(self, topic: TopicName) -> TopicStatus:
         """A topic's policy and state."""
         policy = await self._policies.effective(topic)
         summary = await self._store.summary(topic)
@@ -204,7 +204,7 @@ class Deduplication:
             except CursorsUnavailable:
                 unknown = True
         error = self._snapshots.error(topic)
-        return Status(policy, self._policies.error, summary, error, snapshot, unknown)
+        return TopicStatus(policy, self._policies.error, summary, error, snapshot, unknown)
 
     async def forget_topic(self, topic: TopicName, incarnation: int, *, deleted: bool) -> None:
         """Drop a topic's state and its snapshot; of one that was deleted, its policy, too. What a
@@ -250,7 +250,7 @@ class Deduplication:
 
     async def explain(
         self, topic: TopicName, producer: str, sequence_id: int
-    ) -> tuple[Explanation, Tracked | None, Status]:
+    ) -> tuple[Explanation, Tracked | None, TopicStatus]:
         """Say how an id would be judged now."""
         status = await self.status(topic)
         tracked = await self._store.producer(topic, producer)
@@ -302,7 +302,7 @@ class Deduplication:
             log.info("producers forgotten", topic=str(topic), count=dropped)
             self._snapshots.soon(topic)
 
-    async def _noted(
+    async def _followed_up(
         self,
         topic: TopicName,
         writer: Writer,

@@ -27,7 +27,7 @@ from services.dedup.core.policy import (
 from services.dedup.core.sequence import Marks
 from services.dedup.core.topic import Persisted, Tracked
 from services.dedup.policies import DurablePolicies, Level
-from services.dedup.service import Deduplication, Status
+from services.dedup.service import Deduplication, TopicStatus
 from services.deduplication import Judged
 from services.errors import (
     DomainError,
@@ -150,14 +150,14 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
     async def LoadState(
         self, request_iterator: AsyncIterator[pb.LoadStateRequest], context: Context
     ) -> pb.LoadStateResponse:
-        with ExitStack() as held:
-            return await self._loaded(context, held)
+        with ExitStack() as weights:
+            return await self._loaded(context, weights)
 
-    async def _loaded(self, context: Context, held: ExitStack) -> pb.LoadStateResponse:
+    async def _loaded(self, context: Context, weights: ExitStack) -> pb.LoadStateResponse:
         header: pb.LoadHeader | None = None
         producers: dict[str, Persisted] = {}
         while (request := await context.read()) is not aio.EOF:
-            held.enter_context(weighed(request))
+            weights.enter_context(weighed(request))
             if request.HasField("header") != (header is None):
                 raise InvalidState("the first message has the header, no other", field="header")
             header = request.header if header is None else header
@@ -383,7 +383,7 @@ def _to_values(policy: Policy) -> pb.PolicyValues:
     )
 
 
-def _to_status(status: Status) -> pb.GetTopicStatusResponse:
+def _to_status(status: TopicStatus) -> pb.GetTopicStatusResponse:
     response = pb.GetTopicStatusResponse(
         policy=_to_policy(status.policy),
         policy_file_error=status.policy_error,

@@ -299,7 +299,7 @@ class Snapshots:
             topic, DEDUP_CURSOR, position, properties, version=cursor.version
         )
         saved = Saved(position, frozen.entries, await self._store.now_ms())
-        await self._store.note_saved(topic, frozen.incarnation, saved)
+        await self._store.record_snapshot(topic, frozen.incarnation, saved)
         return Taken(position, len(frozen.producers))
 
     async def _standing(self, topic: TopicName) -> Taken | None:
@@ -344,7 +344,7 @@ class Snapshots:
             topic=str(topic),
             producers=len(frozen.producers),
         )
-        await self._store.note_saved(topic, frozen.incarnation, Saved(position))
+        await self._store.record_snapshot(topic, frozen.incarnation, Saved(position))
 
     # ---- back
 

@@ -15,7 +15,7 @@ from services.ledger.config import LedgerConfig
 from services.ledger.ports import Cursors, Deduplicator, LedgerStore
 from services.ledger.rights import RIGHTS
 from services.ledger.service import Ledger
-from services.ledger.servicer import LedgerServicer, Limits
+from services.ledger.servicer import EntryLimits, LedgerServicer
 from services.runtime.channels import following_channel, peer_channel
 from services.runtime.cursors import GrpcCursors, NoCursors
 from services.runtime.drain import Drain
@@ -79,7 +79,7 @@ async def serve(
         ledger = Ledger(config, store, dedup, cursors, tasks, metrics)
 
         def register(server: aio.Server) -> None:
-            limits = Limits(
+            limits = EntryLimits(
                 config.max_message_bytes, config.max_large_message_bytes, config.max_chunks
             )
             servicer = LedgerServicer(ledger, drain, limits)

@@ -21,7 +21,7 @@ from seqgate.types import Position
 from services.deduplication import Applied, Behind, Changed, Disabled, Judged, Writer
 from services.errors import DomainError, Fenced, Kind, StoreUnavailable
 from services.ledger.core.entry import Entry, StoredEntry, Unit
-from services.ledger.core.receipt import Receipt, Status, Unsettled, old_ids, settled
+from services.ledger.core.receipt import Receipt, Repeated, Status, receipt_of, repeated_ids
 from services.ledger.core.writer import (
     BACKOFF_MAX_S,
     Admit,
@@ -191,7 +191,7 @@ class Session:
         self.cut: Cut = lambda _: None
         """Ends the stream even while it waits for its producer to read."""
 
-    def admit(self, units: Sequence[Unit]) -> None:
+    def accept(self, units: Sequence[Unit]) -> None:
         """Note what has arrived.
 
         Raises:
@@ -354,7 +354,7 @@ class LiveTopic:
         self._writer = TopicWriter(state.incarnation, state.ledger_id, state.tail, limits)
         self._sessions: dict[int, Session] = {}
         self._names: dict[str, Session] = {}
-        self._unnoted: dict[str, bytes] = {}
+        self._unstored_instances: dict[str, bytes] = {}
         """Whose instance is to be stored with the next entries of a producer."""
         self._last_append_ms = last_append_ms
         self._budget = budget
@@ -370,7 +370,7 @@ class LiveTopic:
         self._counts = metrics.of(state.topic)
         self._tracing = TopicTracing(state.topic)
         self._recovery = Recovery(metrics)
-        self._happened = "takeover"
+        self._cause = "takeover"
         self._perform(self._writer.start())
 
     @property
@@ -427,7 +427,7 @@ class LiveTopic:
         try:
             number, effects = self._writer.ask_policy()
             self._perform(effects)
-            await self._settled(producer, number, timeout_s)
+            await self._until_ready(producer, number, timeout_s)
             # The log itself is asked: what deduplication remembers may be lost or forgotten, and an
             # id that was used once must not be given to a new message.
             await self._mark_alive(producer)
@@ -446,7 +446,7 @@ class LiveTopic:
             raise session.error
         if newest.unfinished:
             self._writer.left_unfinished(session.number, newest.unfinished)
-        self._note_instance(producer, instance, newest.instance)
+        self._record_instance(producer, instance, newest.instance)
         if last is None:
             return session, Standing()
         stored = LastStored(last, _is_another(newest.instance, instance), newest.whole)
@@ -457,7 +457,7 @@ class LiveTopic:
         if session.closing:
             return
         fits = self._budget.fits(sum(unit.size_bytes for unit in units))
-        session.admit(units)
+        session.accept(units)
         self._tracing.arrived(units)
         with self._contained():
             if fits:
@@ -499,7 +499,7 @@ class LiveTopic:
         self._sessions.pop(session.number, None)
         if self._names.get(session.producer) is session:
             del self._names[session.producer]
-            self._drop_unnoted(session.producer)
+            self._drop_instance(session.producer)
 
     async def _mark_alive(self, producer: str) -> None:
         """From the moment on at which it is told that it is connected, a producer is not forgotten
@@ -554,20 +554,20 @@ class LiveTopic:
             session.forget(unit.request_id)
             self._tracing.dropped(unit, _CLOSED)
 
-    def _note_instance(self, producer: str, instance: bytes, noted: bytes | None) -> None:
+    def _record_instance(self, producer: str, instance: bytes, noted: bytes | None) -> None:
         """From now on this instance stores under the producer's name. What another one had let
         through is answered by now, so that no entry is taken for another instance's."""
         if noted != instance:
-            self._unnoted[producer] = instance
+            self._unstored_instances[producer] = instance
         else:
-            self._unnoted.pop(producer, None)
+            self._unstored_instances.pop(producer, None)
 
-    def _drop_unnoted(self, producer: str) -> None:
+    def _drop_instance(self, producer: str) -> None:
         """Forget the instance of a producer that is gone and has nothing under way."""
         if producer not in self._names and not self._writer.busy(producer):
-            self._unnoted.pop(producer, None)
+            self._unstored_instances.pop(producer, None)
 
-    async def _settled(self, producer: str, number: int, timeout_s: float) -> None:
+    async def _until_ready(self, producer: str, number: int, timeout_s: float) -> None:
         """Wait until the topic is live, nothing of this producer is under way, and the question
         of this number, whether the topic deduplicates, is answered."""
         try:
@@ -620,8 +620,8 @@ class LiveTopic:
                     self._tasks.create_task(self._do(effect), context=self._context.copy())
         if not self.stopped:
             is_aligning = self._writer.phase is Phase.ALIGNING
-            self._recovery.note(self._happened, is_aligning=is_aligning)
-            self._tracing.aligned(self._happened, is_aligning=is_aligning)
+            self._recovery.record(self._cause, is_aligning=is_aligning)
+            self._tracing.aligned(self._cause, is_aligning=is_aligning)
         self.progress.beat()
 
     def _lose(self, error: DomainError) -> None:
@@ -683,7 +683,7 @@ class LiveTopic:
             if self.stopped:
                 return []
             log.warning("deduplication failed", topic=str(self.topic), reason=error.reason)
-            self._happened = "dedup_failed"
+            self._cause = "dedup_failed"
             return writer.dedup_failed(error)
         finally:
             self._asking_since_s = None
@@ -692,7 +692,7 @@ class LiveTopic:
             return []
         match outcome:
             case Judged():
-                self._happened = "lost_claim" if writer.deduplicating else "switched_on"
+                self._cause = "lost_claim" if writer.deduplicating else "switched_on"
                 return writer.judged(outcome)
             case Applied() if isinstance(call, Confirm):
                 return writer.confirmed()
@@ -705,11 +705,11 @@ class LiveTopic:
                         "deduplication lacks entries", topic=str(self.topic), after=str(confirmed)
                     )
                 self._lacks_since_s = self._lacks_since_s or time.monotonic()
-                self._happened = "behind"
+                self._cause = "behind"
                 return writer.behind(confirmed)
             case Changed():
                 log.warning("deduplication state changed", topic=str(self.topic))
-                self._happened = "changed"
+                self._cause = "changed"
                 return writer.changed()
             case Disabled():
                 self._has_all()
@@ -771,12 +771,12 @@ class LiveTopic:
             if self.stopped:
                 return []
             log.warning("append failed", topic=str(self.topic), reason=error.reason)
-            self._happened = "append_failed"
+            self._cause = "append_failed"
             self._metrics.append_duration(time.monotonic() - began_s, FAILED)
             known = not isinstance(error, StoreUnavailable)
             effects = writer.append_failed(error, outcome_known=known)
             for producer in instances:
-                self._drop_unnoted(producer)
+                self._drop_instance(producer)
             return effects
         self._metrics.appended(self._counts, append.entries, time.monotonic() - began_s)
         self.grown.beat()
@@ -784,8 +784,8 @@ class LiveTopic:
             return []
         effects = writer.appended(self._last_append_ms)
         for producer, instance in instances.items():
-            if self._unnoted.get(producer) == instance:
-                del self._unnoted[producer]
+            if self._unstored_instances.get(producer) == instance:
+                del self._unstored_instances[producer]
         return effects
 
     def _next_append_ms(self) -> int:
@@ -794,22 +794,26 @@ class LiveTopic:
 
     def _instances_of(self, entries: Sequence[Entry]) -> dict[str, bytes]:
         """The instances that are to be stored with entries, by producer."""
-        if not self._unnoted:
+        if not self._unstored_instances:
             return {}
         producers = {entry.producer for entry in entries if not entry.marker}
-        return {each: self._unnoted[each] for each in producers if each in self._unnoted}
+        return {
+            each: self._unstored_instances[each]
+            for each in producers
+            if each in self._unstored_instances
+        }
 
-    async def _look_up(self, units: Sequence[Unsettled]) -> None:
+    async def _look_up(self, units: Sequence[Repeated]) -> None:
         """Units of one producer are looked up together: a resent stream has many. Nobody's wait for
         another producer's."""
-        by_producer: dict[str, list[Unsettled]] = {}
-        for unsettled in units:
-            by_producer.setdefault(unsettled.unit.producer, []).append(unsettled)
+        by_producer: dict[str, list[Repeated]] = {}
+        for repeated in units:
+            by_producer.setdefault(repeated.unit.producer, []).append(repeated)
         await asyncio.gather(
             *(self._look_up_of(producer, asked) for producer, asked in by_producer.items())
         )
 
-    async def _look_up_of(self, producer: str, units: Sequence[Unsettled]) -> None:
+    async def _look_up_of(self, producer: str, units: Sequence[Repeated]) -> None:
         """So many ids at a time that others' look-ups have their turn between."""
         for some in _some_ids(units):
             ids = [each for _, wanted in some for each in wanted]
@@ -821,14 +825,14 @@ class LiveTopic:
                     self._lose(error)
                 return
             except DomainError as error:
-                for unsettled, _ in some:
+                for repeated, _ in some:
                     if not self.stopped:
-                        self._perform(self._writer.look_up_failed(unsettled.unit, error))
+                        self._perform(self._writer.look_up_failed(repeated.unit, error))
                 continue
             receipts: list[Effect] = []
-            for unsettled, wanted in some:
-                receipt = settled(unsettled, list(itertools.islice(fates, len(wanted))))
-                receipts.append(Answer(unsettled.unit, receipt))
+            for repeated, wanted in some:
+                receipt = receipt_of(repeated, list(itertools.islice(fates, len(wanted))))
+                receipts.append(Answer(repeated.unit, receipt))
             self._perform(receipts)
 
     async def _replay_page(self, read: ReadLog) -> list[Effect]:
@@ -983,16 +987,16 @@ def _is_another(noted: bytes | None, instance: bytes) -> bool | None:
     return None if noted is None else not instance or noted != instance
 
 
-def _some_ids(units: Iterable[Unsettled]) -> Iterator[list[tuple[Unsettled, list[int]]]]:
+def _some_ids(units: Iterable[Repeated]) -> Iterator[list[tuple[Repeated, list[int]]]]:
     """Units with the ids that are to be looked up for each, in groups of about LOOK_UP_IDS_MAX."""
-    group: list[tuple[Unsettled, list[int]]] = []
+    group: list[tuple[Repeated, list[int]]] = []
     count = 0
-    for unsettled in units:
-        wanted = old_ids(unsettled)
+    for repeated in units:
+        wanted = repeated_ids(repeated)
         if group and count + len(wanted) > LOOK_UP_IDS_MAX:
             yield group
             group, count = [], 0
-        group.append((unsettled, wanted))
+        group.append((repeated, wanted))
         count += len(wanted)
     if group:
         yield group

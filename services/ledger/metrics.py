@@ -15,7 +15,7 @@ STORED: Final = "stored"
 FAILED: Final = "failed"
 
 
-class Counts:
+class TopicCounts:
     """What is counted of the topics with one label.
 
     Attributes:
@@ -60,18 +60,18 @@ class LedgerMetrics:
         self.group_size = metrics.histogram(told.GROUP_SIZE)
         self.recovery_duration = metrics.histogram(told.RECOVERY_DURATION)
         self.label = metrics.topics.of
-        self._counts: dict[str, Counts] = {}
+        self._counts: dict[str, TopicCounts] = {}
         self._tell(metrics)
 
-    def of(self, topic: TopicName) -> Counts:
+    def of(self, topic: TopicName) -> TopicCounts:
         """Where a topic is counted."""
         label = self.label(topic)
         counts = self._counts.get(label)
         if counts is None:
-            counts = self._counts[label] = Counts()
+            counts = self._counts[label] = TopicCounts()
         return counts
 
-    def appended(self, counts: Counts, entries: Sequence[Entry], took_s: float) -> None:
+    def appended(self, counts: TopicCounts, entries: Sequence[Entry], took_s: float) -> None:
         """A group was stored."""
         counts.appended_entries += len(entries)
         if not self.is_on:
@@ -84,7 +84,7 @@ class LedgerMetrics:
         self.group_size(size_bytes)
 
     def _tell(self, metrics: Metrics) -> None:
-        self._counts[told.OTHER] = Counts()
+        self._counts[told.OTHER] = TopicCounts()
         metrics.tell(told.RECEIPTS, self._receipts)
         metrics.tell(told.APPENDED_ENTRIES, lambda: self._each("appended_entries"))
         metrics.tell(told.APPENDED_MESSAGES, lambda: self._each("appended_messages"))
@@ -118,7 +118,7 @@ class Recovery:
         self._began_s: float | None = None
         self._cause = ""
 
-    def note(self, cause: str, *, is_aligning: bool) -> None:
+    def record(self, cause: str, *, is_aligning: bool) -> None:
         """Something happened, after which the writer aligns or does not."""
         if is_aligning:
             if self._began_s is None:
@@ -147,7 +147,7 @@ class Written(Protocol):
     def entries_to_replay(self) -> int: ...
 
 
-def tell_topics(
+def register_topics(
     metrics: Metrics, topics: Callable[[], Sequence[Written]], *, producers_max: int
 ) -> None:
     """Tell what topics are doing that are written here."""

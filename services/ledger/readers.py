@@ -61,8 +61,8 @@ class Pages:
         await self._share.take(max(page_bytes, self._largest_bytes) + entries_bytes)
         return page_bytes
 
-    def hold(self, size_bytes: int) -> None:
-        """The page was read: it is this large."""
+    def fit(self, size_bytes: int) -> None:
+        """The page was read and is this large: give back, or take, the difference."""
         more_bytes = size_bytes - self._share.size_bytes
         if more_bytes > 0:
             self._share.add(more_bytes)

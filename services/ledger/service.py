@@ -20,7 +20,7 @@ from services.ledger.core.entry import StoredEntry
 from services.ledger.core.receipt import Fate, Status, refused
 from services.ledger.core.writer import Limits
 from services.ledger.live import REPLAYS_MAX, LastStored, LiveTopic, Pulse, Session, Window
-from services.ledger.metrics import LedgerMetrics, tell_topics
+from services.ledger.metrics import LedgerMetrics, register_topics
 from services.ledger.ports import (
     Cursors,
     Deduplicator,
@@ -102,7 +102,7 @@ class Opened(NamedTuple):
     last_stored: LastStored | None = None
 
 
-class Range(NamedTuple):
+class ReadRange(NamedTuple):
     """What to read: from `after` on (None: from the first entry), through `through` (None: to the
     end, or for ever when following), at most `entries_max` entries (0: no limit)."""
 
@@ -160,7 +160,7 @@ class Ledger:
         self._streams = 0
         self._nothing_grows = Pulse()
         self._metrics = LedgerMetrics(metrics)
-        tell_topics(metrics, self._written, producers_max=config.publish_streams_max)
+        register_topics(metrics, self._written, producers_max=config.publish_streams_max)
 
     # ---- publishing
 
@@ -245,7 +245,7 @@ class Ledger:
     # ---- reading
 
     async def read(
-        self, topic: TopicName, what: Range, pages: Pages, draining: asyncio.Event
+        self, topic: TopicName, what: ReadRange, pages: Pages, draining: asyncio.Event
     ) -> AsyncIterator[list[StoredEntry] | Missed]:
         """Entries, as they come, and what was trimmed of those that were asked for, in its place;
         ends with the range, or when `draining` is set. What is given out is taken when the next is
@@ -274,7 +274,7 @@ class Ledger:
             )
             if through is not None:
                 entries = [each for each in entries if each.position <= through]
-            pages.hold(_held_bytes(entries, payloads=what.payloads))
+            pages.fit(_memory_bytes(entries, payloads=what.payloads))
             if after is not None:
                 missed = await self._missed(topic, after, entries, through)
                 if missed is not None and entries and missed.last >= entries[0].position:
@@ -339,7 +339,7 @@ class Ledger:
             if not entries:
                 positions = positions[len(asked) :]
                 continue
-            pages.hold(_held_bytes(entries, payloads=payloads))
+            pages.fit(_memory_bytes(entries, payloads=payloads))
             self._metrics.of(topic).read_entries += len(entries)
             for some in _responses(entries, payloads=payloads):
                 yield some
@@ -372,7 +372,7 @@ class Ledger:
             )
             if not runs:
                 return
-            pages.hold(sum(run.size_bytes + ENTRY_BYTES for run in runs))
+            pages.fit(sum(run.size_bytes + ENTRY_BYTES for run in runs))
             if len(runs) > 1:
                 yield runs
             else:  # the only one that may be too large
@@ -458,9 +458,9 @@ class Ledger:
         if state.tail is not None:  # what is appended from now on stays
             before = min(before, following(state.tail))
         mark_deletes: Mapping[str, Position | None] = await self._cursors.mark_deletes(topic)
-        if DEDUP_CURSOR in _holding(mark_deletes, before):
+        if DEDUP_CURSOR in _slowest_cursors(mark_deletes, before):
             mark_deletes = await self._snapshot(topic, mark_deletes)
-        holding = _holding(mark_deletes, before)
+        holding = _slowest_cursors(mark_deletes, before)
         if holding:
             lowest = mark_deletes[holding[0]]
             limit = NOWHERE if lowest is None else following(lowest)
@@ -710,7 +710,7 @@ NOWHERE: Final = Position(0, 0)
 """A place before the first entry of any log."""
 
 
-def _holding(mark_deletes: Mapping[str, Position | None], before: Position) -> list[str]:
+def _slowest_cursors(mark_deletes: Mapping[str, Position | None], before: Position) -> list[str]:
     """The cursors that have acknowledged the least, unless that is everything before a position."""
     lowest = min((each or NOWHERE for each in mark_deletes.values()), default=before)
     if before <= following(lowest):
@@ -718,7 +718,7 @@ def _holding(mark_deletes: Mapping[str, Position | None], before: Position) -> l
     return sorted(name for name, each in mark_deletes.items() if (each or NOWHERE) == lowest)
 
 
-def _held_bytes(entries: Sequence[StoredEntry], *, payloads: bool) -> int:
+def _memory_bytes(entries: Sequence[StoredEntry], *, payloads: bool) -> int:
     """About what entries take in memory that were read."""
     sizes = (each.size_bytes if payloads else len(each.entry.metadata) for each in entries)
     return sum(sizes) + ENTRY_BYTES * len(entries)

@@ -48,7 +48,7 @@ from services.ledger.core.receipt import (
 from services.ledger.live import News, Session
 from services.ledger.ports import LogState
 from services.ledger.readers import Pages
-from services.ledger.service import Ledger, Missed, Opened, Opening, Range
+from services.ledger.service import Ledger, Missed, Opened, Opening, ReadRange
 from services.runtime.cutting import until_cut
 from services.runtime.drain import Drain
 from services.runtime.refusal_log import in_stream
@@ -122,7 +122,7 @@ class InvalidRange(DomainError):
     reason = "INVALID_RANGE"
 
 
-class Limits(NamedTuple):
+class EntryLimits(NamedTuple):
     """What the service takes: bytes of payload in an entry and in a large message, and chunks of a
     large message."""
 
@@ -134,7 +134,7 @@ class Limits(NamedTuple):
 class LedgerServicer(pb_grpc.LedgerServiceServicer):
     """See ledger.proto."""
 
-    def __init__(self, ledger: Ledger, drain: Drain, limits: Limits) -> None:
+    def __init__(self, ledger: Ledger, drain: Drain, limits: EntryLimits) -> None:
         self._ledger = ledger
         self._drain = drain
         self._limits = limits
@@ -611,7 +611,9 @@ def _is_base64(text: str) -> bool:
 _TOTAL: Final = "total_chunk_msg_size"
 
 
-def _chunk(metadata: entry_pb2.EntryMetadata, payload_bytes: int, limits: Limits) -> Chunk | None:
+def _chunk(
+    metadata: entry_pb2.EntryMetadata, payload_bytes: int, limits: EntryLimits
+) -> Chunk | None:
     """Which chunk of a large message an entry is; None: it is none. A message of one chunk is none
     either."""
     has = metadata.HasField  # asked of every entry
@@ -707,7 +709,7 @@ def _check_together(entries: list[Entry]) -> None:
         )
 
 
-def _range(request: pb.ReadRequest, log: LogState) -> Range:
+def _range(request: pb.ReadRequest, log: LogState) -> ReadRange:
     match request.WhichOneof("start"):
         case "earliest":
             after = None
@@ -720,7 +722,7 @@ def _range(request: pb.ReadRequest, log: LogState) -> Range:
         case _:
             raise InvalidRange("a read says where to start", field="start")
     through = _position("through", request.through) if request.HasField("through") else None
-    return Range(
+    return ReadRange(
         after,
         through,
         follow=request.follow,

@@ -207,7 +207,7 @@ COMPARISONS = [
     ("math.max(1, topic.remaining)", "1"),
     ("if topic.remaining > 0 then", "if false then"),
     ("topic.confirmed_entries - topic.saved_entries", "topic.confirmed_entries"),
-    # load.lua and note_saved.lua
+    # load.lua and record_snapshot.lua
     ("topic.incarnation > call.incarnation then return answer", "false then return answer"),
     ("topic.incarnation < call.incarnation then\n  topic = new", "false then\n  topic = new"),
     ("not call.replacing and", ""),

@@ -63,7 +63,7 @@ from services.errors import Fenced, StoreFull, StoreUnavailable
 from services.ledger.core.entry import Entry, StoredEntry, Unit, places, unit_of
 from services.ledger.core.find import Finder
 from services.ledger.core.marks import last_unfinished
-from services.ledger.core.receipt import Fate, Missing, old_ids, settled
+from services.ledger.core.receipt import Fate, Missing, receipt_of, repeated_ids
 from services.ledger.core.writer import (
     Admit,
     Answer,
@@ -83,8 +83,7 @@ from services.ledger.core.writer import (
     claims_of,
 )
 from services.ledger.ports import DedupUnavailable
-from services.ledger.servicer import LedgerServicer, _to_receipt
-from services.ledger.servicer import Limits as ServicerLimits
+from services.ledger.servicer import EntryLimits, LedgerServicer, _to_receipt
 
 INCARNATION = 1
 PAGE = 3
@@ -245,14 +244,14 @@ class Process:
             case Append():
                 self.perform(self._append(effect, failing=failing))
             case LookUp(units):
-                for unsettled in units:
-                    unit = unsettled.unit
+                for repeated in units:
+                    unit = repeated.unit
                     if failing and random.random() < 0.2:
                         error = StoreUnavailable("lost")
                         self.perform(writer.look_up_failed(unit, error))
                         continue
-                    fates = self.world.log.find(unit.producer, old_ids(unsettled))
-                    self.perform([Answer(unit, settled(unsettled, fates))])
+                    fates = self.world.log.find(unit.producer, repeated_ids(repeated))
+                    self.perform([Answer(unit, receipt_of(repeated, fates))])
             case ReadLog(after, _):
                 if failing and random.random() < 0.2:
                     self.perform(writer.log_failed(StoreUnavailable("lost")))
@@ -506,7 +505,7 @@ class Application:
         ]
 
 
-_PARSER = LedgerServicer(None, None, ServicerLimits(1_000_000, 1_000_000, 100))  # type: ignore[arg-type]
+_PARSER = LedgerServicer(None, None, EntryLimits(1_000_000, 1_000_000, 100))  # type: ignore[arg-type]
 
 
 class World:

@@ -127,7 +127,7 @@ def test_an_attempt_that_deduplication_forgot_is_ended_by_what_follows(seed: int
 @pytest.mark.parametrize(
     ("rule_of_the_log", "wrong"),
     [
-        ("_note_unfinished", lambda *_: None),
+        ("_track_unfinished", lambda *_: None),
         ("left_unfinished", lambda *_: None),
         ("reopened", _without_doubt),
     ],

@@ -26,7 +26,7 @@ MUTANT_HISTORIES = 3_000
 MISSING = {
     "state.withdraw_all()\n        return state, True": 1_253,
     "if unit.session not in self._sessions:\n                continue": 578,
-    "under_way = (self._asked, self._ready, self._writing)": 249,
+    "under_way = (self._admitting, self._ready, self._writing)": 249,
     "if held and verdict is not Verdict.DUPLICATE:": 140,
 }
 """Of mutants that few histories tell apart, one that does: the search begins there."""
@@ -82,7 +82,7 @@ RULES: list[tuple[Any, str, str]] = [
     # a state that was put in the place of another has another revision
     (TopicState, "state.withdraw_all()\n        return state, True", "return state, True"),
     # a producer connects when nothing of it is open
-    (TopicWriter, "under_way = (self._asked, self._ready, self._writing)", "under_way = ()"),
+    (TopicWriter, "under_way = (self._admitting, self._ready, self._writing)", "under_way = ()"),
     # the client sends nothing before everything is answered
     (Outbox, "if self._paused and not self._parcels_out", "if self._paused"),
     # a chunk follows the one before it, of its own layout

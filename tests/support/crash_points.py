@@ -136,7 +136,7 @@ def _point_receipts(points: Points) -> None:
 
 STORE_VERBS = ("take", "append", "replay", "find", "highest")
 DEDUP_VERBS = ("admit", "confirm", "rollback")
-SNAPSHOT_VERBS = ("freeze", "mark_delete", "note_saved")
+SNAPSHOT_VERBS = ("freeze", "mark_delete", "record_snapshot")
 RECOVERY_VERBS = ("get", "load")
 
 
@@ -172,7 +172,7 @@ async def run_dedup(config: DedupConfig) -> None:
         dedup_app.connect_cursors(config) as cursors,
     ):
         store = Pointed(
-            RedisStateStore(redis), points, (*DEDUP_VERBS, "freeze", "note_saved", "load")
+            RedisStateStore(redis), points, (*DEDUP_VERBS, "freeze", "record_snapshot", "load")
         )
         pointed = Pointed(cursors, points, ("get", "mark_delete"))
         await dedup_app.serve(config, store, pointed)  # type: ignore[arg-type]

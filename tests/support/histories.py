@@ -36,7 +36,7 @@ the last is the highest there is."""
 UUIDS = ("one", "zwei/2 %20 ünd")
 
 VERBS = ("admit",) * 10 + ("confirm",) * 4 + ("rollback", "keep", "forget_producers") * 2
-VERBS += ("load", "load", "note_saved", "freeze")
+VERBS += ("load", "load", "record_snapshot", "freeze")
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ class _Author:
                     ("taken_ms", random.choice((None, 3))),
                 )
                 return Call("load", self._state(), keywords)
-            case "note_saved":
+            case "record_snapshot":
                 saved = Saved(self._position(), random.randint(0, 3), random.randint(1, 6))
-                return Call("note_saved", (random.choice((1, 1, 1, 2)), saved))
+                return Call("record_snapshot", (random.choice((1, 1, 1, 2)), saved))
             case "freeze":
                 return Call("freeze", ())
             case verb:

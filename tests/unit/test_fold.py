@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqgate.types import SEQUENCE_ID_MAX, Chunk
-from services.dedup.core.fold import Partial, Run, folded
+from services.dedup.core.fold import ChunkRun, Partial, folded
 from services.dedup.core.sequence import Marks, advance
 
 Entry = tuple[int, Chunk | None]
@@ -92,4 +92,4 @@ def test_entries_that_a_base_covers_already_may_be_folded_again(
 def test_a_part_without_a_beginning_keeps_runs_and_not_chunks() -> None:
     chunks = [Chunk("a", each, 10_000, 1_000_000) for each in range(1, 9_000)]
     whole = folded(Partial.of(7, chunk) for chunk in chunks)
-    assert whole == Partial(None, (Run(7, 1, chunks[-1]),), 0, len(chunks))
+    assert whole == Partial(None, (ChunkRun(7, 1, chunks[-1]),), 0, len(chunks))

@@ -357,15 +357,15 @@ def test_a_recovery_counts_once_for_the_first_cause_and_lasts_until_the_writer_j
     durations = metrics.recovery_duration = Recorded()
     now_s = 0.0
     recovery = Recovery(metrics, lambda: now_s)
-    recovery.note("takeover", is_aligning=True)
+    recovery.record("takeover", is_aligning=True)
     now_s = 1.0
-    recovery.note("behind", is_aligning=True)
+    recovery.record("behind", is_aligning=True)
     assert not durations.values
     now_s = 3.0
-    recovery.note("behind", is_aligning=False)
-    recovery.note("behind", is_aligning=False)
+    recovery.record("behind", is_aligning=False)
+    recovery.record("behind", is_aligning=False)
     assert durations.values == [(3.0, "takeover")]
-    recovery.note("changed", is_aligning=True)
+    recovery.record("changed", is_aligning=True)
     assert metrics.recoveries == {"takeover": 1, "changed": 1}
 
 

@@ -14,7 +14,7 @@ from services.errors import DomainError
 from services.ledger.adapters.memory import MemoryLedgerStore
 from services.ledger.config import LedgerConfig
 from services.ledger.service import Ledger
-from services.ledger.servicer import LedgerServicer, Limits
+from services.ledger.servicer import EntryLimits, LedgerServicer
 from services.runtime.cursors import MemoryCursors
 from services.runtime.drain import Drain
 from services.runtime.room import Room
@@ -100,7 +100,7 @@ async def reading(
         log = await store.take(TOPIC, create=True)
         entries = [single(n, payload=payload)._replace(metadata=METADATA) for n in range(count)]
         await store.append(TOPIC, log.ledger_id, None, entries, 0)
-        yield Parts(LedgerServicer(ledger, Drain(), Limits(1, 1, 1)), ledger)
+        yield Parts(LedgerServicer(ledger, Drain(), EntryLimits(1, 1, 1)), ledger)
         assert ledger.readers.streams == ledger.readers.room.used_bytes == 0
 
 

@@ -9,11 +9,11 @@ from services.ledger.core.receipt import (
     Found,
     Missing,
     Receipt,
+    Repeated,
     Status,
     Unfinished,
-    Unsettled,
-    old_ids,
-    settled,
+    receipt_of,
+    repeated_ids,
 )
 from tests.support.entries import batch, chunk, large, single
 
@@ -36,7 +36,7 @@ STALE = Receipt(Status.STALE, None, (Missing.STALE,))
 def test_fates_are_told_of_these_ids(
     entries: list[Entry], first_new: int | None, ids: list[int]
 ) -> None:
-    assert old_ids(Unsettled(unit_of(1, 1, entries), first_new, 99)) == ids
+    assert repeated_ids(Repeated(unit_of(1, 1, entries), first_new, 99)) == ids
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_fates_are_told_of_these_ids(
 def test_success_is_said_only_of_what_is_in_the_log(
     entries: list[Entry], fates: list[Fate], status: Status, compact: bool
 ) -> None:
-    receipt = settled(Unsettled(unit_of(1, 1, entries), None, 99), fates)
+    receipt = receipt_of(Repeated(unit_of(1, 1, entries), None, 99), fates)
     assert receipt.status is status
     assert receipt.position == (HERE if compact else None)
     assert list(receipt.fates) == ([] if compact else fates)
@@ -112,21 +112,21 @@ def test_a_chunk_is_told_where_it_is_or_what_became_of_its_message(
     entry: Entry, fate: Fate, finished: bool, receipt: Receipt
 ) -> None:
     decided = 7 if finished else 6
-    assert settled(Unsettled(unit_of(1, 1, [entry]), None, decided), [fate]) == receipt
+    assert receipt_of(Repeated(unit_of(1, 1, [entry]), None, decided), [fate]) == receipt
 
 
 @pytest.mark.parametrize(("first_new", "status"), [(None, Status.STALE), (8, Status.PARTIAL)])
 def test_an_incomplete_message_is_not_in_the_log(first_new: int | None, status: Status) -> None:
     unit = unit_of(1, 1, [batch([6, 7, 8])])
     fates = [Found(HERE, 0), attempt("a", 2), *([] if first_new else [Found(HERE, 2)])]
-    receipt = settled(Unsettled(unit, first_new, 7), fates)
+    receipt = receipt_of(Repeated(unit, first_new, 7), fates)
     assert receipt.status is status
     assert receipt.fates == (fates[0], Missing.STALE, *fates[2:])
 
 
 def test_a_batch_that_is_partly_new_names_where_to_go_on() -> None:
-    receipt = settled(
-        Unsettled(unit_of(1, 1, [batch([4, 5, 6])]), 6, 5), [Found(HERE, 0), Missing.STALE]
+    receipt = receipt_of(
+        Repeated(unit_of(1, 1, [batch([4, 5, 6])]), 6, 5), [Found(HERE, 0), Missing.STALE]
     )
     assert receipt.status is Status.PARTIAL
     assert receipt.first_new == 6

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from seqgate.spark._columns import Run as Entries
 from seqgate.types import Chunk
-from services.dedup.core.fold import Partial, Run
+from services.dedup.core.fold import ChunkRun, Partial
 from services.dedup.core.sequence import Marks
 from services.deduplication import NEVER
 
@@ -161,11 +161,11 @@ def _inside(partial: Partial) -> str | None:
     return json.dumps({"runs": partial.runs})
 
 
-def _outside(text: str | None) -> tuple[Chunk | None, tuple[Run, ...]]:
+def _outside(text: str | None) -> tuple[Chunk | None, tuple[ChunkRun, ...]]:
     if text is None:
         return None, ()
     inside: dict[str, Any] = json.loads(text)
     if "chunk" in inside:
         return Chunk._make(inside["chunk"]), ()
-    runs = (Run(highest, first, Chunk._make(last)) for highest, first, last in inside["runs"])
+    runs = (ChunkRun(highest, first, Chunk._make(last)) for highest, first, last in inside["runs"])
     return None, tuple(runs)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from seqgate.types import Position, TopicName
 from services.dedup.core.topic import Frozen, Full, Loaded, Persisted, Saved, TopicState, Tracked
-from services.dedup.ports import Page, Summary
+from services.dedup.ports import ProducerPage, Summary
 from services.deduplication import (
     Applied,
     Behind,
@@ -72,14 +72,14 @@ class MemoryStateStore:
         state = self.states.get(topic)
         return None if state is None else state.producers.get(name)
 
-    async def producers(self, topic: TopicName, *, size: int, token: str) -> Page:
+    async def producers(self, topic: TopicName, *, size: int, token: str) -> ProducerPage:
         state = self.states.get(topic)
         listed = [] if state is None else list(state.producers.items())
         if not re.fullmatch("[0-9]{0,20}", token):
             raise InvalidPage("no page has this token", field="page_token")
         first = int(token or "0")
         more = first + size < len(listed)
-        return Page(listed[first : first + size], str(first + size) if more else "")
+        return ProducerPage(listed[first : first + size], str(first + size) if more else "")
 
     async def summary(self, topic: TopicName) -> Summary | None:
         if (state := self.states.get(topic)) is None:
@@ -99,9 +99,9 @@ class MemoryStateStore:
         state = self.states.get(topic)
         return None if state is None else state.frozen()
 
-    async def note_saved(self, topic: TopicName, incarnation: int, saved: Saved) -> None:
+    async def record_snapshot(self, topic: TopicName, incarnation: int, saved: Saved) -> None:
         if (state := self.states.get(topic)) is not None:
-            state.note_saved(incarnation, saved)
+            state.record_snapshot(incarnation, saved)
 
     async def load(
         self,

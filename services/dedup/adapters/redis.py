@@ -39,7 +39,7 @@ from services.dedup.adapters.keys import (
     topic_of,
 )
 from services.dedup.core.topic import Counts, Frozen, Full, Loaded, Persisted, Saved, Tracked
-from services.dedup.ports import Page, StateUnavailable, Summary
+from services.dedup.ports import ProducerPage, StateUnavailable, Summary
 from services.deduplication import (
     Applied,
     Behind,
@@ -132,7 +132,7 @@ class RedisStateStore:
         self._confirm = Script(redis, "confirm")
         self._rollback = Script(redis, "rollback")
         self._load = Script(redis, "load")
-        self._note_saved = Script(redis, "note_saved")
+        self._record_snapshot = Script(redis, "record_snapshot")
         self._keep = Script(redis, "keep")
         self._forget = Script(redis, "forget")
         self._forget_topic = Script(redis, "forget_topic")
@@ -198,13 +198,13 @@ class RedisStateStore:
             return None
         return decode_producer(value.decode(), _unpack(meta)["term"])
 
-    async def producers(self, topic: TopicName, *, size: int, token: str) -> Page:
+    async def producers(self, topic: TopicName, *, size: int, token: str) -> ProducerPage:
         if not _CURSOR.fullmatch(token) or int(token or 0) >= 2**64:
             raise InvalidPage("no page has this token", field="page_token")
         key = topic_key(topic)
         meta = await self._command("HGET", key, META)
         if meta is None:
-            return Page([], "")
+            return ProducerPage([], "")
         cursor, fields = await self._command("HSCAN", key, int(token or 0), "COUNT", size)
         term = _unpack(meta)["term"]
         listed = [
@@ -212,7 +212,7 @@ class RedisStateStore:
             for field, value in fields.items()
             if field != META
         ]
-        return Page(listed, str(cursor) if cursor else "")
+        return ProducerPage(listed, str(cursor) if cursor else "")
 
     async def summary(self, topic: TopicName) -> Summary | None:
         meta, fields = await self._summary(topic)
@@ -247,7 +247,7 @@ class RedisStateStore:
             ],
         )
 
-    async def note_saved(self, topic: TopicName, incarnation: int, saved: Saved) -> None:
+    async def record_snapshot(self, topic: TopicName, incarnation: int, saved: Saved) -> None:
         packed = _pack(
             [
                 encode_id(incarnation),
@@ -256,7 +256,7 @@ class RedisStateStore:
                 saved.taken_ms,
             ]
         )
-        await self._note_saved(topic, packed)
+        await self._record_snapshot(topic, packed)
 
     async def load(
         self,

@@ -20,7 +20,7 @@ from seqgate.types import Chunk
 from services.dedup.core.sequence import Marks, advance
 
 
-class Run(NamedTuple):
+class ChunkRun(NamedTuple):
     """Chunks of one attempt at a message, `first` and its successors through `last`, with nothing
     of their producer between them; never chunk 0."""
 
@@ -38,7 +38,7 @@ class Partial:
     """
 
     decided: Marks | None = None
-    runs: tuple[Run, ...] = ()
+    runs: tuple[ChunkRun, ...] = ()
     last_append_ms: int = 0
     entries: int = 0
 
@@ -49,7 +49,7 @@ class Partial:
     def of(cls, highest: int, chunk: Chunk | None = None, append_ms: int = 0) -> "Partial":
         """One entry. Markers are left out."""
         if chunk is not None and chunk.chunk_id > 0:
-            return cls(None, (Run(highest, chunk.chunk_id, chunk),), append_ms, 1)
+            return cls(None, (ChunkRun(highest, chunk.chunk_id, chunk),), append_ms, 1)
         return cls(advance(Marks(), highest, chunk), (), append_ms, 1)
 
     def then(self, later: "Partial") -> "Partial":
@@ -82,7 +82,7 @@ def folded(parts: Iterable[Partial]) -> Partial:
     return whole
 
 
-def _followed(marks: Marks, runs: Iterable[Run]) -> Marks:
+def _followed(marks: Marks, runs: Iterable[ChunkRun]) -> Marks:
     """The marks after these chunks. What a mark covers of a run changes nothing; what follows in
     it continues."""
     for sequence_id, first, last in runs:
@@ -96,7 +96,7 @@ def _followed(marks: Marks, runs: Iterable[Run]) -> Marks:
     return marks
 
 
-def _joined(runs: tuple[Run, ...], later: tuple[Run, ...]) -> tuple[Run, ...]:
+def _joined(runs: tuple[ChunkRun, ...], later: tuple[ChunkRun, ...]) -> tuple[ChunkRun, ...]:
     if runs and later:
         left, right = runs[-1], later[0]
         same = (left.sequence_id, left.last.layout) == (right.sequence_id, right.last.layout)

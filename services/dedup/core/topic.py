@@ -175,7 +175,7 @@ class TopicState:
             ],
         )
 
-    def note_saved(self, incarnation: int, saved: Saved) -> None:
+    def record_snapshot(self, incarnation: int, saved: Saved) -> None:
         """A snapshot was taken."""
         if incarnation == self.incarnation and not _ends_before(
             saved.position, self.saved.position

@@ -75,7 +75,7 @@ CHUNK_GAP: Final = Receipt(Status.CHUNK_GAP)
 LAYOUT_CONFLICT: Final = Receipt(Status.LAYOUT_CONFLICT)
 
 
-class Unsettled(NamedTuple):
+class Repeated(NamedTuple):
     """A unit that was not stored because of its ids: from `first_new` on they are new, or none is;
     of those up to `decided` nothing more will be stored."""
 
@@ -99,19 +99,19 @@ def failed(error: DomainError) -> Receipt:
     return Receipt(Status.FAILED, error=error)
 
 
-def old_ids(unsettled: Unsettled) -> list[int]:
+def repeated_ids(repeated: Repeated) -> list[int]:
     """The ids whose fate a receipt must tell: all of them, in the order of the entries; or, when
     the unit is partly new, those below the first new one, ascending."""
-    unit, first_new, _ = unsettled
+    unit, first_new, _ = repeated
     ids = [each for entry in unit.entries for each in entry.sequence_ids]
     return ids if first_new is None else sorted(each for each in ids if each < first_new)
 
 
-def settled(unsettled: Unsettled, fates: Sequence[Fate]) -> Receipt:
-    """The receipt of a unit that was not stored because of its ids; `fates` follow old_ids."""
-    unit, first_new, decided = unsettled
+def receipt_of(repeated: Repeated, fates: Sequence[Fate]) -> Receipt:
+    """The receipt of a unit that was not stored because of its ids; `fates` follow repeated_ids."""
+    unit, first_new, decided = repeated
     if unit.chunk is not None:
-        return _settled_chunk(unit.chunk, fates[0], finished=unit.lowest <= decided)
+        return _chunk_receipt(unit.chunk, fates[0], finished=unit.lowest <= decided)
     known = tuple(Missing.STALE if isinstance(fate, Unfinished) else fate for fate in fates)
     if first_new is not None:
         return Receipt(Status.PARTIAL, fates=known, first_new=first_new)
@@ -124,7 +124,7 @@ def settled(unsettled: Unsettled, fates: Sequence[Fate]) -> Receipt:
     return Receipt(Status.DUPLICATE, fates=known)
 
 
-def _settled_chunk(chunk: Chunk, fate: Fate, *, finished: bool) -> Receipt:
+def _chunk_receipt(chunk: Chunk, fate: Fate, *, finished: bool) -> Receipt:
     """A chunk's receipt says where the same chunk of the same attempt is; or, when the message is
     there as another attempt, where that is."""
     match fate:

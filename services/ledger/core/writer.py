@@ -2,7 +2,7 @@
 
 Units arrive from many streams and go through in the order of their arrival:
 
-    waiting ──Admit──▶ asked ──NEW──▶ ready ──Append──▶ writing ──▶ STORED, unconfirmed
+    waiting ──Admit──▶ admitting ──NEW──▶ ready ──Append──▶ writing ──▶ STORED, unconfirmed
        ▲                 │                                    (confirmed with the next Admit)
        └── IN_FLIGHT ────┤
                          ├── DUPLICATE, PARTIAL ──LookUp──▶ a receipt
@@ -53,7 +53,7 @@ from services.ledger.core.receipt import (
     LAYOUT_CONFLICT,
     SKIPPED,
     Receipt,
-    Unsettled,
+    Repeated,
     failed,
     stored,
 )
@@ -153,7 +153,7 @@ class LookUp:
     """Find out what became of the messages of units that are not NEW, and answer each. A failure
     ends in `look_up_failed`."""
 
-    units: tuple[Unsettled, ...]
+    units: tuple[Repeated, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class Phase(Enum):
 
 
 class TopicWriter:
-    """See the module. Mutable, synchronous, one owner: it is asked for every group."""
+    """See the module. Mutable, synchronous, one owner: its owner calls it for every group."""
 
     def __init__(
         self, incarnation: int, ledger_id: int, tail: Position | None, limits: Limits
@@ -260,7 +260,7 @@ class TopicWriter:
 
         self._sessions: set[int] = set()
         self._waiting: deque[Unit] = deque()
-        self._asked: list[Unit] = []
+        self._admitting: list[Unit] = []
         self._ready: list[Unit] = []
         self._writing: list[Unit] = []
         self._in_doubt: list[Unit] = []  # stored together, or not; taking the topic again tells
@@ -281,16 +281,16 @@ class TopicWriter:
         self._reopen = False
         self._recheck_after_append = False
         self._narrow = 0
-        self._policy_wanted = self._policy_asked = self._policy_known = 0
+        self._policy_wanted = self._policy_pending = self._policy_known = 0
         self._failures = 0
         self._surprises = 0
 
     # ---- what the shell may ask
 
     def busy(self, producer: str) -> bool:
-        """Whether something of this producer was asked for or let through, and may still be
-        stored."""
-        under_way = (self._asked, self._ready, self._writing)
+        """Whether something of this producer is being admitted or was let through, and may still
+        be stored."""
+        under_way = (self._admitting, self._ready, self._writing)
         return any(unit.producer == producer for units in under_way for unit in units)
 
     @property
@@ -298,7 +298,7 @@ class TopicWriter:
         """Whether nothing is under way, and nothing is left to confirm."""
         return (
             self.phase is Phase.LIVE
-            and not (self._waiting or self._asked or self._ready or self._writing)
+            and not (self._waiting or self._admitting or self._ready or self._writing)
             and not (self._call or self._unconfirmed)
         )
 
@@ -361,7 +361,7 @@ class TopicWriter:
         self._on_hold.discard(session)
 
     def close_session(self, session: int) -> list[Unit]:
-        """A stream ended: what was not asked for yet is dropped, unanswered, and returned."""
+        """A stream ended: what is still waiting is dropped, unanswered, and returned."""
         dropped = [unit for unit in self._waiting if unit.session == session]
         self._sessions.discard(session)
         self._on_hold.discard(session)
@@ -376,8 +376,8 @@ class TopicWriter:
     def judged(self, answer: Judged) -> list[Effect]:
         """Each claim of the Admit got a verdict."""
         call = self._answered(Admit)
-        self._policy_known = self._policy_asked
-        self._note_confirmed(call.confirmation)
+        self._policy_known = self._policy_pending
+        self._drop_confirmed(call.confirmation)
         self._confirmed = call.position
         self._revision = answer.revision
         if not self.deduplicating:
@@ -400,14 +400,14 @@ class TopicWriter:
             self._go_live()
         if not isinstance(call, Admit):
             return self._next()
-        self._policy_known = self._policy_asked
+        self._policy_known = self._policy_pending
         self._failures = self._surprises = 0
         return self._sort_out(dict.fromkeys([unit.producer for unit in call.units], _ALL_NEW))
 
     def confirmed(self) -> list[Effect]:
         """A confirmation was applied."""
         call = self._answered(Confirm)
-        self._note_confirmed(call.confirmation)
+        self._drop_confirmed(call.confirmation)
         if self._behind is not None:
             through = call.confirmation.through
             self._behind = None if through == self.tail else _Behind(through)
@@ -416,7 +416,7 @@ class TopicWriter:
     def aligned(self, revision: int) -> list[Effect]:
         """Every open claim was withdrawn, and the state covers the log."""
         call = self._answered(Rollback)
-        self._note_confirmed(call.confirmation)
+        self._drop_confirmed(call.confirmation)
         self._confirmed = call.position
         self._revision = revision
         self.deduplicating = True
@@ -462,7 +462,7 @@ class TopicWriter:
                 logged = Logged(position, producer, entry.highest, append_ms, entry.chunk)
                 self._unconfirmed.append(logged)
                 entry_id += 1
-            self._note_unfinished(unit)
+            self._track_unfinished(unit)
         self.tail = Position(self.ledger_id, entry_id - 1)
         if not self.deduplicating:
             self._unconfirmed.clear()
@@ -485,7 +485,7 @@ class TopicWriter:
         return effects + self._pause() + self._next()
 
     def log_read(self, entries: Sequence[Logged], remaining: int) -> list[Effect]:
-        """The entries that follow the position asked for, and how many more there are.
+        """The entries that follow the position of the ReadLog, and how many more there are.
 
         What lies behind the tail another writer has stored, who has the topic: deduplication takes
         no confirmation of it from us, and need not have heard of that writer yet.
@@ -503,8 +503,8 @@ class TopicWriter:
         return [self._call]
 
     def log_trimmed(self) -> list[Effect]:
-        """What follows the position asked for was trimmed, in part at least, and the state was made
-        to forget everything: it is to be built from the beginning."""
+        """What follows the position of the ReadLog was trimmed, at least in part, and the state was
+        made to forget everything: it is to be built from the beginning."""
         assert self._reading
         self._reading = False
         self._behind = _Behind(None)
@@ -532,7 +532,7 @@ class TopicWriter:
         in_doubt, self._in_doubt = self._in_doubt, []
         if tail != self.tail:
             for unit in in_doubt:
-                self._note_unfinished(unit)
+                self._track_unfinished(unit)
         self.ledger_id, self.tail = ledger_id, tail
         return self._next()
 
@@ -578,9 +578,9 @@ class TopicWriter:
             return []
         curious = self._policy_known < self._policy_wanted
         if (self._waiting or curious) and not (self._recheck_after_append and self._writing):
-            self._asked = self._take_group()
-            self._policy_asked = self._policy_wanted
-            units = tuple(unit for unit in self._asked if not unit.marker)
+            self._admitting = self._take_group()
+            self._policy_pending = self._policy_wanted
+            units = tuple(unit for unit in self._admitting if not unit.marker)
             self._call = Admit(self.tail, self._revision, self._confirmation(), units)
             return [self._call]
         if self._unconfirmed and not self._writing:
@@ -645,7 +645,7 @@ class TopicWriter:
         through = self._unconfirmed[-1].position
         return confirmation_of(self._confirmed, through, self._unconfirmed)
 
-    def _note_confirmed(self, confirmation: Confirmation | None) -> None:
+    def _drop_confirmed(self, confirmation: Confirmation | None) -> None:
         if confirmation is None:
             return
         through = confirmation.through
@@ -653,23 +653,23 @@ class TopicWriter:
         self._unconfirmed = [each for each in self._unconfirmed if each.position > through]
 
     def _sort_out(self, judgements: Mapping[str, Iterator[_Judgement]]) -> list[Effect]:
-        """Send each unit that was asked for on its way. While the machine aligns, what is let
-        through here is asked for again afterwards."""
-        asked, self._asked = self._asked, []
-        look_up: list[Unsettled] = []
+        """Send each unit of the Admit on its way. While the machine aligns, what is let
+        through here is admitted again afterwards."""
+        admitting, self._admitting = self._admitting, []
+        look_up: list[Repeated] = []
         again: list[Unit] = []
         effects: list[Effect] = []
         in_flight = False
-        for unit in asked:
+        for unit in admitting:
             verdict, decided, aborted = _NEW if unit.marker else next(judgements[unit.producer])
             match verdict:
                 case Verdict.NEW:
                     ended = aborted or self._ended_by(unit)
                     self._ready.append(_ending(unit, ended) if ended else unit)
                 case Verdict.DUPLICATE:
-                    look_up.append(Unsettled(unit, None, decided))
+                    look_up.append(Repeated(unit, None, decided))
                 case Verdict.PARTIAL:
-                    look_up.append(Unsettled(unit, decided + 1, decided))
+                    look_up.append(Repeated(unit, decided + 1, decided))
                     self._hold(unit)
                 case Verdict.CHUNK_GAP:
                     effects.append(Answer(unit, CHUNK_GAP))
@@ -680,7 +680,7 @@ class TopicWriter:
                 case Verdict.IN_FLIGHT | Verdict.HELD:
                     in_flight = in_flight or verdict is Verdict.IN_FLIGHT
                     again.append(unit)
-        effects += self._skip_held_up() + self._requeue(again)
+        effects += self._skip_on_hold() + self._requeue(again)
         if in_flight and not (self._writing or self._ready):
             if not self._unconfirmed:
                 self.phase = Phase.ALIGNING  # let through once, and by nobody who is still here
@@ -703,7 +703,7 @@ class TopicWriter:
         )
         return "" if any(in_flight) else uuid
 
-    def _note_unfinished(self, unit: Unit) -> None:
+    def _track_unfinished(self, unit: Unit) -> None:
         """A unit was stored."""
         if unit.marker:
             return
@@ -715,19 +715,19 @@ class TopicWriter:
 
     def _drop_ended(self) -> None:
         """Forget what streams left unfinished that are gone and store nothing any more."""
-        let_through = chain(self._asked, self._ready, self._writing)
+        let_through = chain(self._admitting, self._ready, self._writing)
         over = self._ended_amid.difference(unit.session for unit in let_through)
         self._ended_amid -= over
         for session in over:
             self._unfinished.pop(session, None)
 
     def _back_to_waiting(self) -> list[Effect]:
-        asked, self._asked = self._asked, []
-        return self._requeue(asked) + self._next()
+        admitting, self._admitting = self._admitting, []
+        return self._requeue(admitting) + self._next()
 
     def _requeue(self, units: Sequence[Unit]) -> list[Effect]:
         """Put units back where they came from, in order; those of streams on hold are skipped. A
-        stream that has ended is never asked for again: something before it may have failed, and
+        stream that has ended is never admitted again: something before it may have failed, and
         its producer sends all of it anew."""
         effects: list[Effect] = []
         for unit in reversed(units):
@@ -745,13 +745,13 @@ class TopicWriter:
         for unit in units:
             effects.append(Answer(unit, failed(error)))
             self._hold(unit)
-        return effects + self._skip_held_up()
+        return effects + self._skip_on_hold()
 
     def _hold(self, unit: Unit) -> None:
         if unit.session in self._sessions:
             self._on_hold.add(unit.session)
 
-    def _skip_held_up(self) -> list[Effect]:
+    def _skip_on_hold(self) -> list[Effect]:
         if not self._on_hold:
             return []
         skipped = [unit for unit in self._waiting if unit.session in self._on_hold]
@@ -762,12 +762,12 @@ class TopicWriter:
 
     def _too_many_producers(self, call: Admit, error: DomainError) -> list[Effect]:
         """Find out whose producer it is: one producer a group, until this group is through."""
-        asked, self._asked = self._asked, []
+        admitting, self._admitting = self._admitting, []
         if len({unit.producer for unit in call.units}) > 1:
-            self._narrow = len(asked)
-            return self._requeue(asked) + self._next()
-        markers = [unit for unit in asked if unit.marker]
-        refused = [unit for unit in asked if not unit.marker]
+            self._narrow = len(admitting)
+            return self._requeue(admitting) + self._next()
+        markers = [unit for unit in admitting if unit.marker]
+        refused = [unit for unit in admitting if not unit.marker]
         return self._refuse(refused, error) + self._requeue(markers) + self._next()
 
     def _fail(self, error: DomainError) -> list[Effect]:
@@ -775,8 +775,8 @@ class TopicWriter:
         self.last_error = error
         self.phase = Phase.ALIGNING
         self._failures += 1
-        asked, self._asked = self._asked, []
-        effects = self._requeue(asked)
+        admitting, self._admitting = self._admitting, []
+        effects = self._requeue(admitting)
         if self._failures >= self._limits.patience:
             waiting, self._waiting = self._waiting, deque()
             effects += self._refuse(waiting, error)
@@ -793,7 +793,7 @@ class TopicWriter:
         del units  # the streams end, and their producers send again
         self.phase = Phase.FENCED
         self._waiting.clear()
-        self._asked, self._ready, self._writing = [], [], []
+        self._admitting, self._ready, self._writing = [], [], []
         return [Stop(error if isinstance(error, Fenced) else Fenced(error.message))]
 
 

@@ -48,7 +48,7 @@ STATE_WRITES: Final = frozenset(
         "confirm",
         "rollback",
         "keep",
-        "note_saved",
+        "record_snapshot",
         "load",
         "forget_producers",
         "forget_topic",

@@ -3,7 +3,7 @@
 -- KEYS[1]  hash  seqgate:dedup:v1:{<topic>}, see topic.lua
 -- ARGV[1]  MessagePack of {incarnation, position, entries, taken_ms}
 --
--- Same function as core/topic.py:TopicState.note_saved.
+-- Same function as core/topic.py:TopicState.record_snapshot.
 
 local meta = redis.call("HGET", KEYS[1], "meta")
 if not meta then return 0 end
