@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from grpc import aio
 
@@ -26,6 +26,9 @@ from tools.bench.measurement import BenchError
 from tools.bench.rounds import Round
 from tools.bench.streams import WITHIN_S, Consumers
 from tools.bench.workload import Outcome, outcomes_to_json
+
+if TYPE_CHECKING:
+    from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceAsyncStub
 
 PAYLOAD_BYTES: Final = 100
 
@@ -209,7 +212,7 @@ class _Work:
         self,
         consuming: Consuming,
         *,
-        stub: Any = None,
+        stub: "DispatcherServiceAsyncStub | None" = None,
         is_stuck: bool = False,
         start: pb.Start | None = None,
     ) -> AsyncIterator[Consumers]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import duckdb
 import pyarrow as pa
@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from redis import Redis
 
+from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.spark import local_session, register
 from seqgate.spark._columns import Range, connected, read_blocks
 from seqgate.spark._source import Options, SeqgateReader
@@ -191,7 +192,7 @@ def merged(rows: pa.Table) -> pa.Table:
     return pa.Table.from_pylist([row], MERGED)
 
 
-def _counted(stub: Any, wanted: Range) -> int:
+def _counted(stub: LedgerServiceStub, wanted: Range) -> int:
     blocks = read_blocks(stub, wanted, timeout_s=TIMEOUT_S)
     return sum(block.count for group in blocks for block in group)
 

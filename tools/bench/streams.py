@@ -8,12 +8,15 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from grpc import aio
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from tools.bench.measurement import BenchError
+
+if TYPE_CHECKING:
+    from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceAsyncStub
 
 PERMITS: Final = 1_000
 """How many messages a consumer takes before it acknowledges: the client's own default."""
@@ -28,7 +31,7 @@ STUCK: Final = "consumer-0"
 class Consumers:
     """Streams of one subscription."""
 
-    def __init__(self, stub: Any, *, is_stuck: bool = False) -> None:
+    def __init__(self, stub: "DispatcherServiceAsyncStub", *, is_stuck: bool = False) -> None:
         self._stub = stub
         self._is_stuck = is_stuck
         self._streams: dict[str, tuple[Any, int]] = {}

@@ -9,7 +9,7 @@ call.
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.entry.v1 import entry_pb2
@@ -26,6 +26,9 @@ from services.deduplication import (
     Writer,
 )
 from tools.bench.measurement import BenchError
+
+if TYPE_CHECKING:
+    from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceAsyncStub
 
 CLAIMS: Final = (1, 100, 1_000)
 """How many claims a call has."""
@@ -111,7 +114,7 @@ def _confirmation(log: Log) -> Confirmation | None:
 # ---- through the service
 
 
-async def admit_unary(stub: Any, topic: str, group: int) -> Call:
+async def admit_unary(stub: "DedupServiceAsyncStub", topic: str, group: int) -> Call:
     """The call, as Admit."""
     log = Log(group)
     reply = await stub.Rollback(_rollback(topic))
@@ -123,10 +126,10 @@ async def admit_unary(stub: Any, topic: str, group: int) -> Call:
     return call
 
 
-async def admit_streamed(stub: Any, topic: str, group: int) -> Call:
+async def admit_streamed(stub: "DedupServiceAsyncStub", topic: str, group: int) -> Call:
     """The call, over an Exchange stream."""
     log = Log(group)
-    stream = stub.Exchange()
+    stream: Any = stub.Exchange()
     await stream.write(pb.ExchangeRequest(request_id=1, rollback=_rollback(topic)))
     log.revision = (await stream.read()).rollback.rolled_back.revision
 
