@@ -10,9 +10,10 @@ yet. After a lost reply it is not known whether a call took effect; each may be 
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 import structlog
+from grpc import aio
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import cursor_pb2_grpc as pb_grpc
@@ -22,6 +23,9 @@ from services.cursors import Cursor, CursorConflict, CursorsUnavailable
 from services.errors import DomainError
 from services.runtime.positions import of_position, to_position
 from services.runtime.status import CallFailed, answer
+
+Q = TypeVar("Q")
+R = TypeVar("R")
 
 log = structlog.get_logger()
 
@@ -60,7 +64,7 @@ class CursorClient:
             log.error("the cursor service refused", reason=failed.reason, detail=failed.message)
         return unavailable(failed.reason)
 
-    async def _call(self, method: Any, request: Any) -> Any:
+    async def _call(self, method: "aio.UnaryUnaryMultiCallable[Q, R]", request: Q) -> R:
         try:
             return await answer(method(request, timeout=self._timeout_s))
         except CallFailed as failed:

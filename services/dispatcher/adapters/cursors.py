@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 from google.protobuf.message import Message
-from grpc import StatusCode
+from grpc import StatusCode, aio
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.types import Position, TopicName
@@ -230,12 +230,13 @@ class SubscriptionCursors(CursorClient):
     async def check(self) -> None:
         await self._call(self._stub.ListCursors, pb.ListCursorsRequest(page_size=1))
 
-    async def _in_parts(self, method: Any, request: Message, *fields: str) -> Any:
-        """Do what a request asks, in halves and halves of these where the service takes no message
-        so large. Returns the last answer."""
-        reply: Any = None
+    async def _in_parts(
+        self, method: "aio.UnaryUnaryMultiCallable[R, T]", request: R, *fields: str
+    ) -> T:
+        """Make a request, split into halves as long as it is too large for the cursor service.
+        Returns the last response."""
         waiting = [request]
-        while waiting:
+        while True:
             part = waiting.pop()
             try:
                 reply = await self._call(method, part)
@@ -244,7 +245,9 @@ class SubscriptionCursors(CursorClient):
                 if halves is None:
                     raise
                 waiting += reversed(halves)
-        return reply
+            else:
+                if not waiting:
+                    return reply
 
     async def _page(self, method: Any, request: Any) -> Any:
         """A page of what is read, smaller where the service sends no message so large."""

@@ -5,7 +5,7 @@ No call is retried here, but for publishing, which the client library does.
 
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import structlog
 from grpc import aio
@@ -25,6 +25,9 @@ from services.dispatcher.ports import (
 )
 from services.runtime.channels import check_health
 from services.runtime.status import CallFailed, answer, call_failed
+
+Q = TypeVar("Q")
+R = TypeVar("R")
 
 log = structlog.get_logger()
 
@@ -179,7 +182,7 @@ class GrpcLog:
             call.cancel()
         return entries
 
-    async def _call(self, method: Any, request: Any) -> Any:
+    async def _call(self, method: "aio.UnaryUnaryMultiCallable[Q, R]", request: Q) -> R:
         try:
             return await answer(method(request, timeout=self._timeout_s))
         except CallFailed as error:
