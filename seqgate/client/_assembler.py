@@ -1,19 +1,19 @@
-"""Which chunks make a message?
+"""Assembles large messages from chunks.
 
 A producer cuts a large message into chunks and publishes each as an entry of its own (PIP-37). A
 uuid names the attempt to publish the message. Between two chunks of an attempt the log may hold
-anything: plain messages, chunks of other attempts, chunks of the same attempt once more.
+anything: plain messages, chunks of other attempts, copies of chunks of the same attempt.
 
     log    A0  B0  A1  plain  B1  A2        A has three chunks, B has two
     out                       B   A
 
-The assembler is fed a topic's chunks in log order, holds what an attempt has so far (its context),
-and gives out each message with its last chunk.
+The assembler is fed a topic's chunks in log order, keeps the chunks of each incomplete attempt (its
+context), and returns each message with its last chunk.
 
-No chunk is lost sight of. Each comes out once: in a message, in a Dropped, or as a Headless; and
-what was held together comes out together, so that the owner can acknowledge or return it as one set
-(Pulsar's consumer leaves holes here: apache/pulsar#21070, apache/pulsar#21101). Only a redelivery,
-the entry at a position that is held, is not told again.
+No chunk is lost. Each is returned once: in a message, in a Dropped, or as a Headless; and chunks
+that were held together are returned together, so that the owner can acknowledge or return them as
+one (Pulsar's consumer leaves gaps here: apache/pulsar#21070, apache/pulsar#21101). Only a
+redelivery, the entry at a position that is held, is not returned again.
 """
 
 from collections import Counter, OrderedDict
@@ -28,16 +28,14 @@ from seqgate.types import Position
 
 @dataclass(frozen=True, slots=True)
 class AssemblyLimits:
-    """How much an assembler holds.
-
-    The body of a message that is complete is not held, and not counted.
+    """Limits of an assembler. The body of a complete message is neither held nor counted.
 
     Attributes:
-        messages_max: how many incomplete messages, 1 to 1,000: each chunk is weighed against all of
-            them. (Pulsar's maxPendingChunkedMessage: 10.)
-        bytes_max: how many bytes of payload they have together, 1 or more.
-        chunks_max: how many chunks a message may have, by its own word: 1 to 2^31 - 1.
-        message_bytes_max: how many bytes it may have, by its own word: 1 to bytes_max.
+        messages_max: how many incomplete messages, 1 to 1,000; each chunk is checked against all.
+            (Pulsar's maxPendingChunkedMessage: 10.)
+        bytes_max: their payloads together, in bytes, 1 or more.
+        chunks_max: the chunks that a message may declare, 1 to 2^31 - 1.
+        message_bytes_max: the bytes that a message may declare, 1 to bytes_max.
         expiry_ms: how long a message may be incomplete after its chunk 0 arrived, in milliseconds;
             0: for ever. (Pulsar's expireTimeOfIncompleteChunkedMessage: one minute.)
 
@@ -53,27 +51,27 @@ class AssemblyLimits:
 
     def __post_init__(self) -> None:
         if not 1 <= self.messages_max <= 1_000:
-            raise ValueError("messages_max is 1 to 1,000")
+            raise ValueError("messages_max must be 1 to 1,000")
         if self.bytes_max < 1:
-            raise ValueError("bytes_max is at least 1")
+            raise ValueError("bytes_max must be at least 1")
         if not 1 <= self.chunks_max < 2**31:
-            raise ValueError("chunks_max is 1 to 2^31 - 1")
+            raise ValueError("chunks_max must be 1 to 2^31 - 1")
         if not 1 <= self.message_bytes_max <= self.bytes_max:
-            raise ValueError("message_bytes_max is 1 to bytes_max")
+            raise ValueError("message_bytes_max must be 1 to bytes_max")
         if self.expiry_ms < 0:
-            raise ValueError("expiry_ms is not negative")
+            raise ValueError("expiry_ms must be at least 0")
 
 
 class Piece(NamedTuple):
-    """One chunk, as it is in the log.
+    """One chunk in the log.
 
     Attributes:
         position: where it is.
-        producer, sequence_id: whose message it is of, and under which id.
-        uuid: of which attempt to publish the message.
-        chunk_id: which chunk, 0 to num_chunks - 1.
+        producer, sequence_id: identify its message.
+        uuid: the attempt to publish the message.
+        chunk_id: its number, 0 to num_chunks - 1.
         num_chunks: how many the message has, 1 or more.
-        total_bytes: how many bytes all of them have.
+        total_bytes: the size of all of them.
         crc32c: CRC-32C of all of them end to end; None: not known.
         payload: its bytes.
     """
@@ -90,17 +88,17 @@ class Piece(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Whether the message ends with it."""
+        """Whether it is the message's last chunk."""
         return self.chunk_id == self.num_chunks - 1
 
     @property
     def attempt(self) -> tuple[str, str]:
-        """Names the attempt within the topic."""
+        """Identifies the attempt within the topic."""
         return self.producer, self.uuid
 
     @property
     def message(self) -> tuple[str, int]:
-        """Names the message within the topic."""
+        """Identifies the message within the topic."""
         return self.producer, self.sequence_id
 
     @property
@@ -113,24 +111,24 @@ class DropReason(Enum):
     """Why chunks make no message.
 
     Four are final in a log with deduplication: ABORTED, RESTARTED, DUPLICATE and CORRUPT chunks
-    never make a message, whoever reads them; acknowledge them (and report what is CORRUPT). The
-    others mean only "not kept here": EVICTED, EXPIRED, TOO_LARGE, HEADLESS and GAP chunks may be
-    of a message that is whole in the log, and whoever wants it reads them again.
+    never make a message, for any reader; acknowledge them, and report CORRUPT ones. The others mean
+    "not kept here": the message of EVICTED, EXPIRED, TOO_LARGE, HEADLESS and GAP chunks may be
+    whole in the log, and can be read again.
     """
 
-    ABORTED = auto()  # the log says so, or the message was started again as another attempt
+    ABORTED = auto()  # by the log, or by another attempt at the message
     RESTARTED = auto()  # the same attempt was started again (apache/pulsar#21070)
     DUPLICATE = auto()  # the same chunk is held, from another position (apache/pulsar#20948)
-    CORRUPT = auto()  # together they have not the size or the checksum that they claim
+    CORRUPT = auto()  # they do not have the declared size or checksum
     EVICTED = auto()  # newer messages needed the room
-    EXPIRED = auto()  # the rest did not come in time (apache/pulsar#17110)
-    TOO_LARGE = auto()  # the message claims more bytes or chunks than are allowed
+    EXPIRED = auto()  # incomplete for too long (apache/pulsar#17110)
+    TOO_LARGE = auto()  # the message declares more bytes or chunks than allowed
     HEADLESS = auto()  # the chunks before it are not held
-    GAP = auto()  # one in between is missing, or the last one has another layout
+    GAP = auto()  # a chunk in between is missing, or the last one has another layout
 
 
 class Dropped(NamedTuple):
-    """Chunks of one attempt that are let go together, in the order in which they were added."""
+    """Chunks of one attempt that are dropped together, in the order in which they were added."""
 
     reason: DropReason
     producer: str
@@ -151,14 +149,13 @@ class Assembled(NamedTuple):
 
 class Headless(NamedTuple):
     """The last chunk of a message whose other chunks are not held: reading began after them, or
-    they were let go. It is the owner's, who may fetch the whole message by other means, and is in
-    no count."""
+    they were dropped. The owner may fetch the whole message by other means. It is in no count."""
 
     piece: Piece
 
     @property
     def dropped(self) -> Dropped:
-        """What to report when the message is given up."""
+        """The report, if the owner does not fetch the message."""
         piece = self.piece
         positions = (piece.position,)
         return Dropped(
@@ -167,7 +164,7 @@ class Headless(NamedTuple):
 
 
 class Added(NamedTuple):
-    """What a chunk brought about: what was let go, and what it completed or failed to complete."""
+    """What a chunk led to: chunks that were dropped, and the message, if it is the last one."""
 
     dropped: tuple[Dropped, ...] = ()
     outcome: Assembled | Headless | None = None
@@ -175,7 +172,7 @@ class Added(NamedTuple):
 
 @dataclass(slots=True)
 class _Context:
-    """What is held of one attempt: its chunks from 0 on, without a gap."""
+    """The chunks of one attempt that are held: from 0 on, without a gap."""
 
     first: Piece
     started_ms: int
@@ -194,7 +191,7 @@ class _Context:
 
     @property
     def is_sound(self) -> bool:
-        """Whether it may still become, or is, what its chunks claim."""
+        """Whether size and checksum match what the chunks declare, as far as they have arrived."""
         claimed = self.first
         if len(self.positions) < claimed.num_chunks:
             return self.size_bytes <= claimed.total_bytes
@@ -202,22 +199,22 @@ class _Context:
 
 
 class Assembler:
-    """Puts the chunked messages of one topic together.
+    """Assembles the large messages of one topic.
 
-    What it tells of itself is counted when asked: a counter beside the contexts drifts from them
-    (Pulsar's of incomplete messages does, and lets messages go too early).
+    Its sizes are computed when read: a separate counter drifts from the contexts (Pulsar's counter
+    of incomplete messages does, and drops messages too early).
     """
 
     def __init__(self, limits: AssemblyLimits, *, evicts_newest: bool = False) -> None:
-        """`evicts_newest` says which message is let go where there is no room for all: of those
-        beside the one that has just grown the newest, since what is let go comes again when the
-        others are done; or the oldest of all, since it does not."""
+        """`evicts_newest` selects the message to drop when there is no room for all: the newest
+        but the one that has just grown, for an owner that gets dropped chunks again when others are
+        complete; otherwise the oldest, for an owner that does not."""
         self._evicts_newest = evicts_newest
         self.counts: Final = Counter[DropReason]()
         """How many chunks were dropped, by reason."""
         self._limits = limits
-        # By attempt, in the order in which they started. An OrderedDict finds its oldest item at
-        # once; a dict searches through all that were removed before it.
+        # By attempt, in the order in which they started. An OrderedDict finds its oldest item in
+        # constant time; a dict scans over all that were removed before it.
         self._contexts: OrderedDict[tuple[str, str], _Context] = OrderedDict()
         # The same by message: a message has one attempt at a time.
         self._by_message: dict[tuple[str, int], _Context] = {}
@@ -239,7 +236,7 @@ class Assembler:
 
         Args:
             piece: the chunk.
-            now_ms: the time in milliseconds, by a clock that does not go back.
+            now_ms: the time in milliseconds, by a monotonic clock.
         """
         assert 0 <= piece.chunk_id < piece.num_chunks
         expired = self.expire(now_ms)
@@ -247,22 +244,22 @@ class Assembler:
         return added._replace(dropped=expired + added.dropped) if expired else added
 
     def abort(self, producer: str, uuid: str) -> Dropped | None:
-        """Let go of an attempt that the log has ended. Returns what was held of it, if anything."""
+        """Drop an attempt that the log has ended. Returns its chunks, if any are held."""
         context = self._contexts.get((producer, uuid))
-        return None if context is None else self._let_go(DropReason.ABORTED, context)
+        return None if context is None else self._end(DropReason.ABORTED, context)
 
     def expire(self, now_ms: int) -> tuple[Dropped, ...]:
-        """Let go of the messages whose chunk 0 arrived more than expiry_ms ago."""
+        """Drop the messages whose chunk 0 arrived more than expiry_ms ago."""
         expired = []
         while self._limits.expiry_ms and self._contexts:
             oldest = self._oldest()
             if now_ms - oldest.started_ms <= self._limits.expiry_ms:
                 break
-            expired.append(self._let_go(DropReason.EXPIRED, oldest))
+            expired.append(self._end(DropReason.EXPIRED, oldest))
         return tuple(expired)
 
     def clear(self) -> None:
-        """Forget all that is held, as if it had never been added: reading goes on elsewhere."""
+        """Forget all chunks without dropping them: reading continues elsewhere."""
         self._contexts.clear()
         self._by_message.clear()
 
@@ -270,19 +267,19 @@ class Assembler:
         rivals = self._rivals(piece)
         for reason, held in rivals:
             if piece.position < held.first.position:
-                # What held replaced is delivered again. It must not end the attempt that goes on.
+                # A redelivery of a chunk that `held` replaced. It must not end the newer attempt.
                 return self._refuse(reason, piece)
         ended: list[Dropped] = []
         for reason, held in rivals:
             if piece.position == held.first.position:
                 self._remove(held)  # all of it is delivered again
             else:
-                ended.append(self._let_go(reason, held))
+                ended.append(self._end(reason, held))
         added = self._open(piece, now_ms)
         return Added((*ended, *added.dropped), added.outcome)
 
     def _rivals(self, piece: Piece) -> list[tuple[DropReason, _Context]]:
-        """What is held and cannot go on beside a new start. It is one as a rule, if any."""
+        """The contexts that a new first chunk ends: at most one, as a rule."""
         same_attempt = self._contexts.get(piece.attempt)
         same_message = self._by_message.get(piece.message)
         rivals = []
@@ -308,7 +305,7 @@ class Assembler:
         expected = len(context.positions)
         if piece.chunk_id > expected or piece.layout != context.first.layout:
             context.positions.append(piece.position)
-            return Added((self._let_go(DropReason.GAP, context),))
+            return Added((self._end(DropReason.GAP, context),))
         if piece.chunk_id == expected:
             return self._append(context, piece)
         if piece.position == context.positions[piece.chunk_id]:
@@ -316,7 +313,7 @@ class Assembler:
         return self._refuse(DropReason.DUPLICATE, piece)
 
     def _without_context(self, piece: Piece) -> Added:
-        # Each chunk says how large its message is, so nothing remembers what was refused.
+        # Each chunk declares its message's size, so refused messages need not be remembered.
         if self._is_too_large(piece):
             return self._refuse(DropReason.TOO_LARGE, piece)
         if piece.is_last:
@@ -326,7 +323,7 @@ class Assembler:
     def _append(self, context: _Context, piece: Piece) -> Added:
         context.append(piece)
         if not context.is_sound:
-            return Added((self._let_go(DropReason.CORRUPT, context),))
+            return Added((self._end(DropReason.CORRUPT, context),))
         if not piece.is_last:
             return Added(self._make_room(context))
         self._remove(context)
@@ -336,14 +333,14 @@ class Assembler:
         )
 
     def _make_room(self, grown: _Context) -> tuple[Dropped, ...]:
-        """Let go of messages until the limits hold. Where that are the oldest, the one that has
-        just grown goes too when it is one: it is the new ones that are likely to be completed."""
+        """Drop messages until the limits hold. Where the oldest are dropped, the one that has just
+        grown may be among them: newer ones are more likely to be completed."""
         evicted = []
         excess_bytes = self.bytes_held - self._limits.bytes_max
         while excess_bytes > 0 or len(self._contexts) > self._limits.messages_max:
-            let_go = self._newest_beside(grown) if self._evicts_newest else self._oldest()
-            excess_bytes -= let_go.size_bytes
-            evicted.append(self._let_go(DropReason.EVICTED, let_go))
+            context = self._newest_beside(grown) if self._evicts_newest else self._oldest()
+            excess_bytes -= context.size_bytes
+            evicted.append(self._end(DropReason.EVICTED, context))
         return tuple(evicted)
 
     def _is_too_large(self, piece: Piece) -> bool:
@@ -351,13 +348,13 @@ class Assembler:
         return piece.total_bytes > limits.message_bytes_max or piece.num_chunks > limits.chunks_max
 
     def _newest_beside(self, grown: _Context) -> _Context:
-        """There is another one: one message alone is never above the limits."""
+        """The newest other one. It exists: a single message is never above the limits."""
         return next(each for each in reversed(self._contexts.values()) if each is not grown)
 
     def _oldest(self) -> _Context:
         return next(iter(self._contexts.values()))
 
-    def _let_go(self, reason: DropReason, context: _Context) -> Dropped:
+    def _end(self, reason: DropReason, context: _Context) -> Dropped:
         self._remove(context)
         return self._drop(reason, context.first, context.positions)
 

@@ -1,15 +1,15 @@
-"""Which messages travel together?
+"""Batches: which messages are sent together.
 
-Messages are collected until they are many enough, large enough, or old enough. A batch carries
-increasing sequence ids, so a message whose id is not above every id before it (an application that
-sends again) travels alone: only the service can say whether it is a duplicate. What comes after it
-starts a new batch. (Pulsar's Java client, apache/pulsar#5491.) So does a message with a delivery
-time, which is that of its whole entry.
+Messages are collected until there are enough, they are large enough, or the oldest has waited long
+enough. The ids of a batch increase, so a message whose id is not above all earlier ones (a resend
+by the application) is sent alone: only the service knows whether it is a duplicate. The next
+message starts a new batch. (Pulsar's Java client, apache/pulsar#5491.) A message with a delivery
+time is sent alone, too: the time is its entry's.
 
-A batch is one entry, or, batched by key, an entry for each key. What an entry shows to filters is
-said of all its messages, so a message that shows something else begins another: the next batch, or
-by key the next entry of its key. (In apache/pulsar#16680 that was asked for only where schemas
-differ, and batches would have been mixed.)
+A batch is one entry or, batched by key, an entry for each key. The properties that an entry shows
+to filters hold for all its messages, so a message that shows others starts a new batch, or by key a
+new entry of its key. (apache/pulsar#16680 demanded that only where schemas differ, and would have
+mixed batches.)
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,13 +20,13 @@ from seqgate.client._codec import OutgoingMessage
 from seqgate.client._projection import Projection, listed
 
 ENTRIES_MAX: Final = 1_000
-"""How many entries travel together at most (ledger.proto)."""
+"""The most entries of a publication (ledger.proto)."""
 
 _NOTHING: Final = object()
-"""What a group shows that has no entry yet."""
+"""What a group without an entry shows."""
 
 Parcel = list[OutgoingMessage]
-"""What travels together, in the order in which it was sent."""
+"""Messages that are sent together, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +34,18 @@ class Batching:
     """How a producer batches.
 
     Attributes:
-        messages_max: how many messages a batch holds, 1 to 10,000.
-        bytes_max: how many bytes they may have, about.
-        delay_s: how long a batch waits for more, in seconds.
-        by_key: make an entry for each key, and store the entries of one flush together. Consumers
-            that share a subscription by key need this (Pulsar's KEY_BASED batcher).
-        filter_properties: which properties of a batch's messages filters see: names, or the values
-            that count by name, others being taken for absent (Pulsar's batchedFilterProperties and
-            restrictSameValuesInBatchProperties). None are listed: none are seen, but those of a
-            message that happens to be alone. Otherwise a batch ends before a message with other
-            values for them, by key only that of its key, and a message that is alone shows what it
-            would in company. A property that differs from message to message makes batches of one.
-            At most 64 names of 1 to 255 bytes, of each 1 to 1,000 values; what a message has of
-            them, at most 32 KiB.
+        messages_max: the most messages in a batch, 1 to 10,000.
+        bytes_max: its approximate size limit in bytes.
+        delay_s: how long a batch waits for more messages, in seconds.
+        by_key: make an entry for each key, and store the entries of one flush together. Needed
+            where consumers share a subscription by key (Pulsar's KEY_BASED batcher).
+        filter_properties: the properties of a batch that filters see: names, or values by name,
+            where other values count as absent (Pulsar's batchedFilterProperties and
+            restrictSameValuesInBatchProperties). Empty: filters see none, except of a message that
+            happens to be alone. Otherwise a batch ends before a message with other values, by key
+            only its key's entry, and a message that is alone shows the listed ones only. A property
+            that differs in each message makes batches of one. At most 64 names of 1 to 255 bytes,
+            each with 1 to 1,000 values; of each message, at most 32 KiB.
 
     Raises:
         ValueError: one is out of its bounds.
@@ -60,14 +59,14 @@ class Batching:
 
     def __post_init__(self) -> None:
         if not 1 <= self.messages_max <= 10_000:
-            raise ValueError("a batch holds 1 to 10,000 messages")
+            raise ValueError("messages_max must be 1 to 10,000")
         if self.bytes_max < 1 or self.delay_s < 0:
-            raise ValueError("bytes_max is at least 1, and delay_s is not negative")
+            raise ValueError("bytes_max must be at least 1, and delay_s at least 0")
         object.__setattr__(self, "filter_properties", listed(self.filter_properties))
 
     @property
     def projection(self) -> Projection | None:
-        """Says what a producer's messages show; None: it does not matter."""
+        """Projects the properties that filters see; None: none are listed."""
         return Projection(listed(self.filter_properties)) if self.filter_properties else None
 
 
@@ -79,23 +78,23 @@ class Batcher:
         self.bytes_max = batching.bytes_max if batching else 0
         self._by_key = batching is not None and batching.by_key
         self._entries_max = ENTRIES_MAX if self._by_key else 1
-        self._counts = batching is not None and (  # entries; otherwise there cannot be too many
+        self._counts_entries = batching is not None and (  # else there cannot be too many
             bool(batching.filter_properties)
             or (self._by_key and batching.messages_max > ENTRIES_MAX)
         )
         self._open: Parcel = []
         self._size_bytes = 0
         self._entries = 0
-        self._shown: dict[object, object] = {}  # by the newest entry of each group, if they count
+        self._shown: dict[object, object] = {}  # of each group's newest entry, if counted
         self._highest = -1
 
     @property
     def collecting(self) -> bool:
-        """Whether a batch waits for more."""
+        """Whether a batch waits for more messages."""
         return bool(self._open)
 
     def add(self, message: OutgoingMessage) -> list[Parcel]:
-        """Take a message. Returns what is to be sent now, in order."""
+        """Add a message. Returns the parcels to send now, in order."""
         if self._batching is None:
             return [[message]]
         alone = message.sequence_id <= self._highest or message.deliver_at_ms is not None
@@ -104,14 +103,14 @@ class Batcher:
             return [*self.flush(), [message]]
         ready: list[Parcel] = []
         size_bytes = message.size_bytes
-        begins = self._counts and self._begins_entry(message)
+        begins = self._counts_entries and self._begins_entry(message)
         added_bytes = size_bytes + message.shown_bytes if begins else size_bytes
         if self._open and (
             self._size_bytes + added_bytes > self.bytes_max
             or (begins and self._entries == self._entries_max)
         ):
             ready = self.flush()
-            begins = self._counts
+            begins = self._counts_entries
         if begins:
             self._begin_entry(message)
         self._open.append(message)
@@ -121,7 +120,7 @@ class Batcher:
         return ready
 
     def flush(self) -> list[Parcel]:
-        """Give out what was collected."""
+        """Return the open batch, and start a new one."""
         if not self._open:
             return []
         parcel, self._open = self._open, []
@@ -130,7 +129,7 @@ class Batcher:
         return [parcel]
 
     def _begins_entry(self, message: OutgoingMessage) -> bool:
-        """Whether a message does not join an entry of the open batch."""
+        """Whether a message needs a new entry in the open batch."""
         shown = self._shown.get(message.group if self._by_key else None, _NOTHING)
         return shown is not message.shown and shown != message.shown
 
@@ -141,8 +140,8 @@ class Batcher:
 
 
 def cut_by_key(parcel: Sequence[OutgoingMessage]) -> list[Parcel]:
-    """What each entry of a parcel holds that is batched by key: messages of one key that show the
-    same, those of a key in their order; the entries in the order of their highest ids."""
+    """Split a parcel that is batched by key into entries: messages of one key that show the same,
+    in order. Entries are in the order of their highest ids."""
     newest: dict[object, Parcel] = {}
     entries: list[Parcel] = []
     for message in parcel:

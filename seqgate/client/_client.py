@@ -1,4 +1,4 @@
-"""The client: the connections to the services, and what is made from them."""
+"""The client: connections to the services, and the producers, readers and consumers on them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -31,15 +31,14 @@ from seqgate.types import TopicName
 
 MAX_PENDING_MESSAGES: Final = 10_000
 MAX_PENDING_BYTES: Final = 64 * 1024 * 1024
-"""How many messages, and how many bytes of them, a producer keeps pending unless told otherwise."""
+"""A producer's default limits of messages, and of their bytes, that await a receipt."""
 
 RECEIVER_QUEUE_MESSAGES: Final = 1_000
 RECEIVER_QUEUE_BYTES: Final = 64 * 1024 * 1024
-"""How many messages, and bytes of them, a consumer takes before it hands them out, unless told
-otherwise."""
+"""A consumer's default limits of buffered messages, and of their bytes."""
 
 BREAKER: Final = Breaker()
-"""When a consumer stops for a while unless told otherwise."""
+"""The default breaker of consumers."""
 
 
 def connect(
@@ -49,23 +48,23 @@ def connect(
     tls: TLS | None = None,
     token: BearerToken | None = None,
 ) -> "Client":
-    """A client of the ledger service at `ledger` (host:port, or dns:///name:port), and, for
-    consumers, of the dispatcher service at `dispatcher`. It connects when it is first used.
+    """Make a client of the ledger service at `ledger` (host:port, or dns:///name:port), and, for
+    consumers, of the dispatcher service at `dispatcher`. It connects on first use.
 
         async with connect("localhost:7702") as client:
             async with client.producer("orders", name="checkout") as producer:
                 receipt = await producer.send(b"...", key="customer-17")
 
     Args:
-        tls: connect over TLS, with a certificate of its own if one is given. Files are read again
-            when they change: what is called from then on uses the new ones.
-        token: shows who calls: a token, a file (Path) that is read again when it changes, or a
-            function that is called for each call and must not block. Beyond this machine it needs
-            TLS.
+        tls: connect over TLS, optionally with a client certificate. Files are reloaded when they
+            change, and used for calls from then on.
+        token: authenticates calls: a token, a file (Path) that is reloaded when it changes, or a
+            function that is called for each call and must not block. Requires TLS unless the
+            service is on this machine.
 
     Raises:
         RuntimeError: there is no running event loop.
-        OSError, ValueError: a file cannot be used, or a token would be sent in the clear.
+        OSError, ValueError: a file is unusable, or a token would be sent in plain text.
     """
     return Client(ledger, dispatcher, Security(tls, token))
 
@@ -78,9 +77,9 @@ class Client:
     ) -> None:
         self._open_channel = partial(open_channel, security=security)
         self._channel = FollowingChannel(ledger, self._open_channel)
-        self._channel.at(ledger)  # what is wrong with files is said at once
+        self._channel.at(ledger)  # raises now if files are unusable
         self._dispatcher = dispatcher
-        self._dispatchers: dict[str, aio.Channel] = {}  # by address: consumers are sent on
+        self._dispatchers: dict[str, aio.Channel] = {}  # by address: owners of subscriptions differ
 
     def producer(
         self,
@@ -97,33 +96,33 @@ class Client:
         send_timeout_s: float | None = 30.0,
         open_timeout_s: float = 30.0,
     ) -> Producer:
-        """A producer; `async with` opens and closes it.
+        """Make a producer; `async with` opens and closes it.
 
         Args:
             topic: tenant/namespace/name, or a name in public/default. Created if policy allows.
-            name: unique in its topic, 1 to 255 bytes. It is what deduplication goes by: an
-                application that wants its resends recognised after a restart gives one, and always
-                the same. None: the service assigns a name that nobody has had.
-            initial_sequence_id: the last id that the application counts as published; used when the
-                service knows nothing of the name. The first automatic id is one more.
-            takeover: take the name from a producer that is using it, instead of being refused.
+            name: unique in its topic, 1 to 255 bytes; deduplication goes by it. An application that
+                wants its resends recognised after a restart always gives the same name. None: the
+                service assigns a new one.
+            initial_sequence_id: the last id that the application considers published; used if the
+                service does not know the name. The first automatic id is one more.
+            takeover: take the name from a producer that is using it, instead of failing.
             batching: collect messages into batches; None: each message is an entry.
             chunking: cut messages that are too large for one entry; None: they are refused. Not
                 together with batching.
             compression: compress each entry.
-            max_pending_messages: how many messages may wait for their receipt; `send` waits beyond.
-                A large message counts once for each chunk.
-            max_pending_bytes: how many bytes of payloads, keys and properties they may have; `send`
-                waits beyond, but never for a message that is alone. What is pending takes about
-                twice that in memory: as it was given, and as it is sent.
-            send_timeout_s: how long a message may wait for its receipt; when one is overdue, all
-                that are pending fail. None: for ever.
+            max_pending_messages: how many messages may await a receipt; then `send` waits. A large
+                message counts once for each chunk.
+            max_pending_bytes: how many bytes of payloads, keys and properties they may have; then
+                `send` waits, except for a message that is alone. Pending messages take about twice
+                that in memory: as given, and as sent.
+            send_timeout_s: how long a message may await its receipt; when one is overdue, all
+                pending messages fail. None: for ever.
             open_timeout_s: how long opening may take.
 
         Raises:
-            InvalidNameError: the topic or the name cannot be one.
+            InvalidNameError: the topic or the name is invalid.
             InvalidRequestError: the initial sequence id is not 0 to 2^63 - 2.
-            ValueError: batching and chunking are both asked for.
+            ValueError: both batching and chunking are given, or a limit is below 1.
         """
         return Producer(
             self._channel,
@@ -151,20 +150,18 @@ class Client:
         on_dropped: Callable[[Dropped], None] | None = None,
         on_missed: Callable[[Missed], None] | None = None,
     ) -> Reader:
-        """A reader; iterate over it.
+        """Make a reader, to iterate over.
 
         Args:
             topic: tenant/namespace/name, or a name in public/default. It must exist.
             start: "earliest", "latest", or a message's id.
             inclusive: with an id, whether that message comes first, or the one after it.
-            assembly: how much of incomplete large messages is held in memory; None: as much as
-                AssemblyLimits() says.
-            on_dropped: is told of chunks that make no message, with the reason.
-            on_missed: is told of messages that were trimmed before they were read, in their place,
-                and the reader goes on; None: it raises MessagesTrimmedError until `skip` is called.
-                With "earliest" nothing counts as missing until something was read.
-            follow: wait for messages that are yet to come; otherwise the iteration ends where the
-                topic ends.
+            assembly: limits of incomplete large messages in memory; None: AssemblyLimits().
+            on_dropped: called with chunks that make no message, and the reason.
+            on_missed: called with messages that were trimmed before they were read, and the reader
+                continues; None: it raises MessagesTrimmedError until `skip` is called. With
+                "earliest", messages count as missing only after the first one was read.
+            follow: wait for new messages; otherwise the iteration ends at the topic's end.
         """
         return Reader(
             self._channel,
@@ -199,47 +196,47 @@ class Client:
         on_dropped: Callable[[Dropped], None] | None = None,
         open_timeout_s: float = 30.0,
     ) -> Consumer:
-        """A consumer; `async with` opens and closes it, and it is iterated over.
+        """Make a consumer, to iterate over; `async with` opens and closes it.
 
         Args:
             topic: tenant/namespace/name, or a name in public/default. It must exist.
             subscription: its name: 1 to 255 bytes of UTF-8, no control characters.
-            type: who gets the subscription's messages.
-            options: how it behaves; None: as SubscriptionOptions() says. All consumers that are
-                connected at a time give the same type and options.
-            name: the consumer's, 1 to 255 bytes; who comes back under its name gets its slots back.
-                None: the service makes one, and the consumer keeps it when it connects again.
+            type: how messages are distributed over consumers.
+            options: the subscription's behaviour; None: SubscriptionOptions(). All connected
+                consumers must give the same type and options.
+            name: the consumer's, 1 to 255 bytes; a consumer that reconnects under its name gets the
+                same slots. None: the service assigns one, which is kept for reconnecting.
             start: where the subscription starts if it does not exist: "earliest", "latest", a
                 message's id, or a time. None: it must exist.
-            properties: those that it has then: at most 64, of 4 KiB each at most.
-            ranges: of STICKY placement, which hash slots the consumer takes: (first, last), both
-                included, 0 to 65,535.
-            weight: how many shares of the ring the consumer has, 1 to 100.
-            ack_timeout_s: after how many seconds a message counts as failed unless it is settled or
-                extended: 0.1 to 86,400; None: never. What was not handed out yet is renewed by
-                itself, so that at least two thirds are left to the application.
-            retry: how long a refused message waits; None: as the service says.
-            breaker: when nothing is handed out for a while because everything fails: unless told
-                otherwise, when the last 100 messages were refused; None: never.
-            receiver_queue: how many messages are taken before they are handed out, 1 to 1,000,000.
-                A batch that begins within comes whole.
-            receiver_queue_bytes: for how many bytes of them there are permits, going by the size of
-                the messages that came last; nothing more is permitted while as much is waiting.
-            assembly: how much of incomplete large messages is held in memory besides; None: as much
-                as AssemblyLimits() says.
-            incomplete: what becomes of large messages that cannot be put together here.
-            on_dropped: is told of chunks that make no message, with the reason. Those that never
-                will (ABORTED, RESTARTED, DUPLICATE, CORRUPT) are acknowledged; `incomplete` says
-                what becomes of the others. Must not raise.
+            properties: the subscription's, if it is created: at most 64, of at most 4 KiB each.
+            ranges: the consumer's hash slots, for STICKY placement: (first, last), both included,
+                0 to 65,535.
+            weight: the consumer's shares of the hash ring, 1 to 100.
+            ack_timeout_s: after how many seconds a message fails unless it is settled or extended:
+                0.1 to 86,400; None: never. Buffered messages are renewed automatically: at least
+                two thirds of the time are left to the application.
+            retry: the delay before a refused message is redelivered; None: the service's default.
+            breaker: when to stop handing out messages because they all fail; by default, when the
+                last 100 were refused; None: never.
+            receiver_queue: how many messages are buffered, 1 to 1,000,000. A batch that begins
+                within arrives whole.
+            receiver_queue_bytes: how many bytes of messages are buffered. Permits are granted by
+                the size of recent messages, and none while this much is buffered.
+            assembly: limits of incomplete large messages in memory, in addition; None:
+                AssemblyLimits().
+            incomplete: what happens to large messages that cannot be assembled here.
+            on_dropped: called with chunks that make no message, and the reason. ABORTED, RESTARTED,
+                DUPLICATE and CORRUPT ones are acknowledged; `incomplete` decides about the others.
+                Must not raise.
             open_timeout_s: how long opening may take.
 
         Raises:
-            InvalidNameError: the topic cannot be one.
-            InvalidRequestError: an option, a range or the start cannot be one.
-            ValueError: the client was connected to no dispatcher, or a limit is out of its bounds.
+            InvalidNameError: the topic is invalid.
+            InvalidRequestError: an option, a range or the start is invalid.
+            ValueError: the client has no dispatcher, or a limit is out of its bounds.
         """
         if self._dispatcher is None:
-            raise ValueError("connect() was given no dispatcher: there are no consumers without")
+            raise ValueError("consumers need a dispatcher: give its address to connect()")
         ack_timeout_ms = round((ack_timeout_s or 0) * 1000)
         subscribing = Subscribing(
             topic=TopicName.expand(topic),
@@ -279,8 +276,7 @@ class Client:
         return channel
 
     async def close(self) -> None:
-        """Close the connections. Producers and consumers are closed before, by whoever opened
-        them."""
+        """Close the connections. Close producers and consumers first."""
         await self._channel.close()
         for channel in list(self._dispatchers.values()):
             await channel.close()

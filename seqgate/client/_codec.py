@@ -1,4 +1,4 @@
-"""Messages to entries, and back."""
+"""Encodes messages into entries, and decodes entries into messages."""
 
 import base64
 import zlib
@@ -23,7 +23,7 @@ from seqgate.types import Position
 
 
 class Compression(Enum):
-    """How a producer compresses what it sends."""
+    """How a producer compresses entries."""
 
     NONE = "none"
     LZ4 = "lz4"
@@ -44,7 +44,7 @@ _NO_CONTEXT: Final[Mapping[str, str]] = {}
 
 @dataclass(slots=True)
 class OutgoingMessage:
-    """What an application wants stored."""
+    """A message to publish."""
 
     sequence_id: int
     payload: bytes
@@ -53,35 +53,35 @@ class OutgoingMessage:
     properties: Mapping[str, str] = field(default_factory=dict)
     event_time_ms: int | None = None
     deliver_at_ms: int | None = None
-    shown: Mapping[str, str] | None = None  # what its batch says for filters; None: as it comes
-    done: Any = None  # whoever waits for it; this module and the outbox never look
+    shown: Mapping[str, str] | None = None  # the properties that filters see; None: not projected
+    done: Any = None  # the producer's future; opaque here and in the outbox
     sealed: "Sealed | None" = None
     chunks: int = 1
-    span: Any = None  # its own span, while it is recorded; see _tracing.py
-    batch: Any = None  # likewise, the span of what it was sent with
+    span: Any = None  # its own span, while it is recorded: see _tracing.py
+    batch: Any = None  # the span of its batch, likewise
 
     @property
     def size_bytes(self) -> int:
-        """What it adds to a batch, about."""
+        """About how many bytes it adds to a batch."""
         properties = sum(len(name) + len(value) for name, value in self.properties.items())
         return len(self.payload) + len(self.key or "") + properties + 16
 
     @property
     def shown_bytes(self) -> int:
-        """What an entry that shows it adds to a batch, about."""
+        """About how many bytes its projection adds to an entry."""
         return sum(len(name) + len(value) for name, value in (self.shown or {}).items())
 
     @property
     def group(self) -> object:
-        """What it shares with the messages that an entry for one key holds: the ordering key, or
-        else the key. A text and bytes are never the same key."""
+        """The key by which it is batched: the ordering key, or else the key. Text and bytes are
+        never the same key."""
         if self.ordering_key is not None:
             return "ordering", self.ordering_key
         return "key", self.key
 
 
 class Sealed(NamedTuple):
-    """A message's metadata, and its payload as it is stored, compressed."""
+    """A message's metadata and its compressed payload."""
 
     metadata: entry_pb2.EntryMetadata
     body: bytes
@@ -112,7 +112,7 @@ def encode_single(
     publish_time_ms: int,
     context: Mapping[str, str] = _NO_CONTEXT,
 ) -> ledger_pb2.Entry:
-    """An entry that is one message. It has the `context` of a trace, if it has none of its own."""
+    """Make an entry of one message, with a trace's `context` unless the message has its own."""
     metadata, body = seal_message(
         producer, message, compression=compression, publish_time_ms=publish_time_ms
     )
@@ -124,7 +124,7 @@ def encode_single(
 def seal_message(
     producer: str, message: OutgoingMessage, *, compression: Compression, publish_time_ms: int
 ) -> Sealed:
-    """What describes a message, and its payload compressed."""
+    """Make a message's metadata, and compress its payload."""
     metadata = entry_pb2.EntryMetadata(
         producer_name=producer,
         sequence_id=message.sequence_id,
@@ -139,8 +139,8 @@ def seal_message(
 def _describe(
     metadata: entry_pb2.EntryMetadata | entry_pb2.SingleMessageMetadata, message: OutgoingMessage
 ) -> None:
-    """Say what a message says about itself. Field by field: to hand them all to a constructor, the
-    absent ones as well, takes four times as long, and this is done for every message."""
+    """Copy a message's own metadata. Field by field: a constructor with all fields, absent ones
+    included, takes four times as long, and this runs for every message."""
     if message.properties:
         metadata.properties.update(message.properties)
     _describe_keys(metadata, message)
@@ -170,10 +170,10 @@ def encode_batch(
     keyed: bool = False,
     context: Mapping[str, str] = _NO_CONTEXT,
 ) -> ledger_pb2.Entry:
-    """An entry that is a batch: messages with increasing sequence ids, which show the same. With
-    `keyed` they are of one group, and the entry has its keys, as it has when it is of one message;
-    a message with a delivery time is the only one. The `context` of a trace is that of all that
-    have none of their own."""
+    """Make an entry of a batch: messages with increasing sequence ids and the same projection. With
+    `keyed` they are of one group, and the entry has their key, as has an entry of one message. A
+    message with a delivery time must be the only one. A trace's `context` applies to all messages
+    without their own."""
     first = messages[0]
     ids = [message.sequence_id for message in messages]
     steps = [later - earlier for earlier, later in pairwise(ids)]
@@ -209,7 +209,7 @@ def decode_entry(topic: str, stored: ledger_pb2.StoredEntry) -> list[Message]:
 
 
 def decode_fields(topic: str, stored: ledger_pb2.StoredEntry) -> list[Fields]:
-    """What decode_entry makes messages of, for who makes something else of it.
+    """The fields of an entry's messages, for other classes than Message.
 
     Raises:
         CorruptMessageError: the payload is not what was published.
@@ -232,18 +232,18 @@ def decode_fields(topic: str, stored: ledger_pb2.StoredEntry) -> list[Fields]:
 
 
 def decode_large(topic: str, last: ledger_pb2.StoredEntry, body: bytes, first: Position) -> Message:
-    """The message that chunks make; see decode_large_fields."""
+    """The message of these chunks; see decode_large_fields."""
     return Message(*decode_large_fields(topic, last, body, first))
 
 
 def decode_large_fields(
     topic: str, last: ledger_pb2.StoredEntry, body: bytes, first: Position
 ) -> Fields:
-    """The message that chunks make: the last of them, all of them end to end, and where the first
-    one is.
+    """The fields of a large message: its last chunk, all chunks end to end, and the first one's
+    position.
 
     Raises:
-        CorruptMessageError: they do not make what was published.
+        CorruptMessageError: they are not what was published.
     """
     metadata = last.metadata
     try:
@@ -263,15 +263,14 @@ def _fields(
     batch_index: int,
     shared: Mapping[str, str] | None = None,
 ) -> Fields:
-    """What a message says of itself, and what is said of its whole batch: `shared`."""
+    """Combine a message's own metadata, its entry's, and its batch's properties: `shared`."""
     position = stored.position
     has_key = own.HasField("partition_key")
     has_bytes_key = has_key and own.partition_key_b64_encoded
     if has_bytes_key:
         _check_base64(stored, own.partition_key)
     metadata = stored.metadata
-    said = own.properties
-    properties = dict(said) if said else {}
+    properties = dict(own.properties) if own.properties else {}
     if shared is not None:
         properties = {**shared, **properties}
     return Fields(
@@ -294,11 +293,11 @@ def _check_base64(stored: ledger_pb2.StoredEntry, key: str) -> None:
     try:
         base64.b64decode(key, validate=True)
     except ValueError as error:
-        raise corrupt(stored, "a key of bytes is not their base64") from error
+        raise corrupt(stored, "a bytes key is not valid base64") from error
 
 
 def to_entry(metadata: entry_pb2.EntryMetadata, body: bytes) -> ledger_pb2.Entry:
-    """The entry of a payload that is compressed already."""
+    """Make an entry of a payload that is compressed already."""
     metadata.payload_crc32c = google_crc32c.value(body)
     return ledger_pb2.Entry(metadata=metadata, payload=body)
 
@@ -324,7 +323,7 @@ def _compress(compression: Compression, payload: bytes) -> bytes:
 
 
 def checked_payload(stored: ledger_pb2.StoredEntry) -> bytes:
-    """An entry's payload, compared with its checksum, if it has one.
+    """An entry's payload, verified by its checksum, if it has one.
 
     Raises:
         CorruptMessageError: they do not match.
@@ -334,7 +333,7 @@ def checked_payload(stored: ledger_pb2.StoredEntry) -> bytes:
         metadata.HasField("payload_crc32c")
         and google_crc32c.value(payload) != metadata.payload_crc32c
     ):
-        raise corrupt(stored, "a payload does not match its checksum")
+        raise corrupt(stored, "the payload does not match its checksum")
     return payload
 
 
@@ -364,7 +363,7 @@ def position_of(wire: entry_pb2.Position) -> Position:
 
 
 def corrupt(stored: ledger_pb2.StoredEntry, message: str) -> CorruptMessageError:
-    """The error that says what is wrong with an entry, and where it is."""
+    """The error for a damaged entry, with its position."""
     position = stored.position
     return CorruptMessageError(
         message,

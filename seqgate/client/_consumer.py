@@ -503,7 +503,7 @@ class Consumer:
     async def _run(self) -> None:
         backoff = Backoff()
         while True:
-            error: SeqgateError = UnavailableError("the service moved away")
+            error: SeqgateError = UnavailableError("the service shut down")
             try:
                 await self._stream(backoff)
             except SeqgateError as failure:
@@ -541,7 +541,7 @@ class Consumer:
         return is_news and self._redirects <= REDIRECTS_MAX
 
     async def _stream(self, backoff: Backoff) -> None:
-        """One stream, from its beginning until the service moves away.
+        """Run one stream until the service shuts down.
 
         Raises:
             SeqgateError: the stream ended with it.

@@ -52,16 +52,16 @@ from seqgate.owners import NOT_OWNER, FollowingChannel
 from seqgate.types import SEQUENCE_ID_MAX, TopicName, check_producer_name
 
 REQUEST_BYTES_MAX: Final = 1024 * 1024
-"""About how many bytes one request holds; a larger parcel travels alone."""
+"""The approximate size of a request; a larger parcel is sent alone."""
 
 EVENT_TIME_MAX_MS: Final = 2**64 - 1
 """The latest event time, in milliseconds since 1970."""
 
 BATCH_SHARE: Final = 0.75
-"""How much of the service's largest payload a batch may fill, since sizes are estimated."""
+"""The share of the service's largest payload that a batch may fill, as sizes are estimated."""
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""How long the service may take to let go of a producer that has nothing left to send."""
+"""How long closing waits for the service to end the stream."""
 
 DELIVER_AFTER_MAX_S: Final = 100 * 365 * 24 * 3600
 """The longest delay of a message, in seconds: about a century."""
@@ -77,10 +77,10 @@ class Producer:
     Made by Client.producer, and used as an async context manager. All methods belong to the event
     loop in which it was made.
 
-    Sequence ids identify messages: the service stores an id only if it is above all ids of this
-    producer name that it stored before. Left alone, the producer numbers messages itself, going on
-    after the last id that the service knows. An application that numbers them gives an id with
-    every message, and can then send again after a crash what it is not sure of.
+    Sequence ids identify messages: the service stores an id only if it is above all ids that it
+    stored for this producer name. By default the producer assigns ids itself, continuing after the
+    last one that the service knows. An application may give an id with every message instead, and
+    can then send messages again after a crash whose outcome it does not know.
     """
 
     def __init__(
@@ -103,14 +103,14 @@ class Producer:
             check_producer_name(name)
         if initial_sequence_id is not None and not 0 <= initial_sequence_id < SEQUENCE_ID_MAX:
             raise InvalidRequestError(
-                "an initial sequence id is 0 to 2^63 - 2", reason="INVALID_SEQUENCE_ID"
+                "initial_sequence_id must be 0 to 2^63 - 2", reason="INVALID_SEQUENCE_ID"
             )
         if max_pending_messages < 1:
-            raise ValueError("at least one message may be pending")
+            raise ValueError("max_pending_messages must be at least 1")
         if max_pending_bytes < 1:
-            raise ValueError("at least one byte may be pending")
+            raise ValueError("max_pending_bytes must be at least 1")
         if batching is not None and chunking is not None:
-            raise ValueError("a producer batches or chunks its messages: not both")
+            raise ValueError("give batching or chunking, not both")
         self._stub = pb_grpc.LedgerServiceStub(channel)
         self._topic = topic
         self._name = name or ""
@@ -150,7 +150,7 @@ class Producer:
         self._failure: SeqgateError | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
-    # ---- what an application sees
+    # ---- the application
 
     @property
     def name(self) -> str:
@@ -165,18 +165,18 @@ class Producer:
     @property
     def last_sequence_id(self) -> int | None:
         """The sequence id of the last message under this name that is known to be stored, or the
-        initial one where the service knows nothing of the name. None: there is neither, or the
-        topic does not deduplicate. A large message that is in the log in part does not count."""
+        initial one if the service does not know the name. None: there is neither, or the topic does
+        not deduplicate. A large message that is stored in part does not count."""
         return self._last_sequence_id
 
     @property
     def pending_messages(self) -> int:
-        """How many messages wait for their receipt; a large one counts once for each chunk."""
+        """How many messages await their receipt; a large one counts once for each chunk."""
         return self._pending_messages
 
     @property
     def pending_bytes(self) -> int:
-        """How many bytes they have: payloads, keys and properties, before compression."""
+        """Their size: payloads, keys and properties, before compression."""
         return self._pending_bytes
 
     async def send(
@@ -193,12 +193,12 @@ class Producer:
     ) -> Receipt:
         """Publish a message, and return when it is durable.
 
-        Waits for room when `max_pending_messages` or `max_pending_bytes` are pending; a large
-        message counts once for each chunk, and one that needs more waits until it is alone.
-        Cancelling the call does not take the message back.
+        Waits while `max_pending_messages` or `max_pending_bytes` are pending. A large message
+        counts once for each chunk; one that exceeds the limit waits until nothing else is pending.
+        Cancelling the call does not cancel the message.
 
-        A message with a delivery time travels in an entry of its own. It is stored at once, and the
-        dispatcher service delivers it then or later; readers are given it in any case.
+        A message with a delivery time has an entry of its own. It is stored at once, and delivered
+        by the dispatcher service at that time; readers get it in any case.
 
         Args:
             payload: the message.
@@ -207,19 +207,19 @@ class Producer:
             sequence_id: see Producer.
             ordering_key: orders messages where it differs from `key`.
             event_time_ms: the application's own time of the event, in milliseconds since 1970.
-            deliver_at: not to be delivered before this time, which has a time zone.
-            deliver_after_s: not to be delivered before so many seconds have passed, by this
-                machine's clock. At most one of the two.
+            deliver_at: the earliest delivery, with a time zone.
+            deliver_after_s: the earliest delivery, in seconds from now by this machine's clock. At
+                most one of the two.
 
         Raises:
-            StaleSequenceIdError: the id was overtaken; the message is not in the log.
-            SequenceIdTrimmedError: whether the message is in the log is unknown.
-            SendTimeoutError: no receipt came in time. The message may be in the log: where the
-                application gives the ids, sending it again with the same one is safe.
+            StaleSequenceIdError: a higher id was stored first; the message is not in the log.
+            SequenceIdTrimmedError: it is unknown whether the message is in the log.
+            SendTimeoutError: no receipt arrived in time. The message may be in the log: sending it
+                again with the same id is safe if the application assigns ids.
             MixedSequenceIdsError, InvalidRequestError, MessageTooLargeError: nothing was sent.
-            ProducerClosedError, and what ended the producer: see Producer.
+            ProducerClosedError, or the error that ended the producer: see Producer.
 
-        Each of them has the message's `sequence_id`, and says it, as soon as the message has one.
+        Each error has the message's `sequence_id`, once one is assigned.
         """
         with _about(sequence_id):
             deliver_at_ms = _deliver_at_ms(deliver_at, deliver_after_s)
@@ -244,15 +244,18 @@ class Producer:
         deliver_at: datetime | None = None,
         deliver_after_s: float | None = None,
     ) -> "asyncio.Future[Receipt]":
-        """Publish a message; the future is done when it is durable, or failed. Raises what `send`
-        raises, before anything is sent also ProducerQueueFullError."""
+        """Publish a message; the future is done when it is durable or has failed. Raises the same
+        as `send`, and ProducerQueueFullError where `send` would wait."""
         with _about(sequence_id):
             deliver_at_ms = _deliver_at_ms(deliver_at, deliver_after_s)
             message = self._prepare(
                 payload, key, properties, ordering_key, event_time_ms, deliver_at_ms
             )
             if not self._has_room(message):
-                raise ProducerQueueFullError("as many messages, or bytes, are pending as may be")
+                raise ProducerQueueFullError(
+                    f"too many pending messages or bytes (limits {self._max_pending_messages:,} and"
+                    f" {self._max_pending_bytes:,})"
+                )
             return self._accept(message, sequence_id)
 
     def _prepare(
@@ -264,7 +267,7 @@ class Producer:
         event_time_ms: int | None,
         deliver_at_ms: int | None,
     ) -> OutgoingMessage:
-        """A message that can be sent, but for its number."""
+        """Make a message that lacks only its sequence id."""
         self._check_open()
         properties = dict(properties or {})
         _check(payload, key, properties, ordering_key, event_time_ms)
@@ -294,7 +297,7 @@ class Producer:
         count = chunks_of(len(body), chunking.size(limits.max_message_bytes))
         if count > 1 and (len(body) > limits.max_large_message_bytes or count > limits.max_chunks):
             raise MessageTooLargeError(
-                "a message is larger, or makes more chunks, than the service takes",
+                "the message exceeds the service's limit of bytes or chunks",
                 details={
                     "max_large_message_bytes": str(limits.max_large_message_bytes),
                     "max_chunks": str(limits.max_chunks),
@@ -306,7 +309,7 @@ class Producer:
         if self._pending_messages + message.chunks > self._max_pending_messages:
             return False
         fits = self._pending_bytes + message.size_bytes <= self._max_pending_bytes
-        return fits or not self._pending_messages  # the largest message finds room alone
+        return fits or not self._pending_messages  # a message alone always has room
 
     def _accept(
         self, message: OutgoingMessage, sequence_id: int | None
@@ -325,16 +328,16 @@ class Producer:
         return done
 
     async def flush(self) -> None:
-        """Send what is collected, and return when everything sent so far has its receipt. Failures
-        are told to those who wait for the messages."""
+        """Send collected messages, and return when all messages so far have their receipt. Failures
+        are raised where the messages are awaited."""
         self._flush_batch()
         waiting = [message.done for message in self._outbox.unresolved]
         if waiting:
             await asyncio.wait(waiting)
 
     async def close(self) -> None:
-        """Flush, and give the name back. Messages that cannot be stored within the send timeout
-        fail; without one, close waits until they can, or the service says that they never will."""
+        """Flush, and release the name. Messages that are not stored within the send timeout fail;
+        without a timeout, close waits until they are stored or refused."""
         try:
             if not self._closing:
                 self._closing = True
@@ -361,8 +364,8 @@ class Producer:
         """Connect. Called by `async with`.
 
         Raises:
-            InUseError: the name is in use, and is not to be taken over.
-            NotFoundError: the topic does not exist, and is not to be made.
+            InUseError: the name is in use, and `takeover` is not set.
+            NotFoundError: the topic does not exist, and policy does not create it.
             UnavailableError: no service answered within `open_timeout_s`.
         """
         self._tasks = [
@@ -386,13 +389,13 @@ class Producer:
         explicit = sequence_id is not None
         if self._explicit_ids is not None and self._explicit_ids != explicit:
             raise MixedSequenceIdsError(
-                "either every message of a producer carries a sequence id, or none does"
+                "give a sequence id with every message of a producer, or with none"
             )
         if sequence_id is None:
             sequence_id = self._next_sequence_id
         if not 0 <= sequence_id <= SEQUENCE_ID_MAX:
             raise InvalidRequestError(
-                "a sequence id is 0 to 2^63 - 1", reason="INVALID_SEQUENCE_ID"
+                "sequence_id must be 0 to 2^63 - 1", reason="INVALID_SEQUENCE_ID"
             )
         self._explicit_ids = explicit
         if not explicit:
@@ -453,7 +456,7 @@ class Producer:
             self._wake.set()
             return
         error = MessageTooLargeError(
-            "a message is larger than the service takes",
+            "the message exceeds the service's limit of bytes",
             details={"max_message_bytes": str(max_message_bytes)},
         )
         self._resolve([Resolved(message, error) for message in messages])
@@ -470,7 +473,7 @@ class Producer:
 
     @property
     def _chunk_bytes(self) -> int:
-        """How large a chunk is; 0: nothing is cut."""
+        """The chunk size; 0: nothing is cut."""
         chunking = self._chunking
         return 0 if chunking is None else chunking.size(self._limits.max_message_bytes)
 
@@ -490,7 +493,7 @@ class Producer:
                     message.done.set_result(outcome)
             elif not message.done.done():
                 message.done.set_exception(outcome)
-                message.done.exception()  # whoever waits is told; nobody has to
+                message.done.exception()  # retrieved: not every future is awaited
         self._room.set()
 
     # ---- the stream
@@ -498,7 +501,7 @@ class Producer:
     async def _run(self) -> None:
         backoff = Backoff()
         while True:
-            error: SeqgateError = UnavailableError("the service moved away")
+            error: SeqgateError = UnavailableError("the service shut down")
             try:
                 await self._stream(backoff)
             except SeqgateError as failure:
@@ -516,13 +519,12 @@ class Producer:
 
     def _may_retry(self, error: SeqgateError) -> bool:
         if isinstance(error, FencedError):
-            # Another writer has the topic: connect again, and find it. Another stream has the name:
-            # this producer is over.
+            # Retry if another writer owns the topic, but not if another producer took the name.
             return error.reason != "PRODUCER_TAKEN_OVER"
         return isinstance(error, _RETRYABLE) or error.reason == NOT_OWNER
 
     async def _stream(self, backoff: Backoff) -> None:
-        """One stream, from its opening until the service moves away.
+        """Run one stream until the service shuts down.
 
         Raises:
             SeqgateError: the stream ended with it.
@@ -580,11 +582,11 @@ class Producer:
             self._opened.set_result(None)
 
     def _check_superseded(self, opened: pb.Opened) -> None:
-        """Notice that somebody else has published under this name meanwhile. Ids that this producer
-        has assigned by itself would be taken for duplicates of the other's messages.
+        """Check that no other producer has published under this name since. Automatic ids of this
+        one would be taken for duplicates of the other's messages.
 
         Raises:
-            FencedError: it is so.
+            FencedError: another one has.
         """
         if not self._opened.done() or self._explicit_ids:
             return
@@ -597,9 +599,9 @@ class Producer:
             )
 
     def _is_anothers(self, opened: pb.Opened, last: int) -> bool:
-        """Whether another one has stored something under this name since this producer found it.
-        The ledger's log says whose the last entry is: the id alone does not, since the other may
-        have used the very ids that this producer has sent."""
+        """Whether another producer has stored a message under this name since this one opened it.
+        The ledger's log names the last entry's producer; its id does not suffice, since the other
+        one may have used ids that this one has sent."""
         if opened.last_stored.HasField("by_another"):
             unchanged = not self._has_stored and last == self._found_sequence_id
             return opened.last_stored.by_another and not unchanged
@@ -623,7 +625,7 @@ class Producer:
                     await call.done_writing()
                     return
         except (aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the task that reads learns why
+            return  # the task that reads reports why
 
     async def _receive(self, call: Any) -> None:
         while True:
@@ -636,7 +638,7 @@ class Producer:
                 case "draining":
                     self._moving = True
                 case _:
-                    pass  # taken over: the stream's status says so too
+                    pass  # taken over: the stream's status follows
             if self._moving and not self._outbox.outstanding:
                 await call.done_writing()
                 return
@@ -654,7 +656,7 @@ class Producer:
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
                 continue
-            # All of them, as Pulsar does: what follows would overtake what is sent again.
+            # All fail, as in Pulsar: later messages would overtake one that is sent again.
             cause = self._outbox.last_failure or self._last_error
             details = {"last_reason": cause.reason} if cause is not None and cause.reason else {}
             error = SendTimeoutError(
@@ -665,7 +667,7 @@ class Producer:
             self._restart()
 
     def _restart(self) -> None:
-        """Drop the stream: what it still carries must not arrive behind what is sent again."""
+        """Drop the stream: its messages must not arrive after those that are sent again."""
         running = self._tasks[0]
         running.cancel()
         self._tasks[0] = asyncio.create_task(self._run(), name=running.get_name())
@@ -698,7 +700,7 @@ class Producer:
 
 @contextmanager
 def _about(sequence_id: int | None) -> Iterator[None]:
-    """What is refused here is refused of the message with this id, if it has one."""
+    """Give errors the sequence id of the message, if there is one."""
     try:
         yield
     except SeqgateError as error:
@@ -714,28 +716,27 @@ def _check(
     ordering_key: object,
     event_time_ms: int | None,
 ) -> None:
-    """Refuse what cannot be encoded, while it is still one message's own matter."""
+    """Refuse what cannot be encoded, before it affects other messages."""
     wrong = ""
     if not isinstance(payload, bytes | bytearray | memoryview):
-        wrong = "a payload is bytes"
+        wrong = "payload must be bytes"
     elif key is not None and not isinstance(key, bytes) and not _is_text(key):
-        wrong = "a key is text or bytes"
+        wrong = "key must be text or bytes"
     elif ordering_key is not None and not isinstance(ordering_key, bytes):
-        wrong = "an ordering key is bytes"
+        wrong = "ordering_key must be bytes"
     elif event_time_ms is not None and not 0 <= event_time_ms <= EVENT_TIME_MAX_MS:
-        wrong = f"an event time is 0 to {EVENT_TIME_MAX_MS}"
+        wrong = f"event_time_ms must be 0 to {EVENT_TIME_MAX_MS}"
     elif len(properties) > PROPERTIES_MAX or not all(
         _is_text(each) for item in properties.items() for each in item
     ):
-        wrong = f"properties are at most {PROPERTIES_MAX} texts by name"
+        wrong = f"properties must be at most {PROPERTIES_MAX} texts by name"
     if wrong:
         raise InvalidRequestError(wrong, reason="INVALID_ENTRY")
 
 
 def _last_of(opened: pb.Opened) -> int | None:
-    """The id after which automatic ids go on; None: from the first one. The two differ where the
-    topic does not deduplicate: that may be switched on at any time, and then every id that was ever
-    used counts."""
+    """The id after which automatic ids continue; None: start with the first one. The two ids differ
+    in a topic that does not deduplicate; that may be enabled later, and then both count."""
     ids = []
     if opened.HasField("last_stored"):
         ids.append(opened.last_stored.sequence_id)
@@ -755,19 +756,19 @@ def _known_to_be_stored(opened: pb.Opened) -> int | None:
 
 
 def _deliver_at_ms(deliver_at: datetime | None, deliver_after_s: float | None) -> int | None:
-    """When a message may be delivered, in milliseconds since 1970; None: at once."""
+    """The earliest delivery, in milliseconds since 1970; None: at once."""
     wrong = ""
     deliver_at_ms = None
     if deliver_at is not None and deliver_after_s is not None:
-        wrong = "a message is delivered at a time, or after some: not both"
+        wrong = "give deliver_at or deliver_after_s, not both"
     elif deliver_after_s is not None:
         if 0 <= deliver_after_s <= DELIVER_AFTER_MAX_S:
             deliver_at_ms = _now_ms() + math.ceil(deliver_after_s * 1_000)
         else:
-            wrong = f"a message is delivered after 0 to {DELIVER_AFTER_MAX_S:,} seconds"
+            wrong = f"deliver_after_s must be 0 to {DELIVER_AFTER_MAX_S:,}"
     elif deliver_at is not None:
         if deliver_at.utcoffset() is None or deliver_at < _EPOCH:
-            wrong = "a delivery time has a time zone, and is in 1970 or later"
+            wrong = "deliver_at must have a time zone, and be in 1970 or later"
         else:
             deliver_at_ms = -((_EPOCH - deliver_at) // timedelta(milliseconds=1))
     if wrong:
@@ -780,7 +781,7 @@ def _now_ms() -> int:
 
 
 def _is_text(value: object) -> bool:
-    """Whether it is a text that UTF-8 can write: one without lone surrogates."""
+    """Whether it is a str that UTF-8 can encode: one without lone surrogates."""
     if not isinstance(value, str):
         return False
     if value.isascii():

@@ -1,14 +1,14 @@
-"""Which properties of its messages does a batch show?
+"""The properties of a batch that filters see.
 
-A filter decides about an entry without opening it: it sees what the entry's metadata says. There, a
-message that is an entry by itself says all its properties. A batch says those that its producer
-lists, and all its messages have them with the same values. That is their projection:
+A filter decides about an entry by its metadata, without opening the payload. There, an entry of one
+message has all the message's properties. A batch has those that its producer lists, with the same
+values for all its messages. That is their projection:
 
     listed: origin, carrier            {"carrier": "UA", "tail": "N1"}  ──▶  {"carrier": "UA"}
     listed: origin (EWR, JFK)          {"origin": "LGA", "tail": "N1"}  ──▶  {}
 
-What a message lacks is absent from its projection, and so is a value that does not count; an empty
-value is a value. The order of properties, and what is not listed, make no difference.
+Properties that a message lacks, and values that are not listed, are absent from its projection; an
+empty value is a value. The order of properties, and those that are not listed, do not matter.
 (apache/pulsar#16680 and PIP-191, which were never merged.)
 """
 
@@ -31,20 +31,20 @@ PROJECTION_BYTES_MAX: Final = 32 * 1024
 may have 128 KiB, of which the sequence ids of a batch take up to 80."""
 
 Listed = tuple[str, ...] | Mapping[str, frozenset[str]]
-"""Names whose values all count, or the values that count, by name."""
+"""Names with any values, or the values by name."""
 
 
 def listed(given: Iterable[str] | Mapping[str, Iterable[str]]) -> Listed:
-    """What an application lists, checked; a name that is given twice counts once.
+    """Check what an application lists; a name that is given twice counts once.
 
     Raises:
-        ValueError: there are too many names or values, or one cannot be one.
+        ValueError: there are too many names or values, or one is invalid.
     """
     names = tuple(dict.fromkeys(given))
     if isinstance(given, str) or len(names) > NAMES_MAX:
-        raise ValueError(f"filter_properties are up to {NAMES_MAX} names, or values by name")
+        raise ValueError(f"filter_properties must be up to {NAMES_MAX} names, or values by name")
     if not all(0 < _size_bytes(name) <= NAME_BYTES_MAX for name in names):
-        raise ValueError(f"a filter property's name is a text of 1 to {NAME_BYTES_MAX} bytes")
+        raise ValueError(f"a filter property's name must be a text of 1 to {NAME_BYTES_MAX} bytes")
     if not isinstance(given, Mapping):
         return names
     return {name: _values(given[name]) for name in names}
@@ -53,16 +53,16 @@ def listed(given: Iterable[str] | Mapping[str, Iterable[str]]) -> Listed:
 def _values(given: Iterable[str]) -> frozenset[str]:
     values = frozenset(given)
     if isinstance(given, str) or not 1 <= len(values) <= VALUES_MAX:
-        raise ValueError(f"of a filter property 1 to {VALUES_MAX:,} values are listed")
+        raise ValueError(f"a filter property must list 1 to {VALUES_MAX:,} values")
     if not all(0 <= _size_bytes(value) <= PROJECTION_BYTES_MAX for value in values):
         raise ValueError(
-            f"a filter property's value is a text of at most {PROJECTION_BYTES_MAX:,} bytes"
+            f"a filter property's value must be a text of at most {PROJECTION_BYTES_MAX:,} bytes"
         )
     return values
 
 
 def _size_bytes(text: object) -> int:
-    """How long a text is in UTF-8; -1: it is none, or one that UTF-8 cannot write."""
+    """A text's size in UTF-8; -1: it is not a str, or cannot be encoded."""
     try:
         return len(text.encode()) if isinstance(text, str) else -1
     except UnicodeEncodeError:
@@ -75,12 +75,12 @@ class Projection:
     def __init__(self, listed: Listed) -> None:
         self._names = tuple(listed)
         self._counting = listed if isinstance(listed, Mapping) else None
-        # Of the message before: most have the same values, and are not looked at again.
+        # Of the previous message: most have the same values, and the same projection.
         self._values: tuple[str | None, ...] = (None,) * len(self._names)
         self._shown: Mapping[str, str] = {}
 
     def of(self, properties: Mapping[str, str]) -> Mapping[str, str]:
-        """What a message shows; not to be changed, since messages share it.
+        """A message's projection; messages share it, so do not change it.
 
         Raises:
             InvalidRequestError: it is larger than PROJECTION_BYTES_MAX.
@@ -101,7 +101,7 @@ class Projection:
         size_bytes = sum(_size_bytes(name) + _size_bytes(value) for name, value in shown.items())
         if size_bytes > PROJECTION_BYTES_MAX:
             raise InvalidRequestError(
-                f"what filters see of a message has at most {PROJECTION_BYTES_MAX:,} bytes",
+                f"filter_properties of a message must have at most {PROJECTION_BYTES_MAX:,} bytes",
                 reason="INVALID_ENTRY",
                 details={"filter_properties_bytes": str(size_bytes)},
             )

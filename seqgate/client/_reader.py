@@ -48,12 +48,12 @@ LATEST: Final = "latest"
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A stretch of a topic that a reader does not give out.
+    """A range of a topic that a reader skips.
 
     Attributes:
-        first: where it begins.
-        last: its last entry; the reader goes on after it.
-        error: why: MessagesTrimmedError, or what is wrong with the entries.
+        first: its first entry.
+        last: its last entry; the reader continues after it.
+        error: why: MessagesTrimmedError, or the damage of the entries.
     """
 
     first: MessageId
@@ -62,22 +62,21 @@ class Missed:
 
 
 Start = MessageId | Literal["earliest", "latest"]
-"""Where a reader starts: at the first message that the topic still has, after the last one, or at a
-message."""
+"""Where a reader starts: at the topic's first message, after its last one, or at a message."""
 
 
 class Reader:
     """Reads one topic, message by message.
 
-    Made by Client.reader, and used as an async iterator. It keeps no position but in memory: store
-    a message's id together with what came of the message, and start there again (PIP-6's reader).
+    Made by Client.reader, and used as an async iterator. It stores no position: store a message's
+    id together with the result of its processing, and start there again (PIP-6's reader).
 
-    A large message comes once, at the place of its last chunk, which is its id's. If the reader
-    does not have the chunks before, because it started after them or had no room to keep them, it
-    fetches them. Chunks that make no message are left out, counted, and told to `on_dropped`.
+    A large message is returned once, at the position of its last chunk, which is its id's. Earlier
+    chunks that the reader does not have, because it started after them or had no room for them, are
+    fetched. Chunks that make no message are left out, counted, and passed to `on_dropped`.
 
-    What is missing is never passed over in silence. Where messages were trimmed before they were
-    read, or are damaged, the iteration raises, and keeps raising; `skip` goes on behind them:
+    Missing messages are never skipped silently. Where messages were trimmed before they were read,
+    or are damaged, the iteration raises, and keeps raising; `skip` continues after them:
 
         while True:
             try:
@@ -87,7 +86,7 @@ class Reader:
             except DataLossError:
                 log.error("messages are missing: %s", reader.skip())
 
-    With `on_missed` what was trimmed is told there, and the reader goes on by itself.
+    With `on_missed`, trimmed messages are reported there, and the reader continues by itself.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class Reader:
         self._arrived: deque[pb.StoredEntry | pb.EntriesTrimmed] = deque()
         self._buffer: deque[Message] = deque()
         self._backoff = Backoff()
-        self._missed: Missed | None = None  # what it stands before, and raises
+        self._missed: Missed | None = None  # the next range, whose error it raises
         self._after: Position | None = None  # the last entry received
         self._at: Position | None = None  # the first entry to be received
         self._closed = False
@@ -131,9 +130,9 @@ class Reader:
 
     @property
     def dropped(self) -> Mapping[DropReason, int]:
-        """How many chunks were left out, by reason, since the reader was made. Those that were let
-        go for lack of room or time (EVICTED, EXPIRED), or whose message began before the reader
-        (HEADLESS), are fetched again if their message's last chunk comes."""
+        """How many chunks were left out, by reason, since the reader was made. Those without room
+        or time (EVICTED, EXPIRED), and those whose message began before the reader (HEADLESS), are
+        fetched again when their message's last chunk arrives."""
         counts = Counter(self._assembler.counts)
         counts[DropReason.HEADLESS] += self._headless
         return +counts
@@ -142,18 +141,18 @@ class Reader:
         return self
 
     async def __anext__(self) -> Message:
-        """The next message; waits for it when the reader follows, and ends the iteration where the
-        topic ends otherwise.
+        """The next message. At the topic's end, waits if the reader follows, and ends the iteration
+        otherwise.
 
         Raises:
-            NotFoundError: there is no such topic.
+            NotFoundError: the topic does not exist.
             MessagesTrimmedError: messages were trimmed before they were read; not with `on_missed`.
-            CorruptMessageError, DataLossError: a message, or more, is damaged.
+            CorruptMessageError, DataLossError: one or more messages are damaged.
             MessageTooLargeError: a large message exceeds the reader's own limits.
 
-        After the last three lines' errors, `skip` goes on behind what the error is about.
+        After all of these but NotFoundError, `skip` continues after the range in question.
         """
-        asked_ns = time.time_ns() if self._spans.is_on else 0
+        called_ns = time.time_ns() if self._spans.is_on else 0
         while not self._buffer:
             if self._missed is not None:
                 raise self._missed.error
@@ -165,17 +164,17 @@ class Reader:
                 raise StopAsyncIteration
         message = self._buffer.popleft()
         if self._spans.is_on and TRACEPARENT in message.properties:
-            self._spans.record(message, max(asked_ns, self._arrived_ns))
+            self._spans.record(message, max(called_ns, self._arrived_ns))
         return message
 
     async def read(self) -> Message | None:
-        """The next message, or None where the topic ends and the reader does not follow."""
+        """The next message; None at the topic's end, if the reader does not follow."""
         return await anext(self, None)
 
     def skip(self) -> Missed | None:
-        """Go on behind what the reader stands before and raises: messages that were trimmed, an
-        entry that is damaged, or the damaged stretch that the service cannot read. Returns what is
-        passed over; None: there is nothing of the kind, and nothing changes."""
+        """Continue after the range whose error the reader raises: trimmed messages, a damaged
+        entry, or a damaged range that the service cannot read. Returns the range; None: there was
+        no such error, and nothing changes."""
         missed, self._missed = self._missed, None
         if missed is None:
             return None
@@ -187,7 +186,7 @@ class Reader:
         return missed
 
     async def seek(self, start: Start, *, inclusive: bool = True) -> None:
-        """Go on from another place: at a message, or after it."""
+        """Continue at another place: at a message, or after it."""
         self._drop_call()
         self._missed = None
         self._arrived.clear()
@@ -196,8 +195,8 @@ class Reader:
         self._set_start(start, inclusive=inclusive)
 
     async def has_message_available(self) -> bool:
-        """Whether the topic has a message that was not read yet; or, where nothing else is left,
-        chunks of one that is not complete."""
+        """Whether the topic has a message that was not read yet. True also where only chunks of an
+        incomplete message are left."""
         while self._arrived and not self._buffer and self._missed is None:
             await self._take_next()
         if self._buffer or self._missed is not None:
@@ -245,8 +244,7 @@ class Reader:
             self._floor = MessageId(*start.position, batch_index=index)
 
     async def _fill(self) -> bool:
-        """Wait for what comes next, and put messages of it into the buffer; False where the topic
-        ends."""
+        """Wait for the next response, and take it; False at the topic's end."""
         try:
             response = await self._next_response()
         except _CallDropped:
@@ -283,11 +281,11 @@ class Reader:
         return True
 
     async def _next_response(self) -> Any:
-        """The next response; None at the end of the stream. A task of its own waits for it: if who
-        waits here is cancelled, the stream goes on, and what arrives is there for the next.
+        """The next response; None at the end of the stream. A task of its own waits for it: if this
+        call is cancelled, the stream goes on, and the response is there for the next call.
 
         Raises:
-            _CallDropped: meanwhile the reader was closed, or told to go on from elsewhere.
+            _CallDropped: the reader was closed or moved meanwhile.
         """
         if self._reading is None:
             if self._call is None:
@@ -326,8 +324,7 @@ class Reader:
             self._start = EARLIEST
 
     async def _take_next(self) -> None:
-        """Work on the entry that arrived first. Cancelling this loses nothing: it is worked on
-        again."""
+        """Process the first entry that arrived. Cancelling this loses nothing: the entry stays."""
         stored = self._arrived[0]
         if isinstance(stored, pb.EntriesTrimmed):
             self._take_trimmed(stored)
@@ -347,7 +344,7 @@ class Reader:
                 return
             messages = []  # it ends before the reader's start
         if not self._is_next(stored):
-            return  # meanwhile the reader was told to go on from elsewhere
+            return  # the reader was moved meanwhile
         self._arrived.popleft()
         if self._floor is not None:
             messages = [message for message in messages if message.id >= self._floor]
@@ -356,7 +353,7 @@ class Reader:
         self._buffer.extend(messages)
 
     def _take_trimmed(self, trimmed: pb.EntriesTrimmed) -> None:
-        """Messages that were to come are gone: say so, in their place."""
+        """Report messages that were trimmed before they were read, in their place."""
         first = MessageId(trimmed.first.ledger_id, trimmed.first.entry_id)
         last = MessageId(trimmed.last.ledger_id, trimmed.last.entry_id)
         where = {"first": _place(first), "last": _place(last)}
@@ -376,7 +373,7 @@ class Reader:
         metadata = stored.metadata
         if stored.aborts:
             self._report(self._assembler.abort(metadata.producer_name, stored.aborts))
-        if metadata.HasField("marker_type"):  # a system's own, not a message
+        if metadata.HasField("marker_type"):  # a marker of the service, not a message
             return []
         if metadata.num_chunks_from_msg < 2:
             return list(decode_entry(self.topic, stored))
@@ -393,11 +390,11 @@ class Reader:
         return []
 
     async def _fetch(self, last: pb.StoredEntry, headless: Headless) -> list[Message]:
-        """Read again the chunks of a message of which only the last is here, if it is whole in the
-        log. It is not when it was trimmed, or never completed."""
+        """Read all chunks of a message of which only the last is here, if it is whole in the log:
+        it may have been trimmed, or never completed."""
         try:
             assembled = await self._read_again(last, headless.piece)
-        except DataLossError as error:  # to go on, one must seek past the last chunk
+        except DataLossError as error:  # `skip` continues after the last chunk
             raise corrupt(last, "an earlier chunk of a large message is damaged") from error
         if assembled is not None:
             return [decode_large(self.topic, last, assembled.body, assembled.positions[0])]
@@ -442,7 +439,7 @@ class Reader:
                 for stored in response.entries.entries:
                     yield stored
                 if response.HasField("draining"):
-                    raise UnavailableError("the service moves away", reason="DRAINING")
+                    raise UnavailableError("the service is shutting down", reason="DRAINING")
         except aio.AioRpcError as error:
             raise error_of_call(error) from error
         finally:
@@ -462,11 +459,11 @@ class Reader:
 
 
 class _CallDropped(Exception):
-    """The stream that was waited for is of no use any more."""
+    """The stream was dropped while its response was awaited."""
 
 
 def _look(reading: asyncio.Task[Any]) -> None:
-    """An exception that nobody waits for any more is no surprise."""
+    """Retrieve the exception of a task that is no longer awaited."""
     if not reading.cancelled():
         reading.exception()
 
@@ -476,18 +473,18 @@ async def _read(call: Any) -> Any:
 
 
 _PASSING: Final = frozenset({NOT_OWNER, "SERVICE_BUSY", "TOO_MANY_STREAMS"})
-"""Refusals that pass by themselves, beside a service that is away."""
+"""Reasons to try again, besides an unavailable service."""
 
 
 def _check_retryable(error: SeqgateError) -> None:
-    """Raise what no second attempt helps against. One does when the service was away, the topic on
-    its way to another instance, or when others had all streams."""
+    """Raise the error, unless a second attempt may succeed: the service was unavailable or busy,
+    the topic has another owner, or all streams were taken."""
     if not isinstance(error, UnavailableError) and error.reason not in _PASSING:
         raise error
 
 
 def _damaged_stretch(error: SeqgateError) -> Missed | None:
-    """What the service cannot read, as its refusal says; None: it does not say."""
+    """The range that the service cannot read, by the error's details; None: they do not name it."""
     try:
         ledger_id, entry_id = (int(error.details[each]) for each in ("ledger_id", "entry_id"))
         first = int(error.details.get("first_entry_id", entry_id))
@@ -501,7 +498,7 @@ def _place(where: MessageId) -> str:
 
 
 def _raise_damage(dropped: Dropped, stored: pb.StoredEntry) -> None:
-    """Refuse to pass over a message that is in the log and cannot be given out."""
+    """Raise if the message of this chunk is in the log and cannot be returned."""
     metadata = stored.metadata
     if dropped.uuid != metadata.uuid:
         return
@@ -510,7 +507,7 @@ def _raise_damage(dropped: Dropped, stored: pb.StoredEntry) -> None:
     is_last = metadata.chunk_id == metadata.num_chunks_from_msg - 1
     if dropped.reason is DropReason.TOO_LARGE and is_last:
         raise MessageTooLargeError(
-            "a large message is larger than this reader takes",
+            "a large message exceeds this reader's limits",
             details={
                 "ledger_id": str(stored.position.ledger_id),
                 "entry_id": str(stored.position.entry_id),

@@ -1,19 +1,19 @@
-"""Spans of what a client publishes, processes and settles, by the messaging conventions.
+"""Spans of publishing, processing and settling, by OpenTelemetry's messaging conventions.
 
     message sent alone, or large     send, whose context is in the message's properties
     message sent in a batch          the batch's send, whose context all of the batch share
        within a sampled span         create, whose context is in the message's own properties, and
                                      to which the batch's send has a link
-    message given out by a reader    receive, a child of the message's context, with a link to it
+    message returned by a reader     receive, a child of the message's context, with a link to it
     message processed                process, a child of the message's context, with a link to it;
                                      of a message without one, a root
     message settled                  settle, a child of what is current: of process, within that;
                                      a request that settles several carries the first one's context
 
-A message that has a context when it is given to the producer keeps it: its send, or its batch's,
-has a link to it. Where nothing is recorded, no property is added. A producer looks once, when it is
-made, whether the process has a provider of tracers; if it has, the price is to look for the current
-span, or to ask the sampler.
+A message that has a context when it is published keeps it: its send, or its batch's, links to it.
+Where nothing is recorded, no property is added. A producer checks once, when it is made, whether
+the process has a tracer provider; if so, each message costs a look at the current span, or a call
+of the sampler.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ PROPERTIES_MAX: Final = 128
 """How many properties a message may have."""
 
 ROOM_BYTES: Final = 124 * 1024
-"""How large a message's properties and keys may be that are given a context: an entry's metadata
-may have 128 KiB, and a context has up to about 600 bytes."""
+"""The largest properties and keys of a message that gets a context: an entry's metadata may have
+128 KiB, and a context has up to about 600 bytes."""
 
 CONTEXT_BYTES_MAX: Final = 1024
-"""What a context adds to a message, at most."""
+"""The most bytes that a context adds to a message."""
 
 _SETTLING: Final = frozenset({"acknowledge", "acknowledge_through", "refuse"})
 """Requests that settle messages."""
@@ -54,12 +54,12 @@ _TRACER: Final = trace.get_tracer("seqgate.client")
 
 @dataclass(slots=True)
 class BatchSpan:
-    """The span of what is sent together.
+    """The span of a batch.
 
     Attributes:
         carrier: its context, for the properties that all its messages share.
         left: how many of its messages have no outcome.
-        is_alone: whether it is of one message.
+        is_alone: whether it has one message.
     """
 
     span: Span
@@ -69,8 +69,7 @@ class BatchSpan:
 
 
 def is_traced() -> bool:
-    """Whether this process has a provider of tracers by now: without one nothing is ever recorded,
-    and nobody needs to be asked for each message."""
+    """Whether this process has a tracer provider by now: without one nothing is ever recorded."""
     tracer, provider = _TRACER, trace.get_tracer_provider()
     return not (
         isinstance(tracer, trace.ProxyTracer) and isinstance(provider, trace.ProxyTracerProvider)
@@ -88,8 +87,8 @@ class Publishing:
         self._create = _attributes(topic, names.CREATE)
 
     def begin(self, message: OutgoingMessage, producer: str, message_bytes_max: int) -> None:
-        """A message has its number: begin its span, if it has one of its own, and write the
-        context."""
+        """Start the span of a message that has its sequence id, if it gets one of its own, and
+        write its context."""
         if not self._is_on:
             return
         if self._is_batching:
@@ -126,7 +125,7 @@ class Publishing:
             message.sealed.metadata.properties.update(carrier)
 
     def begin_batch(self, messages: list[OutgoingMessage], producer: str) -> None:
-        """Messages are sent together, in one entry, or in one for each key."""
+        """Start the span of messages that are sent together, in one entry, or one for each key."""
         if not (self._is_on and self._is_batching):
             return
         all_have_one = all(_has_context(message) for message in messages)
@@ -149,7 +148,7 @@ class Publishing:
         carrier: dict[str, str] = {}
         inject(span.get_span_context(), carrier)
         if own:
-            carrier.pop(TRACESTATE, None)  # it would be taken for theirs, where they have none
+            carrier.pop(TRACESTATE, None)  # or messages without one would take it for theirs
         if not all(_has_room(message, carrier) for message in messages):
             carrier = {}
         batch = BatchSpan(span, carrier, len(messages), is_alone)
@@ -157,7 +156,7 @@ class Publishing:
             message.batch = batch
 
     def end(self, message: OutgoingMessage, outcome: Receipt | SeqgateError) -> None:
-        """A message has its outcome."""
+        """End the spans of a message that has its outcome."""
         span, batch = message.span, message.batch
         if span is not None:
             _record_outcome(span, outcome, is_alone=True)
@@ -171,7 +170,7 @@ class Publishing:
 
 
 def shared_context(messages: Iterable[OutgoingMessage]) -> Mapping[str, str]:
-    """The context that an entry of these messages says of all of them; empty: none."""
+    """The context that an entry has for all of these messages; empty: none."""
     batch = next(iter(messages)).batch
     return {} if batch is None else batch.carrier
 
@@ -189,8 +188,8 @@ class Reading:
         self._receive = _attributes(topic, names.RECEIVE)
 
     def record(self, message: Message, began_ns: int) -> None:
-        """A message is given to the application, which has waited for it since `began_ns`, in
-        nanoseconds since 1970. One that nobody follows has no span."""
+        """Record that a message was returned to the application, which has waited since `began_ns`,
+        in nanoseconds since 1970. Only sampled messages have a span."""
         origin = extract(message.properties)
         if not origin.trace_flags.sampled:
             return
@@ -220,15 +219,15 @@ class Consuming:
 
     @property
     def are_settling(self) -> bool:
-        """Whether there are spans that wait for an answer."""
+        """Whether spans of unanswered settlements are recorded."""
         return bool(self._settling)
 
     def carry(self, request: pb.ConsumeRequest, waiters: Callable[[int], Iterable[object]]) -> None:
-        """Write a context into a request that settles messages: the first one's that has a span.
+        """Write a context into a request that settles messages: the first with a span.
 
         Args:
             request: about to be sent.
-            waiters: the futures of a request, by its number.
+            waiters: the futures of a request, by its id.
         """
         kind = request.WhichOneof("request")
         if kind not in _SETTLING:
@@ -244,7 +243,7 @@ class Consuming:
     @contextmanager
     def processing(self, message: Message) -> Iterator[Span]:
         """See Consumer.processing."""
-        if not is_traced():  # or the message's own context would be current, and passed on
+        if not is_traced():  # else the message's own context would become current
             yield INVALID_SPAN
             return
         origin = extract(message.properties)
@@ -264,11 +263,11 @@ class Consuming:
             yield span
 
     def settling(self, name: str, message: Message | None, answer: "asyncio.Future[None]") -> None:
-        """A message is acknowledged, or refused: its span lasts until there is an answer.
+        """Start the span of an acknowledgement or a refusal, which lasts until the answer.
 
         Args:
             name: names.ACK or names.NACK.
-            message: which one, where it is at hand.
+            message: which one, if known.
             answer: done with the service's answer.
         """
         if not self._is_on:
@@ -336,7 +335,7 @@ def _record_outcome(span: Span, outcome: Receipt | SeqgateError, *, is_alone: bo
 
 
 def _is_sampled() -> bool:
-    """Whether the application is within a sampled span."""
+    """Whether the current span is sampled."""
     current = trace.get_current_span()
     return current is not INVALID_SPAN and current.get_span_context().trace_flags.sampled
 
@@ -359,7 +358,7 @@ def _link(span: Span, contexts: Iterable[SpanContext]) -> None:
 
 
 def _has_room(message: OutgoingMessage, carrier: Mapping[str, str]) -> bool:
-    """Whether a message may have a context among its properties."""
+    """Whether a message has room for a context among its properties."""
     properties = message.properties
     if len(properties.keys() | carrier.keys()) > PROPERTIES_MAX:
         return False
@@ -367,5 +366,7 @@ def _has_room(message: OutgoingMessage, carrier: Mapping[str, str]) -> bool:
     about = sum(len(name) + len(value) for name, value in properties.items()) + keys
     if about * 4 < ROOM_BYTES:  # however many bytes a character has
         return True
-    said = sum(len(name.encode()) + len(value.encode()) + 8 for name, value in properties.items())
-    return said + 2 * keys < ROOM_BYTES
+    encoded = sum(
+        len(name.encode()) + len(value.encode()) + 8 for name, value in properties.items()
+    )
+    return encoded + 2 * keys < ROOM_BYTES

@@ -140,7 +140,7 @@ async def test_a_wrong_line_ends_it_and_what_was_before_is_told(
     assert [each["duplicate"] for each in ended.records] == [False, True]
     assert ended.error == {
         "reason": "MIXED_SEQUENCE_IDS",
-        "message": "line 4: either every message of a producer carries a sequence id, or none does",
+        "message": "line 4: give a sequence id with every message of a producer, or with none",
         "details": {"line": "4", "sent": "2", "stored": "1", "duplicates": "1", "failed": "0"},
     }
     assert [each.payload for each in await stored(client, topic)] == [b"a"]

@@ -407,7 +407,7 @@ def test_an_attempt_that_is_too_large_ends_the_one_before_all_the_same() -> None
 )
 def test_limits_have_bounds(limit: str, least: int, most: int | None) -> None:
     AssemblyLimits(**{limit: least})
-    with pytest.raises(ValueError, match=r"_max is|expiry_ms is"):
+    with pytest.raises(ValueError, match=r"_max must be|expiry_ms must be"):
         AssemblyLimits(**{limit: least - 1})
     if most is not None:
         AssemblyLimits(**{limit: most})
@@ -416,7 +416,7 @@ def test_limits_have_bounds(limit: str, least: int, most: int | None) -> None:
 
 
 def test_bytes_are_at_least_one() -> None:
-    with pytest.raises(ValueError, match="bytes_max is at least 1"):
+    with pytest.raises(ValueError, match="bytes_max must be at least 1"):
         AssemblyLimits(bytes_max=0, message_bytes_max=0)
 
 
