@@ -72,7 +72,7 @@ def said(fake: FakeDispatcher, what: str) -> list[pb.ConsumeRequest]:
 # ---- in order, until acknowledged
 
 
-async def test_messages_come_in_order_and_not_again_once_they_are_acknowledged(
+async def test_messages_arrive_in_order_and_acknowledged_ones_are_not_redelivered(
     client: Client, fake: FakeDispatcher
 ) -> None:
     for at in range(10):
@@ -103,7 +103,7 @@ async def test_an_acknowledgement_returns_when_it_is_durable(
         await acknowledged
 
 
-async def test_acknowledgements_go_out_together(client: Client, fake: FakeDispatcher) -> None:
+async def test_acknowledgements_are_sent_together(client: Client, fake: FakeDispatcher) -> None:
     for _ in range(100):
         fake.publish(b"x")
     async with client.consumer(TOPIC, "s") as consumer:
@@ -129,7 +129,7 @@ async def test_messages_of_a_batch_are_acknowledged_one_by_one(
     assert fake.done == {Position(1, 0)}
 
 
-async def test_the_one_consumer_acknowledges_everything_before_a_message(
+async def test_an_exclusive_consumer_acknowledges_a_message_and_all_before(
     client: Client, fake: FakeDispatcher
 ) -> None:
     for at in range(5):
@@ -142,7 +142,7 @@ async def test_the_one_consumer_acknowledges_everything_before_a_message(
             await consumer.ack(messages[1])
 
 
-async def test_who_shares_a_subscription_cannot_acknowledge_for_others(
+async def test_a_shared_subscription_has_no_cumulative_acknowledgement(
     client: Client, fake: FakeDispatcher
 ) -> None:
     fake.publish(b"x")
@@ -156,7 +156,7 @@ async def test_who_shares_a_subscription_cannot_acknowledge_for_others(
 # ---- refusals
 
 
-async def test_a_refused_message_comes_again_before_what_follows_in_its_key(
+async def test_a_refused_message_is_redelivered_before_later_messages_of_its_key(
     client: Client, fake: FakeDispatcher
 ) -> None:
     for at in range(4):
@@ -176,7 +176,7 @@ async def test_a_refused_message_comes_again_before_what_follows_in_its_key(
     assert [each.payload for each in seen if each.key == "b"] == [b"b0", b"b1", b"b2", b"b3"]
 
 
-async def test_acknowledgements_go_out_before_a_refusal(
+async def test_acknowledgements_are_sent_before_a_refusal(
     client: Client, fake: FakeDispatcher
 ) -> None:
     fake.publish(b"a")
@@ -208,7 +208,7 @@ async def test_a_message_that_fails_too_often_leaves_a_gap(
     assert fake.dead == [Position(1, 0)]
 
 
-async def test_a_token_is_good_once(client: Client, fake: FakeDispatcher) -> None:
+async def test_a_token_is_valid_once(client: Client, fake: FakeDispatcher) -> None:
     fake.publish(b"x", key="k")
     async with client.consumer(TOPIC, "s") as consumer:
         (message,) = await some(consumer, 1)
@@ -220,7 +220,7 @@ async def test_a_token_is_good_once(client: Client, fake: FakeDispatcher) -> Non
         await consumer.ack(*await some(consumer, 1))
 
 
-async def test_a_message_waits_as_long_as_it_is_told(client: Client, fake: FakeDispatcher) -> None:
+async def test_a_refused_message_waits_for_its_delay(client: Client, fake: FakeDispatcher) -> None:
     fake.publish(b"x", key="k")
     retry = RetryPolicy(min_s=2, max_s=100, multiplier=3)
     async with client.consumer(TOPIC, "s", retry=retry) as consumer:
@@ -244,7 +244,7 @@ async def test_a_delay_is_at_most_a_day(
         await consumer.ack(message)
 
 
-async def test_a_damaged_message_is_told_refused_and_dead_lettered(
+async def test_a_damaged_message_raises_is_refused_and_dead_lettered(
     client: Client, fake: FakeDispatcher
 ) -> None:
     fake.damage(fake.publish(b"x", key="k"))
@@ -261,7 +261,7 @@ async def test_a_damaged_message_is_told_refused_and_dead_lettered(
 # ---- time
 
 
-async def test_a_message_that_is_not_settled_in_time_comes_again(
+async def test_a_message_that_is_not_settled_in_time_is_redelivered(
     client: Client, fake: FakeDispatcher
 ) -> None:
     fake.publish(b"x", key="k")
@@ -275,7 +275,7 @@ async def test_a_message_that_is_not_settled_in_time_comes_again(
         await consumer.ack(again)
 
 
-async def test_what_waits_here_does_not_time_out(client: Client, fake: FakeDispatcher) -> None:
+async def test_buffered_messages_do_not_time_out(client: Client, fake: FakeDispatcher) -> None:
     fake.publish(b"x", key="k")
     async with client.consumer(TOPIC, "s", ack_timeout_s=0.2) as consumer:
         await eventually(lambda: len(said(fake, "renew")) > 6)
@@ -284,7 +284,7 @@ async def test_what_waits_here_does_not_time_out(client: Client, fake: FakeDispa
         await consumer.ack(message)
 
 
-async def test_waiting_for_a_message_has_an_end(client: Client, fake: FakeDispatcher) -> None:
+async def test_receive_times_out(client: Client, fake: FakeDispatcher) -> None:
     async with client.consumer(TOPIC, "s") as consumer:
         with pytest.raises(TimeoutError):
             await consumer.receive(timeout_s=0.01)
@@ -295,7 +295,7 @@ async def test_waiting_for_a_message_has_an_end(client: Client, fake: FakeDispat
 # ---- the breaker
 
 
-async def test_nothing_is_handed_out_while_everything_fails(
+async def test_nothing_is_handed_out_while_the_breaker_is_open(
     client: Client, fake: FakeDispatcher
 ) -> None:
     for key in "abcd":
@@ -323,7 +323,7 @@ async def test_nothing_is_handed_out_while_everything_fails(
         await acknowledged
 
 
-async def test_without_a_breaker_messages_are_handed_out_whatever_fails(
+async def test_without_a_breaker_failures_do_not_stop_deliveries(
     client: Client, fake: FakeDispatcher
 ) -> None:
     fake.publish(b"x", key="k")
@@ -335,7 +335,7 @@ async def test_without_a_breaker_messages_are_handed_out_whatever_fails(
         assert consumer.breaker_state is BreakerState.CLOSED
 
 
-async def test_what_waits_for_the_breaker_does_not_time_out(
+async def test_messages_that_wait_for_the_breaker_do_not_time_out(
     client: Client, fake: FakeDispatcher
 ) -> None:
     fake.publish(b"bad", key="a")
@@ -353,7 +353,9 @@ async def test_what_waits_for_the_breaker_does_not_time_out(
 # ---- permits
 
 
-async def test_no_more_is_taken_than_the_queue_holds(client: Client, fake: FakeDispatcher) -> None:
+async def test_no_more_messages_are_buffered_than_the_queue_holds(
+    client: Client, fake: FakeDispatcher
+) -> None:
     for at in range(100):
         fake.publish(b"%d" % at)
     async with client.consumer(TOPIC, "s", receiver_queue=10) as consumer:
@@ -368,7 +370,7 @@ async def test_no_more_is_taken_than_the_queue_holds(client: Client, fake: FakeD
         assert all(5 <= permits <= 10 for permits in stream.permits)
 
 
-async def test_a_paused_consumer_takes_nothing_more(client: Client, fake: FakeDispatcher) -> None:
+async def test_a_paused_consumer_grants_no_permits(client: Client, fake: FakeDispatcher) -> None:
     for at in range(20):
         fake.publish(b"%d" % at)
     async with client.consumer(TOPIC, "s", receiver_queue=4) as consumer:
@@ -381,7 +383,9 @@ async def test_a_paused_consumer_takes_nothing_more(client: Client, fake: FakeDi
         assert len(await some(consumer, 16)) == 16
 
 
-async def test_few_large_messages_are_taken_at_a_time(client: Client, fake: FakeDispatcher) -> None:
+async def test_few_large_messages_are_buffered_at_a_time(
+    client: Client, fake: FakeDispatcher
+) -> None:
     for _ in range(60):
         fake.publish(bytes(100_000))
     async with client.consumer(TOPIC, "s", receiver_queue_bytes=1_000_000) as consumer:
@@ -394,7 +398,7 @@ async def test_few_large_messages_are_taken_at_a_time(client: Client, fake: Fake
 # ---- large messages
 
 
-async def test_a_large_message_is_put_together_and_acknowledged_as_one(
+async def test_a_large_message_is_assembled_and_acknowledged_as_one(
     client: Client, fake: FakeDispatcher
 ) -> None:
     body = bytes(range(256)) * 10
@@ -425,7 +429,7 @@ async def test_a_large_message_is_refused_as_one(
     assert len(fake.done) == 4
 
 
-async def test_chunks_that_make_no_message_are_told_and_settled(
+async def test_chunks_that_make_no_message_are_reported_and_settled(
     client: Client, fake: FakeDispatcher
 ) -> None:
     lost = fake.publish_large(b"x" * 30, "k", chunk_bytes=10, only=[0, 2])
@@ -441,7 +445,7 @@ async def test_chunks_that_make_no_message_are_told_and_settled(
     assert [each.reason for each in dropped] == [DropReason.GAP]
 
 
-async def test_chunks_without_a_beginning_are_passed_and_do_not_come(
+async def test_chunks_without_a_first_chunk_are_skipped_by_the_service(
     client: Client, fake: FakeDispatcher
 ) -> None:
     lost = fake.publish_large(b"x" * 30, "k", chunk_bytes=10, only=[1, 2])
@@ -453,7 +457,7 @@ async def test_chunks_without_a_beginning_are_passed_and_do_not_come(
         assert not consumer.dropped
 
 
-async def test_a_message_that_is_too_large_goes_to_the_dead_letter_topic(
+async def test_a_message_beyond_the_limits_is_moved_to_the_dead_letter_topic(
     client: Client, fake: FakeDispatcher
 ) -> None:
     lost = fake.publish_large(b"x" * 30, "k", chunk_bytes=10)
@@ -473,7 +477,7 @@ async def test_a_message_that_is_too_large_goes_to_the_dead_letter_topic(
 # ---- broken connections
 
 
-async def test_after_a_broken_connection_everything_unacknowledged_comes_again(
+async def test_unacknowledged_messages_are_redelivered_after_a_broken_connection(
     client: Client, fake: FakeDispatcher
 ) -> None:
     for at in range(6):
@@ -495,7 +499,7 @@ async def test_after_a_broken_connection_everything_unacknowledged_comes_again(
         await asyncio.gather(*(consumer.ack(message) for message in again))
 
 
-async def test_an_acknowledgement_under_way_fails_when_the_connection_breaks(
+async def test_an_acknowledgement_in_flight_fails_when_the_connection_breaks(
     client: Client, fake: FakeDispatcher
 ) -> None:
     fake.publish(b"x")
@@ -510,7 +514,7 @@ async def test_an_acknowledgement_under_way_fails_when_the_connection_breaks(
         fake.durable.set()
 
 
-async def test_a_consumer_goes_where_the_subscription_is(
+async def test_a_consumer_follows_the_owner_of_its_subscription(
     client: Client, fake: FakeDispatcher
 ) -> None:
     async with serving_fake() as owner:
@@ -526,7 +530,7 @@ async def test_a_consumer_goes_where_the_subscription_is(
             assert payloads(await some(consumer, 1)) == [b"y"]
 
 
-async def test_a_service_that_shuts_down_is_left_in_good_order(
+async def test_a_consumer_leaves_a_service_that_shuts_down_in_good_order(
     client: Client, fake: FakeDispatcher
 ) -> None:
     for at in range(4):
@@ -542,7 +546,7 @@ async def test_a_service_that_shuts_down_is_left_in_good_order(
     assert said(fake, "leave")
 
 
-async def test_a_consumer_that_finds_no_service_says_so(fake: FakeDispatcher) -> None:
+async def test_opening_without_a_service_raises(fake: FakeDispatcher) -> None:
     async with connect(NOBODY, NOBODY) as client:
         with pytest.raises(UnavailableError):
             await client.consumer(TOPIC, "s", open_timeout_s=0.2).open()
@@ -583,7 +587,7 @@ async def test_a_consumer_seeks(client: Client, fake: FakeDispatcher) -> None:
             await consumer.ack(first)
 
 
-async def test_a_place_that_does_not_exist_changes_nothing(
+async def test_seeking_an_invalid_place_changes_nothing(
     client: Client, fake: FakeDispatcher
 ) -> None:
     fake.publish(b"x")
@@ -595,7 +599,7 @@ async def test_a_place_that_does_not_exist_changes_nothing(
         await consumer.ack(message)
 
 
-async def test_what_is_not_begun_goes_to_whoever_owns_its_key_now(
+async def test_messages_not_handed_out_move_to_the_new_owner_of_their_key(
     client: Client, fake: FakeDispatcher
 ) -> None:
     for at in range(3):
@@ -650,7 +654,7 @@ async def test_closing_waits_until_acknowledgements_are_durable(
     await acknowledged
 
 
-async def test_a_closed_consumer_ends_whoever_waits(client: Client, fake: FakeDispatcher) -> None:
+async def test_closing_ends_pending_receives(client: Client, fake: FakeDispatcher) -> None:
     consumer = client.consumer(TOPIC, "s")
     await consumer.open()
 
@@ -669,7 +673,7 @@ async def test_a_closed_consumer_ends_whoever_waits(client: Client, fake: FakeDi
 # ---- side by side
 
 
-async def test_keys_are_processed_side_by_side_and_each_in_order(
+async def test_keys_are_processed_concurrently_and_each_in_order(
     client: Client, fake: FakeDispatcher
 ) -> None:
     for at in range(20):
@@ -712,7 +716,7 @@ async def test_keys_are_processed_side_by_side_and_each_in_order(
     assert [str(each) for each in failures] == ["once"]
 
 
-async def test_a_cancelled_processing_finishes_what_it_began(
+async def test_cancelled_processing_lets_running_handlers_finish(
     client: Client, fake: FakeDispatcher
 ) -> None:
     for at in range(10):

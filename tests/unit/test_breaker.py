@@ -1,4 +1,4 @@
-"""When a consumer stops because everything fails, and how it goes on. Times are milliseconds."""
+"""When the breaker opens and closes. Times are milliseconds."""
 
 from collections.abc import Iterable
 
@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from seqgate.client._breaker import Brake, Breaker, BreakerState
 
 ANY = {*range(1_000)}.__contains__
-"""All deliveries count."""
+"""All deliveries are live."""
 
 
 def brake(outcomes: int = 4, ratio: float = 1.0, longest_s: float = 5.0) -> Brake:
     return Brake(Breaker(outcomes, ratio, pause_min_s=1.0, pause_max_s=longest_s))
 
 
-def note(machine: Brake, outcomes: Iterable[bool], now_ms: int = 0) -> None:
+def record(machine: Brake, outcomes: Iterable[bool], now_ms: int = 0) -> None:
     """Messages are acknowledged (True), or refused."""
     for is_done in outcomes:
         if is_done:
@@ -27,7 +27,7 @@ def note(machine: Brake, outcomes: Iterable[bool], now_ms: int = 0) -> None:
 
 def opened(now_ms: int = 0, longest_s: float = 5.0) -> Brake:
     machine = brake(longest_s=longest_s)
-    note(machine, [False] * 4, now_ms)
+    record(machine, [False] * 4, now_ms)
     assert machine.state is BreakerState.OPEN
     return machine
 
@@ -59,23 +59,23 @@ def probed(machine: Brake, delivery: int) -> int:
         (0.29, "aaff", True),
     ],
 )
-def test_it_opens_when_the_share_of_failures_among_the_last_reaches_the_ratio(
+def test_it_opens_when_the_share_of_failures_in_the_window_reaches_the_ratio(
     ratio: float, outcomes: str, is_open: bool
 ) -> None:
     machine = brake(4, ratio)
-    note(machine, (each == "a" for each in outcomes[:-1]))
+    record(machine, (each == "a" for each in outcomes[:-1]))
     assert machine.state is BreakerState.CLOSED
-    note(machine, (each == "a" for each in outcomes[-1:]))
+    record(machine, (each == "a" for each in outcomes[-1:]))
     assert (machine.state is BreakerState.OPEN) == is_open
 
 
 @given(st.integers(1, 20), st.floats(0.01, 1), st.lists(st.booleans(), max_size=100))
-def test_it_is_closed_as_long_as_no_window_that_ends_in_a_failure_has_enough_of_them(
+def test_it_stays_closed_while_no_window_that_ends_in_a_failure_has_enough_failures(
     outcomes: int, ratio: float, history: list[bool]
 ) -> None:
     machine = Brake(Breaker(outcomes, ratio))
     for at, is_done in enumerate(history, 1):
-        note(machine, [is_done])
+        record(machine, [is_done])
         window = history[at - outcomes : at] if at >= outcomes else []
         is_enough = bool(window) and window.count(False) / outcomes >= ratio
         assert (machine.state is BreakerState.OPEN) == (is_enough and not is_done)
@@ -83,7 +83,7 @@ def test_it_is_closed_as_long_as_no_window_that_ends_in_a_failure_has_enough_of_
             break
 
 
-def test_nothing_is_handed_out_until_the_pause_is_over() -> None:
+def test_nothing_is_handed_out_during_the_pause() -> None:
     machine = opened(now_ms=500)
     assert machine.due_ms == 1_500
     assert not machine.admits(1_499, ANY)
@@ -91,26 +91,26 @@ def test_nothing_is_handed_out_until_the_pause_is_over() -> None:
     assert machine.state is BreakerState.HALF_OPEN
 
 
-def test_one_message_is_tried_at_a_time() -> None:
+def test_there_is_one_probe_at_a_time() -> None:
     machine = opened()
     now_ms = probed(machine, 7)
     assert not machine.admits(now_ms, ANY)
     assert not machine.admits(now_ms + 4_999, ANY)
 
 
-def test_a_probe_that_succeeds_closes_it_and_what_was_before_is_forgotten() -> None:
+def test_an_acknowledged_probe_closes_it_and_forgets_earlier_outcomes() -> None:
     machine = opened()
     probed(machine, 7)
     machine.record_acknowledged(7, 1)
     assert machine.state is BreakerState.CLOSED
     assert machine.due_ms is None
-    note(machine, [False] * 3)
+    record(machine, [False] * 3)
     assert machine.admits(2_000, ANY)
-    note(machine, [False], now_ms=2_000)
+    record(machine, [False], now_ms=2_000)
     assert machine.due_ms == 3_000  # the first pause again
 
 
-def test_a_probe_that_fails_opens_it_for_twice_as_long_up_to_a_bound() -> None:
+def test_a_refused_probe_doubles_the_pause_up_to_the_longest() -> None:
     machine = opened()
     pauses = []
     for delivery in range(5):
@@ -122,18 +122,18 @@ def test_a_probe_that_fails_opens_it_for_twice_as_long_up_to_a_bound() -> None:
     assert pauses == [2_000, 4_000, 5_000, 5_000, 5_000]
 
 
-def test_what_was_handed_out_before_says_nothing() -> None:
+def test_outcomes_of_messages_handed_out_before_it_opened_are_ignored() -> None:
     machine = opened()
-    note(machine, [True, False])
+    record(machine, [True, False])
     assert machine.state is BreakerState.OPEN
     assert machine.due_ms == 1_000
     probed(machine, 7)
-    note(machine, [True, False])
+    record(machine, [True, False])
     machine.record_acknowledged(7, 2)  # another message of that batch
     assert machine.state is BreakerState.HALF_OPEN
 
 
-def test_a_probe_that_counts_no_more_is_followed_by_another_one() -> None:
+def test_a_revoked_probe_is_followed_by_another_one() -> None:
     machine = opened()
     now_ms = probed(machine, 7)
     assert machine.admits(now_ms, {8}.__contains__)
@@ -143,7 +143,7 @@ def test_a_probe_that_counts_no_more_is_followed_by_another_one() -> None:
     assert machine.admits(now_ms, {8}.__contains__)
 
 
-def test_a_probe_of_which_nothing_is_heard_is_followed_by_another_one_and_still_counts() -> None:
+def test_a_probe_without_an_outcome_is_followed_by_another_one_and_still_counts() -> None:
     machine = opened()
     now_ms = probed(machine, 7)
     assert machine.due_ms == now_ms + 5_000

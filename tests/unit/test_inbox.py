@@ -1,5 +1,5 @@
-"""What a consumer was sent and owes an answer for: any order of events, against the real machine of
-a subscription, with two wires between that are as slow as they like."""
+"""The consumer's inbox against the service's subscription: any order of events, over two wires of
+any delay."""
 
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -53,8 +53,8 @@ class Handed:
 
 
 class World:
-    """A broker, a consumer, the wires between them, and an application; after each step, what is
-    promised of what was handed out."""
+    """A broker, a consumer, the wires between them, and an application; checks the promises about
+    handed out messages after each step."""
 
     def __init__(
         self,
@@ -383,7 +383,7 @@ def steps(*more: str) -> st.SearchStrategy[list[tuple[str, int]]]:
     st.sampled_from((None, BREAKER)),
     steps("nack", "nack", "publish batch", "seek"),
 )
-def test_whatever_happens_each_message_comes_in_order_until_it_is_acknowledged(
+def test_each_message_is_handed_out_in_order_until_it_is_acknowledged(
     kind: int, ack_timeout_ms: int, breaker: Breaker | None, history: list[tuple[str, int]]
 ) -> None:
     world = World(kind, ack_timeout_ms, breaker)
@@ -393,9 +393,7 @@ def test_whatever_happens_each_message_comes_in_order_until_it_is_acknowledged(
 
 @settings(max_examples=200)
 @given(st.sampled_from(TYPES), steps("publish large", "publish large", "seek"))
-def test_large_messages_come_whole_whatever_happens(
-    kind: int, history: list[tuple[str, int]]
-) -> None:
+def test_large_messages_are_handed_out_whole(kind: int, history: list[tuple[str, int]]) -> None:
     world = World(kind)
     run(world, history)
     world.finish()
@@ -408,7 +406,7 @@ def test_large_messages_come_whole_whatever_happens(
     st.sampled_from((25, 40, 1_000)),
     steps("begin large", "begin large", "go on", "go on", "publish large"),
 )
-def test_more_large_messages_than_there_is_room_for_come_whole_and_none_has_failed(
+def test_large_messages_beyond_the_assembly_limits_arrive_whole_and_none_has_failed(
     kind: int, messages_max: int, bytes_max: int, history: list[tuple[str, int]]
 ) -> None:
     limits = AssemblyLimits(messages_max, bytes_max, message_bytes_max=25)
@@ -420,7 +418,7 @@ def test_more_large_messages_than_there_is_room_for_come_whole_and_none_has_fail
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_with_defaults_any_number_of_interleaved_large_messages_comes(kind: int) -> None:
+def test_any_number_of_interleaved_large_messages_arrives_with_default_limits(kind: int) -> None:
     world = World(kind)
     assert AssemblyLimits().messages_max == 100
     messages = [world.broker.chunks(b"x" * 25, "a", 10) for _ in range(PRODUCERS)]
@@ -434,7 +432,7 @@ def test_with_defaults_any_number_of_interleaved_large_messages_comes(kind: int)
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("is_behind", [False, True], ids=["as they come", "all at once"])
-def test_chunks_that_there_is_no_room_for_come_twice_at_most(kind: int, is_behind: bool) -> None:
+def test_chunks_without_room_are_delivered_twice_at_most(kind: int, is_behind: bool) -> None:
     """However many keys there are, and whatever order their chunks come in."""
     random = Random(7)
     world = World(kind, assembly=AssemblyLimits(messages_max=2))

@@ -1,4 +1,4 @@
-"""What a consumer does about what it was sent, rule by rule."""
+"""The consumer's inbox, rule by rule."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -137,7 +137,7 @@ def test_permits_are_granted_again_when_half_of_the_queue_is_free() -> None:
     assert granted == [0, 0, 0, 0, 5, 0, 0, 0, 0, 5]
 
 
-def test_a_batch_that_begins_within_the_queue_comes_whole() -> None:
+def test_a_batch_that_begins_within_the_queue_arrives_whole() -> None:
     inbox = connected(10)
     deliver(inbox, batch(1, 30))
     assert (inbox.buffered, inbox.outstanding) == (30, -20)
@@ -148,14 +148,14 @@ def test_a_batch_that_begins_within_the_queue_comes_whole() -> None:
     assert inbox.buffered + inbox.outstanding == 10
 
 
-def test_messages_that_are_acknowledged_already_need_no_room() -> None:
+def test_acknowledged_messages_of_a_batch_use_no_permits() -> None:
     inbox = connected(10)
     deliver(inbox, batch(1, 4, acknowledged=[0, 2]))
     assert inbox.outstanding == 8
     assert [message.payload for message in taken(inbox)] == [b"1", b"3"]
 
 
-def test_nothing_is_permitted_while_as_many_bytes_wait() -> None:
+def test_no_permits_are_granted_while_the_queue_has_its_bytes() -> None:
     inbox = connected(10, 1_000)
     deliver(inbox, plain(1, payload=bytes(1_001)))
     while inbox.outstanding > 0:
@@ -165,7 +165,7 @@ def test_nothing_is_permitted_while_as_many_bytes_wait() -> None:
     assert permits(inbox) > 0
 
 
-def test_chunks_of_an_incomplete_message_need_no_room() -> None:
+def test_chunks_of_an_incomplete_message_take_no_room_in_the_queue() -> None:
     inbox = connected(2)
     deliver(inbox, chunk(1, 0))
     assert inbox.buffered == 0
@@ -174,7 +174,7 @@ def test_chunks_of_an_incomplete_message_need_no_room() -> None:
     assert inbox.buffered == 1
 
 
-def test_whoever_is_paused_grants_nothing() -> None:
+def test_a_paused_consumer_grants_no_permits() -> None:
     inbox = connected(2)
     inbox.is_paused = True
     deliver(inbox, plain(1), plain(2))
@@ -187,7 +187,7 @@ def test_whoever_is_paused_grants_nothing() -> None:
 # ---- acknowledgements
 
 
-def test_messages_of_a_batch_go_out_in_one_settlement() -> None:
+def test_messages_of_a_batch_are_acknowledged_in_one_settlement() -> None:
     inbox = connected()
     deliver(inbox, batch(1, 4))
     messages = taken(inbox)
@@ -206,7 +206,7 @@ def test_messages_of_a_batch_go_out_in_one_settlement() -> None:
     assert inbox.unacked == 0
 
 
-def test_acknowledging_again_waits_for_the_same_answer() -> None:
+def test_a_repeated_acknowledgement_waits_for_the_same_answer() -> None:
     inbox = connected()
     deliver(inbox, plain(1))
     (message,) = taken(inbox)
@@ -221,7 +221,7 @@ def test_acknowledging_again_waits_for_the_same_answer() -> None:
     assert isinstance(error, StaleTokenError)
 
 
-def test_a_batch_is_acknowledged_by_its_id_before_it_is_handed_out() -> None:
+def test_messages_are_acknowledged_by_id_before_they_are_handed_out() -> None:
     inbox = connected()
     deliver(inbox, batch(1, 3))
     inbox.acknowledge_id(MessageId(1, 1, batch_index=1), "one")
@@ -233,7 +233,7 @@ def test_a_batch_is_acknowledged_by_its_id_before_it_is_handed_out() -> None:
     assert errors == {"no such": InvalidRequestError, "unknown": StaleTokenError}
 
 
-def test_a_dead_token_is_told_for_the_item_that_has_it() -> None:
+def test_only_the_item_with_a_stale_token_fails() -> None:
     inbox = connected()
     deliver(inbox, plain(1, "a"), plain(2, "b"))
     for message in taken(inbox):
@@ -244,7 +244,7 @@ def test_a_dead_token_is_told_for_the_item_that_has_it() -> None:
     assert errors == {"a": StaleTokenError, "b": type(None)}
 
 
-def test_nothing_more_is_handed_out_of_a_batch_whose_token_is_dead() -> None:
+def test_a_stale_token_ends_its_batch() -> None:
     inbox = connected()
     deliver(inbox, batch(1, 3))
     message = inbox.take(NOW_MS)
@@ -256,7 +256,7 @@ def test_nothing_more_is_handed_out_of_a_batch_whose_token_is_dead() -> None:
     assert (inbox.buffered, inbox.unacked) == (0, 0)
 
 
-def test_a_request_has_a_bound_and_so_has_their_number() -> None:
+def test_items_of_a_request_and_unanswered_requests_are_bounded() -> None:
     inbox = connected(1_000_000)
     deliver(inbox, *(plain(number, str(number)) for number in range(ITEMS_MAX + 1)))
     for message in taken(inbox):
@@ -275,10 +275,10 @@ def test_a_request_has_a_bound_and_so_has_their_number() -> None:
     assert len(request.acknowledge.settlements) == 2
 
 
-# ---- refusals, and what follows in the key
+# ---- refusals, and later messages of the key
 
 
-def test_what_follows_a_refused_message_is_withheld_until_the_service_has_answered() -> None:
+def test_later_messages_of_a_refused_key_wait_for_the_answer() -> None:
     inbox = connected()
     deliver(inbox, plain(1, "a"), plain(2, "a"), plain(3, "b"))
     message = inbox.take(NOW_MS)
@@ -293,7 +293,7 @@ def test_what_follows_a_refused_message_is_withheld_until_the_service_has_answer
     assert [each.id.entry_id for each in taken(inbox)] == [4]
 
 
-def test_a_refused_message_of_a_batch_ends_the_delivery() -> None:
+def test_refusing_a_message_of_a_batch_ends_the_delivery() -> None:
     inbox = connected()
     deliver(inbox, batch(1, 3))
     message = inbox.take(NOW_MS)
@@ -321,7 +321,7 @@ def test_an_acknowledged_message_cannot_be_refused() -> None:
 # ---- large messages
 
 
-def test_a_large_message_that_is_revoked_in_part_goes_back() -> None:
+def test_a_large_message_that_is_revoked_in_part_is_given_back() -> None:
     inbox = connected()
     deliver(inbox, chunk(1, 0), chunk(2, 1), chunk(3, 2))
     revoke(inbox, 2)
@@ -330,7 +330,7 @@ def test_a_large_message_that_is_revoked_in_part_goes_back() -> None:
     assert [*request.give_back.deliveries] == [1, 3]
 
 
-def test_an_incomplete_message_that_is_revoked_in_part_goes_back() -> None:
+def test_an_incomplete_message_that_is_revoked_in_part_is_given_back() -> None:
     inbox = connected()
     deliver(inbox, chunk(1, 0), chunk(2, 1))
     revoke(inbox, 2)
@@ -349,7 +349,7 @@ def test_an_incomplete_message_that_is_revoked_in_part_goes_back() -> None:
 @pytest.mark.parametrize(
     ("incomplete", "what"), [(Incomplete.REFUSE, "refuse"), (Incomplete.ACKNOWLEDGE, "acknowledge")]
 )
-def test_what_becomes_of_an_incomplete_message_is_said_beforehand(
+def test_incomplete_messages_are_refused_or_acknowledged_as_configured(
     incomplete: Incomplete, what: str
 ) -> None:
     inbox = connected(incomplete=incomplete)
@@ -360,7 +360,7 @@ def test_what_becomes_of_an_incomplete_message_is_said_beforehand(
     assert inbox.dropped == {DropReason.HEADLESS: 2}
 
 
-def test_chunks_that_are_damaged_together_are_acknowledged() -> None:
+def test_chunks_of_a_corrupt_message_are_acknowledged() -> None:
     inbox = connected()
     broken = chunk(3, 2)
     broken.payload = b"?"
@@ -373,7 +373,7 @@ def test_chunks_that_are_damaged_together_are_acknowledged() -> None:
 # ---- time
 
 
-def test_what_waits_is_renewed_and_what_is_handed_out_is_not() -> None:
+def test_buffered_messages_are_renewed_and_handed_out_ones_are_not() -> None:
     inbox = connected(ack_timeout_ms=300)
     deliver(inbox, plain(1, "a"), plain(2, "b"), chunk(3, 0))
     inbox.take(NOW_MS)
@@ -407,7 +407,7 @@ def braked(inbox: Inbox, delivery: pb.Delivery) -> None:
     assert inbox.due_ms == NOW_MS + 1_000
 
 
-def test_a_failure_that_hits_everything_stops_all_keys() -> None:
+def test_an_open_breaker_stops_all_keys() -> None:
     inbox = connected(breaker=ONE_FAILURE)
     braked(inbox, plain(1, "a"))
     deliver(inbox, plain(2, "b"), plain(3, "c"))
@@ -419,7 +419,7 @@ def test_a_failure_that_hits_everything_stops_all_keys() -> None:
     assert len(taken(inbox)) == 1
 
 
-def test_what_was_handed_out_is_settled_while_the_breaker_is_open() -> None:
+def test_handed_out_messages_are_settled_while_the_breaker_is_open() -> None:
     inbox = connected(breaker=ONE_FAILURE)
     deliver(inbox, plain(2, "b"))
     (message,) = taken(inbox)
@@ -431,7 +431,7 @@ def test_what_was_handed_out_is_settled_while_the_breaker_is_open() -> None:
     assert inbox.breaker_state is BreakerState.OPEN
 
 
-def test_nothing_more_is_permitted_while_the_breaker_is_open() -> None:
+def test_no_permits_are_granted_while_the_breaker_is_open() -> None:
     inbox = connected(2, breaker=ONE_FAILURE)
     braked(inbox, plain(1, "a"))
     deliver(inbox, plain(2, "a"))
@@ -443,7 +443,7 @@ def test_nothing_more_is_permitted_while_the_breaker_is_open() -> None:
 
 
 @pytest.mark.parametrize("how", ["revoked", "the stream ends", "the subscription moves"])
-def test_a_probe_that_counts_no_more_makes_room_for_another_one(how: str) -> None:
+def test_a_revoked_probe_is_replaced_by_another_one(how: str) -> None:
     inbox = connected(breaker=ONE_FAILURE)
     braked(inbox, plain(1, "a"))
     later_ms = NOW_MS + 1_000
@@ -467,7 +467,7 @@ def test_a_probe_that_counts_no_more_makes_room_for_another_one(how: str) -> Non
 
 
 @pytest.mark.parametrize("how", ["by its id", "with all before"])
-def test_a_probe_is_acknowledged_in_any_way(how: str) -> None:
+def test_every_kind_of_acknowledgement_of_a_probe_closes_the_breaker(how: str) -> None:
     inbox = connected(breaker=ONE_FAILURE)
     braked(inbox, plain(1, "a"))
     deliver(inbox, plain(2, "b"))
@@ -480,7 +480,7 @@ def test_a_probe_is_acknowledged_in_any_way(how: str) -> None:
     assert inbox.breaker_state is BreakerState.CLOSED
 
 
-def test_an_acknowledgement_that_is_asked_for_twice_is_one_outcome() -> None:
+def test_a_repeated_acknowledgement_is_one_outcome() -> None:
     inbox = connected(breaker=Breaker(outcomes=3, ratio=0.6))
     deliver(inbox, *(plain(number, str(number)) for number in range(3)))
     first, second, third = taken(inbox)
@@ -491,7 +491,7 @@ def test_an_acknowledgement_that_is_asked_for_twice_is_one_outcome() -> None:
     assert inbox.breaker_state is BreakerState.OPEN
 
 
-def test_what_the_service_takes_back_and_what_is_damaged_is_no_outcome() -> None:
+def test_revoked_and_damaged_messages_are_no_outcomes() -> None:
     inbox = connected(breaker=ONE_FAILURE)
     deliver(inbox, plain(1, "a"), plain(2, "b"))
     first, second = taken(inbox)
@@ -507,7 +507,7 @@ def test_what_the_service_takes_back_and_what_is_damaged_is_no_outcome() -> None
     assert inbox.breaker_state is BreakerState.CLOSED
 
 
-def test_a_batch_that_waits_for_the_breaker_does_not_time_out() -> None:
+def test_a_batch_that_waits_for_the_breaker_is_renewed() -> None:
     inbox = connected(ack_timeout_ms=300, breaker=ONE_FAILURE)
     deliver(inbox, plain(3, "z"), batch(1, 3), batch(2, 3))
     failing, of_first = inbox.take(NOW_MS), inbox.take(NOW_MS)
@@ -524,7 +524,7 @@ def test_a_batch_that_waits_for_the_breaker_does_not_time_out() -> None:
     assert sorted(request.renew.deliveries) == [1, 2]
 
 
-# ---- what is asked of the subscription
+# ---- subscribing
 
 
 @pytest.mark.parametrize(
@@ -550,12 +550,12 @@ def test_a_place_in_the_log(place: Place, expected: pb.Start | tuple[int, int]) 
 
 
 @pytest.mark.parametrize("place", ["first", datetime(1969, 1, 1, tzinfo=UTC), 3, None])
-def test_no_place_in_the_log(place: Place) -> None:
+def test_an_invalid_place_in_the_log_is_refused(place: Place) -> None:
     with pytest.raises(InvalidRequestError):
         start_to_wire(place)
 
 
-def test_options_that_are_not_set_are_left_to_the_service() -> None:
+def test_unset_options_are_left_to_the_service() -> None:
     wire = options_to_wire(SubscriptionType.SHARED, SubscriptionOptions())
     assert wire.type == pb.SUBSCRIPTION_TYPE_SHARED
     assert not wire.HasField("max_redeliveries")
@@ -584,7 +584,7 @@ def test_a_range_that_cannot_be_sent_is_refused() -> None:
 @pytest.mark.parametrize(
     ("attempts", "delay_s"), [(0, 1.0), (1, 3.0), (2, 9.0), (3, 10.0), (10_000, 10.0)]
 )
-def test_a_refused_message_waits_longer_each_time(attempts: int, delay_s: float) -> None:
+def test_retry_delays_grow_up_to_the_longest(attempts: int, delay_s: float) -> None:
     assert RetryPolicy(min_s=1, max_s=10, multiplier=3).delay_s(attempts) == delay_s
 
 
@@ -605,7 +605,7 @@ def test_a_queue_has_bounds(messages: int, size_bytes: int, ack_timeout_ms: int)
         ReceiverLimits(messages, size_bytes, ack_timeout_ms)
 
 
-def test_positions_of_a_gap_are_told() -> None:
+def test_a_gap_has_its_position_and_attempts() -> None:
     inbox = connected()
     delivery = plain(2)
     delivery.gap.position.ledger_id, delivery.gap.position.entry_id = 1, 1
@@ -615,7 +615,7 @@ def test_positions_of_a_gap_are_told() -> None:
     assert message.gap == (Position(1, 1), 4)
 
 
-def test_a_seek_is_not_answered_by_what_another_consumer_did() -> None:
+def test_a_seek_is_not_answered_by_another_consumers_seek() -> None:
     inbox = connected()
     inbox.seek(pb.Start(earliest=pb.Earliest()), "seek")
     (request,) = sent(inbox, "seek")

@@ -8,7 +8,7 @@ MIB = 1024 * 1024
 
 
 @pytest.mark.parametrize("budget", [1, MIB, 64 * MIB])
-def test_what_comes_before_any_size_is_known_is_bounded(budget: int) -> None:
+def test_permits_before_the_first_message_are_bounded_by_the_budget(budget: int) -> None:
     """By the budget, where messages are as large as they are thought to be; one always comes."""
     permits = Permits(ReceiverLimits(messages=1_000, size_bytes=budget))
     granted = permits.grant(0, 0)
@@ -16,7 +16,7 @@ def test_what_comes_before_any_size_is_known_is_bounded(budget: int) -> None:
 
 
 @pytest.mark.parametrize("budget", [1_000, 64 * MIB])
-def test_small_messages_get_all_permits_once_one_has_come(budget: int) -> None:
+def test_small_messages_get_all_permits_after_the_first_one(budget: int) -> None:
     permits = Permits(ReceiverLimits(messages=1_000, size_bytes=budget))
     permits.grant(0, 0)
     permits.use(1, 100)
@@ -25,7 +25,7 @@ def test_small_messages_get_all_permits_once_one_has_come(budget: int) -> None:
 
 
 @pytest.mark.parametrize("large", [2 * MIB, 5 * MIB])
-def test_messages_that_become_large_count_at_once(large: int) -> None:
+def test_larger_messages_count_at_once(large: int) -> None:
     """Nothing more is granted than fits if all are as large as the largest one of late."""
     budget = 64 * MIB
     permits = Permits(ReceiverLimits(messages=1_000, size_bytes=budget))
