@@ -427,7 +427,7 @@ class Failure(NamedTuple):
     message: str
 
 
-class Said(NamedTuple):
+class Decision(NamedTuple):
     """What rules say of an entry.
 
     Attributes:
@@ -455,7 +455,7 @@ class Line(Protocol):
 
     async def judge(
         self, rules: Rules, metadata: Sequence[entry_pb2.EntryMetadata]
-    ) -> Sequence[Said]:
+    ) -> Sequence[Decision]:
         """What the rules say of entries with these metadata, of which only what the rules read
         counts, and whether they are batches. However many they are."""
         ...

@@ -13,7 +13,7 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc as pb_grpc
 from seqgate.telemetry import names, spans
 from seqgate.types import TopicName
 from services.dispatcher.config import DispatcherConfig
-from services.dispatcher.core.effects import Kind
+from services.dispatcher.core.effects import SubscriptionType
 from services.dispatcher.errors import (
     CumulativeAckRefused,
     InvalidPosition,
@@ -22,7 +22,7 @@ from services.dispatcher.errors import (
 )
 from services.dispatcher.ports import Cursor
 from services.dispatcher.service import Dispatcher
-from services.dispatcher.shell.answers import settled
+from services.dispatcher.shell.answers import settled_response
 from services.dispatcher.shell.live import Live
 from services.dispatcher.shell.session import Session
 from services.dispatcher.wire import explaining, parsing, reporting
@@ -107,7 +107,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
         """Do what a consumer asks; False: nothing more is to come."""
         kind = request.WhichOneof("request")
         if kind not in _UNANSWERED:
-            session.asked()
+            session.count_request()
         match kind:
             case "permit":
                 session.permit(parsing.permits(request.permit.messages, session.permits))
@@ -131,7 +131,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
             session.refused(request.request_id, in_stream(error))
             return
         await live.reset(mark_delete)
-        session.put(settled(request.request_id))
+        session.put(settled_response(request.request_id))
 
     # ---- administration
 
@@ -272,7 +272,7 @@ def _settle(live: Live, session: Session, kind: str, asked: pb.ConsumeRequest) -
         span = spans.begun(f"{names.SETTLE} {live.topic}", asked.trace, about)
     try:
         if kind == "acknowledge_through":
-            if live.options.kind is not Kind.EXCLUSIVE:
+            if live.options.kind is not SubscriptionType.EXCLUSIVE:
                 raise CumulativeAckRefused(
                     "everything before a message is acknowledged only where there is one consumer",
                     field="acknowledge_through",

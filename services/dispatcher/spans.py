@@ -43,7 +43,7 @@ class MessageSpans:
             **more,
         }
 
-    def note(
+    def record(
         self,
         properties: Mapping[str, str],
         began_ns: int,

@@ -17,13 +17,14 @@ from services.dispatcher.adapters import filters as limits
 from services.dispatcher.adapters.filters import GrpcFilters
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.adapters.predicates import MemoryFilters, Predicate
-from services.dispatcher.core.effects import ACCEPT, PARK, REJECT
+from services.dispatcher.core.effects import ACCEPT, FILTER_FAILED, REJECT
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.filtering.applied import Filtering
 from services.dispatcher.filtering.chains import Chain, Chains, Policy, Stretch
 from services.dispatcher.filtering.projection import Projection
 from services.dispatcher.ports import (
+    Decision,
     Failure,
     Filter,
     Filters,
@@ -33,7 +34,6 @@ from services.dispatcher.ports import (
     Line,
     Reads,
     Rules,
-    Said,
 )
 from services.filter.adapters.cel import CelEngine
 from services.filter.config import FilterConfig
@@ -178,13 +178,13 @@ async def test_a_verdict_for_each_entry_in_order(line: Line) -> None:
 async def test_the_first_filter_that_does_not_accept_decides(line: Line) -> None:
     batch = of("eu", num_messages_in_batch=3)
     said = await line.judge(rules(IN_EU, LATER, "false"), [of("us"), batch, of("eu")])
-    assert said == [Said(REJECT, 0), Said(1_500, 1), Said(REJECT, 2)]
-    assert await line.judge(rules("true", "true"), [of()]) == [Said(ACCEPT)]
+    assert said == [Decision(REJECT, 0), Decision(1_500, 1), Decision(REJECT, 2)]
+    assert await line.judge(rules("true", "true"), [of()]) == [Decision(ACCEPT)]
 
 
 async def test_a_property_that_is_absent_is_a_failure_and_says_where(line: Line) -> None:
     (said,) = await line.judge(rules("true", IN_EU), [of()])
-    assert (said.verdict, said.filter) == (PARK, 1)
+    assert (said.verdict, said.filter) == (FILTER_FAILED, 1)
     assert said.failure is not None
     assert said.failure.reason == "PROPERTY_ABSENT"
     assert "region" in said.failure.message
@@ -192,10 +192,10 @@ async def test_a_property_that_is_absent_is_a_failure_and_says_where(line: Line)
 
 async def test_of_a_batch_without_properties_nothing_is_known(line: Line) -> None:
     batch = of(num_messages_in_batch=2)
-    assert await line.judge(rules(IN_EU), [batch]) == [Said(ACCEPT)]
+    assert await line.judge(rules(IN_EU), [batch]) == [Decision(ACCEPT)]
     other = EntryMetadata(properties={"other": "x"}, num_messages_in_batch=2)
     ((verdict, _, failure),) = await line.judge(rules(IN_EU), [other])
-    assert verdict == PARK
+    assert verdict == FILTER_FAILED
     assert failure is not None
 
 
@@ -246,7 +246,7 @@ async def test_what_is_not_read_changes_nothing(line: Line, expression: str) -> 
     said = await line.judge(given, CASES)
     left = [projection.metadata_of(each) for each in CASES]
     assert await line.judge(given, left) == said
-    by_key: dict[Any, set[Said]] = {}
+    by_key: dict[Any, set[Decision]] = {}
     for metadata, rest, each in zip(CASES, left, said, strict=True):
         by_key.setdefault(projection.key_of(metadata), set()).add(each)
         assert not rest.HasField("uuid")
@@ -256,7 +256,7 @@ async def test_what_is_not_read_changes_nothing(line: Line, expression: str) -> 
 
 
 async def test_a_wrong_filter_is_refused_by_name_and_others_stay(line: Line) -> None:
-    assert await line.judge(rules(IN_EU), [of("eu")]) == [Said(ACCEPT)]
+    assert await line.judge(rules(IN_EU), [of("eu")]) == [Decision(ACCEPT)]
     for ask in (line.reads, lambda given: line.judge(given, [of("eu")])):
         with pytest.raises(InvalidExpression) as caught:
             await ask(rules(IN_EU, "nonsense ==="))
@@ -264,7 +264,7 @@ async def test_a_wrong_filter_is_refused_by_name_and_others_stay(line: Line) -> 
         assert str(caught.value.details["version"]) == "2"
     with pytest.raises(InvalidChain):
         await line.reads(rules(*["true"] * 17))
-    assert await line.judge(rules(IN_EU), [of("us")]) == [Said(REJECT, 0)]
+    assert await line.judge(rules(IN_EU), [of("us")]) == [Decision(REJECT, 0)]
 
 
 async def test_there_may_be_many_rules_on_a_line(line: Line) -> None:
@@ -274,7 +274,7 @@ async def test_there_may_be_many_rules_on_a_line(line: Line) -> None:
             (said,) = await line.judge(each, [of("eu")])
             place = len(each.filters) - 1
             is_mine = ("region", "eu") in each.properties
-            assert said == (Said(ACCEPT) if is_mine else Said(REJECT, place))
+            assert said == (Decision(ACCEPT) if is_mine else Decision(REJECT, place))
 
 
 async def test_however_many_entries_there_are(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,9 +287,9 @@ async def test_however_many_entries_there_are(line: Line, monkeypatch: pytest.Mo
 async def test_lines_hold_nothing_up_between_them(filters: Filters) -> None:
     lines = [filters.line() for _ in range(20)]
     said = await asyncio.gather(*(each.judge(rules(IN_EU), [of("eu")]) for each in lines))
-    assert said == [[Said(ACCEPT)]] * 20
+    assert said == [[Decision(ACCEPT)]] * 20
     several = (lines[0].judge(rules(IN_EU), [of(region)]) for region in ("eu", "us") * 10)
-    assert await asyncio.gather(*several) == [[Said(ACCEPT)], [Said(REJECT, 0)]] * 10
+    assert await asyncio.gather(*several) == [[Decision(ACCEPT)], [Decision(REJECT, 0)]] * 10
     for each in lines:
         await each.close()
 
@@ -384,7 +384,7 @@ async def test_an_answer_to_something_else_is_none_and_the_next_question_is_aske
         with pytest.raises(FiltersUnavailable) as caught:
             await line.judge(rules("true"), [of(), of()])
         assert caught.value.retry_after_s
-        assert await line.judge(rules("true"), [of(), of()]) == [Said(ACCEPT)] * 2
+        assert await line.judge(rules("true"), [of(), of()]) == [Decision(ACCEPT)] * 2
         await line.close()
 
 
@@ -397,8 +397,8 @@ async def test_what_a_newer_service_says_that_nobody_knows_here_is_a_failure() -
     async with scripted(CHAIN_SET, answer) as filters:
         line = filters.line()
         said, other = await line.judge(rules("true"), [of(), of()])
-        assert said == Said(PARK, 0, Failure("UNSPECIFIED", "it is Tuesday"))
-        assert (other.verdict, other.filter) == (PARK, 0)
+        assert said == Decision(FILTER_FAILED, 0, Failure("UNSPECIFIED", "it is Tuesday"))
+        assert (other.verdict, other.filter) == (FILTER_FAILED, 0)
         assert other.failure is not None
         await line.close()
 
@@ -406,17 +406,17 @@ async def test_what_a_newer_service_says_that_nobody_knows_here_is_a_failure() -
 async def test_a_line_goes_on_when_the_service_was_away() -> None:
     async with serving() as port, over(port) as filters:
         line = filters.line()
-        assert await line.judge(rules(IN_EU), [of("eu")]) == [Said(ACCEPT)]
+        assert await line.judge(rules(IN_EU), [of("eu")]) == [Decision(ACCEPT)]
     async with over(port) as filters:
         line = filters.line()
         async with serving(f"127.0.0.1:{port}"):
-            assert await line.judge(rules(IN_EU), [of("us")]) == [Said(REJECT, 0)]
+            assert await line.judge(rules(IN_EU), [of("us")]) == [Decision(REJECT, 0)]
         with pytest.raises(FiltersUnavailable):
             await line.judge(rules(IN_EU), [of("eu")])
         async with serving(f"127.0.0.1:{port}"):
             while True:
                 try:
-                    assert await line.judge(rules(IN_EU), [of("eu")]) == [Said(ACCEPT)]
+                    assert await line.judge(rules(IN_EU), [of("eu")]) == [Decision(ACCEPT)]
                 except FiltersUnavailable:
                     continue
                 break
@@ -427,12 +427,12 @@ async def test_a_service_that_drains_answers_what_has_come_and_nothing_more() ->
     drain = Drain()
     async with serving(drain=drain) as port, over(port) as filters:
         line = filters.line()
-        assert await line.judge(rules(IN_EU), [of("eu")]) == [Said(ACCEPT)]
+        assert await line.judge(rules(IN_EU), [of("eu")]) == [Decision(ACCEPT)]
         drain.begin()
 
         async def ask_on() -> None:
             while True:
-                assert await line.judge(rules(IN_EU), [of("eu")]) == [Said(ACCEPT)]
+                assert await line.judge(rules(IN_EU), [of("eu")]) == [Decision(ACCEPT)]
 
         with pytest.raises(FiltersUnavailable):
             await ask_on()
@@ -448,12 +448,12 @@ async def test_an_answer_that_is_late_is_taken_for_no_other() -> None:
             await line.judge(slow, entries)
         other = patient.line()
         said = await other.judge(rules(IN_EU), [of("eu")] * 3)
-        assert said == [Said(ACCEPT)] * 3
+        assert said == [Decision(ACCEPT)] * 3
         asked = asyncio.create_task(other.judge(slow, entries))
         await asyncio.sleep(0)
         asked.cancel()
         await asyncio.wait([asked])
-        assert await other.judge(rules(IN_EU), [of("us")]) == [Said(REJECT, 0)]
+        assert await other.judge(rules(IN_EU), [of("us")]) == [Decision(REJECT, 0)]
         await line.close()
         await other.close()
 
@@ -487,8 +487,8 @@ async def test_lines_take_turns_where_their_chains_have_no_room_together(
     async with serving(chain_bytes_max=1) as port, over(port) as filters:
         wanted, unwanted = filters.line(), filters.line()
         for _ in range(3):
-            assert await wanted.judge(rules("true"), [of()]) == [Said(ACCEPT)]
-            assert await unwanted.judge(rules("false"), [of()]) == [Said(REJECT, 0)]
+            assert await wanted.judge(rules("true"), [of()]) == [Decision(ACCEPT)]
+            assert await unwanted.judge(rules("false"), [of()]) == [Decision(REJECT, 0)]
         await wanted.close()
         await unwanted.close()
 

@@ -29,7 +29,7 @@ from services.dispatcher.core.delays import Held as HeldKeys
 from services.dispatcher.core.delivering import Delivering
 from services.dispatcher.core.effects import (
     ACCEPT,
-    PARK,
+    FILTER_FAILED,
     REJECT,
     UNJUDGED,
     AfterDeadLetter,
@@ -44,7 +44,6 @@ from services.dispatcher.core.effects import (
     Gap,
     Judge,
     KeyState,
-    Kind,
     Options,
     Outcome,
     Outgoing,
@@ -54,6 +53,7 @@ from services.dispatcher.core.effects import (
     Record,
     Revoke,
     Scan,
+    SubscriptionType,
 )
 from services.dispatcher.core.flights import Flights, HandOver
 from services.dispatcher.core.judging import Judging
@@ -82,7 +82,7 @@ from services.dispatcher.core.selectors import (
     Sticky,
 )
 from services.dispatcher.core.settling import Gaps, Settling
-from services.dispatcher.core.subscription import Durable, Item, Refused, Subscription
+from services.dispatcher.core.subscription import Ack, Durable, Nack, Subscription
 from services.dispatcher.core.verdicts import Verdicts
 
 SMALL: Final = {
@@ -242,7 +242,10 @@ class World:
     ) -> None:
         self.random = random = Random(seed)
         self.machine, self.set = machine, acknowledged
-        kind = random.choice((Kind.KEY_SHARED,) * 5 + (Kind.SHARED, Kind.EXCLUSIVE))
+        kind = random.choice(
+            (SubscriptionType.KEY_SHARED,) * 5
+            + (SubscriptionType.SHARED, SubscriptionType.EXCLUSIVE)
+        )
         self.options = Options(
             kind=kind,
             in_order=random.random() < 0.85,
@@ -268,7 +271,7 @@ class World:
         self.options = replace(self.options, **of_options)
         kind = self.options.kind
         self.mode = random.choice((Ring, Ring, AutoSplit, Sticky))
-        if kind is not Kind.KEY_SHARED:
+        if kind is not SubscriptionType.KEY_SHARED:
             self.mode = Ring
         self.ordered = self.options.orders_keys
         self.keys = [b"key-%d" % each for each in range(random.choice((1, 3, 8)))]
@@ -349,15 +352,15 @@ class World:
     def key_of(self, entry: Entry) -> bytes:
         """What must be in order, as far as anything must."""
         assert entry.key is not None
-        if self.options.kind is Kind.KEY_SHARED:
+        if self.options.kind is SubscriptionType.KEY_SHARED:
             return entry.key
-        if self.options.kind is Kind.EXCLUSIVE:
+        if self.options.kind is SubscriptionType.EXCLUSIVE:
             return b""
         return entry.chunk.attempt.encode() if entry.chunk else b"%d:%d" % entry.position
 
     def owner(self, key: bytes) -> int | None:
         """Who owns a key now; of a pool, anybody."""
-        if self.options.kind is not Kind.KEY_SHARED:
+        if self.options.kind is not SubscriptionType.KEY_SHARED:
             return next(iter(self.peers), None)
         return self.sub.selector.owner(self.sub.selector.slot(key))
 
@@ -367,8 +370,8 @@ class World:
         """Carry out, or keep for later, what the machine wants."""
         for effect in effects:
             if isinstance(effect, Passed):
-                self._note_passed(effect.positions)
-        self._note_rejected()
+                self._record_passed(effect.positions)
+        self._record_rejected()
         shown: list[tuple[Delivery, int]] = []
         for effect in effects:
             match effect:
@@ -495,7 +498,7 @@ class World:
             own == key and each not in self.passed for each, own in self.ghosts.items()
         ):
             raise Broken(f"{key!r} is not settled at somebody who is gone")
-        is_placed = self.options.kind is Kind.KEY_SHARED
+        is_placed = self.options.kind is SubscriptionType.KEY_SHARED
         if is_placed and self.owner(key) != consumer and key not in self._unfinished(peer):
             raise Broken(f"{position} goes to {consumer}, who does not own it")
         if self.ordered:
@@ -606,7 +609,7 @@ class World:
     def join(self) -> None:
         """Somebody connects."""
         random = self.random
-        if self.options.kind is Kind.EXCLUSIVE and self.peers:
+        if self.options.kind is SubscriptionType.EXCLUSIVE and self.peers:
             return
         ranges = []
         if self.mode is Sticky:
@@ -619,7 +622,7 @@ class World:
         number, self.next_peer = self.next_peer, self.next_peer + 1
         read_position = self.sub.read_position
         mark_delete = self.sub.acknowledged.mark_delete  # the store may be further
-        classic = self.options.classic_join and self.options.kind is Kind.KEY_SHARED
+        classic = self.options.classic_join and self.options.kind is SubscriptionType.KEY_SHARED
         if classic and self.ordered and self.peers and read_position != mark_delete:
             peer.joined_at = read_position
         self.peers[number] = peer
@@ -706,16 +709,16 @@ class World:
         random, peer = self.random, self.peers[number]
         items, expected = [], []
         for held, messages in some:
-            items.append(Item(held.delivery, messages))
+            items.append(Ack(held.delivery, messages))
             expected.append(Outcome.DONE)
             if random.random() < 0.1:
                 items.append(items[-1])
                 expected.append(Outcome.DONE)
             if random.random() < 0.05:
-                items.append(Item(held.delivery, 1 << held.messages))
+                items.append(Ack(held.delivery, 1 << held.messages))
                 expected.append(Outcome.INVALID)
         for dead in self._strange(number):
-            items.append(Item(dead, random.choice((0, 1))))
+            items.append(Ack(dead, random.choice((0, 1))))
             expected.append(Outcome.STALE)
         effects, outcomes, durable_with = self.sub.acknowledge(number, items, self.now_ms)
         if outcomes != expected:
@@ -737,7 +740,7 @@ class World:
         """The only consumer is done with everything up to a delivery."""
         peer = self.peers[number]
         messages = 0 if last.messages == 1 else self.random.randrange(1 << last.messages)
-        item = Item(last.delivery, messages)
+        item = Ack(last.delivery, messages)
         effects, outcome, number = self.sub.acknowledge_through(number, item, self.now_ms)
         if outcome is not Outcome.DONE:
             raise Broken(f"through {last.position}: {outcome}")
@@ -769,10 +772,10 @@ class World:
         for held in some:
             delay_ms = random.choice((None, 0, 50, 400))
             expected.append(Outcome.STALE if held.is_settling else Outcome.DONE)
-            items.append(Refused(held.delivery, delay_ms))
+            items.append(Nack(held.delivery, delay_ms))
             if random.random() < 0.1:
                 expected.append(expected[-1])
-                items.append(Refused(held.delivery, 5))
+                items.append(Nack(held.delivery, 5))
             if held.is_settling:
                 continue
             if delay_ms is None:
@@ -782,7 +785,7 @@ class World:
             self.totals["refused"] += 1
         for dead in self._strange(number):
             if all(dead != each.delivery for each in items):
-                items.append(Refused(dead))
+                items.append(Nack(dead))
                 expected.append(Outcome.STALE)
         effects, outcomes = self.sub.refuse(number, items, self.now_ms)
         if outcomes != expected:
@@ -863,9 +866,9 @@ class World:
         some = [*self.where.values()]
         token = some[0][1].delivery if some else 1
         nobody = 999_999
-        effects, outcomes, _ = self.sub.acknowledge(nobody, [Item(token)], self.now_ms)
+        effects, outcomes, _ = self.sub.acknowledge(nobody, [Ack(token)], self.now_ms)
         self.do(effects)
-        refused, more = self.sub.refuse(nobody, [Refused(token)], self.now_ms)
+        refused, more = self.sub.refuse(nobody, [Nack(token)], self.now_ms)
         self.do(refused)
         returned, most = self.sub.give_back(nobody, [token], self.now_ms)
         self.do(returned)
@@ -918,7 +921,7 @@ class World:
             return ACCEPT
         if choice < 0.75 or self.kind_word:
             return REJECT
-        return PARK if choice < 0.85 else self.random.choice((1, 40, 300))
+        return FILTER_FAILED if choice < 0.85 else self.random.choice((1, 40, 300))
 
     def _judged_page(
         self, entries: Sequence[Entry], known: set[Position] | None = None
@@ -961,7 +964,7 @@ class World:
             if verdicts[position] == UNJUDGED and self.random.random() < 0.5:
                 del verdicts[position]
         waiting, before = self._waiting(), Counter(self.put_off)
-        asked = self.sub.verdicts._asked or {}
+        asked = self.sub.verdicts._pending or {}
         for position, verdict in verdicts.items():
             if verdict == UNJUDGED or self.asks_anew or position not in waiting:
                 continue
@@ -1024,11 +1027,14 @@ class World:
             for lane in self.sub.lanes.values()
             for state in (lane.undecided.states.values() if lane.undecided else ())
         ]
-        if self.options.kind is Kind.SHARED and len(states) >= self.options.consumer_parked_max:
+        if (
+            self.options.kind is SubscriptionType.SHARED
+            and len(states) >= self.options.consumer_parked_max
+        ):
             return True
         return states.count(UNJUDGED) >= SMALL["UNJUDGED_MAX"]
 
-    def _note_passed(self, positions: Sequence[Position]) -> None:
+    def _record_passed(self, positions: Sequence[Position]) -> None:
         """Chunks were passed: then the first of their message is acknowledged."""
         for position in positions:
             chunk = self.entries[position].chunk
@@ -1043,7 +1049,7 @@ class World:
             self.rejected.add(position)
             self.totals["passed_entries"] += 1
 
-    def _note_rejected(self) -> None:
+    def _record_rejected(self) -> None:
         """What was acknowledged by nobody was rejected by filters."""
         for position in self.sub.settling.unsettled:
             entry = self.entries[position]
@@ -1132,7 +1138,11 @@ class World:
             for lane in self.sub.lanes.values()
             for state in (lane.undecided.states.values() if lane.undecided else ())
         ]
-        counts = (states.count(UNJUDGED), states.count(PARK), sum(each > 0 for each in states))
+        counts = (
+            states.count(UNJUDGED),
+            states.count(FILTER_FAILED),
+            sum(each > 0 for each in states),
+        )
         if (verdicts.unjudged, verdicts.failed, verdicts.put_off) != counts:
             raise Broken(f"{counts} wait for filters")
         if any(0 < each <= self.now_ms for each in states):
@@ -1283,7 +1293,7 @@ class World:
         ):
             raise Broken(f"{position} is dead-lettered after what follows it")
         after = self.options.after_dead_letter if state is None else state.after
-        if effect.after is not after and self.options.kind is not Kind.SHARED:
+        if effect.after is not after and self.options.kind is not SubscriptionType.SHARED:
             raise Broken(f"after {position}: {effect.after}")
 
     def _store(self, effect: Persist) -> None:
@@ -1392,9 +1402,9 @@ class World:
             if late and any(number != self.owner(key) for number in open_):
                 raise Broken(f"{key!r} drains too long")
 
-    def _note_draining(self) -> None:
+    def _start_draining(self) -> None:
         held = {each.key for n, each in self.where.values() if n != self.owner(each.key)}
-        moved = held if self.ordered and self.options.kind is Kind.KEY_SHARED else ()
+        moved = held if self.ordered and self.options.kind is SubscriptionType.KEY_SHARED else ()
         for number, each in self.where.values():
             new = each.key in moved and each.key not in self.draining and not each.is_settling
             if new and number != self.owner(each.key) and each.delivery not in self.to_drain:
@@ -1445,7 +1455,7 @@ class World:
             places[position] += 1
         self._check_filters()
         self._check_totals()
-        self._note_draining()
+        self._start_draining()
         self._check_places(places)
         self._check_queues()
         self._check_consumers()
@@ -1512,7 +1522,7 @@ class World:
     def _takes(self, lane: Lane) -> bool:
         """Whether the owner of a key takes more."""
         owner = self.owner(lane.key)
-        if self.options.kind is Kind.KEY_SHARED:
+        if self.options.kind is SubscriptionType.KEY_SHARED:
             return owner is not None and self._has_room(self.peers[owner])
         return any(map(self._has_room, self.peers.values()))
 
@@ -1563,7 +1573,7 @@ class World:
             case Reason.FILTERING:
                 return self._said(lane, head) == UNJUDGED and self.ordered
             case Reason.FILTER_FAILED:
-                return self._said(lane, head) == PARK and self.ordered
+                return self._said(lane, head) == FILTER_FAILED and self.ordered
             case Reason.RESCHEDULED:
                 return self._said(lane, head) > now_ms and self.ordered
             case Reason.JOINING:
@@ -1608,7 +1618,7 @@ class World:
         lane = self.sub.lanes.get(key)
         if lane is not None and lane.lag is not None and lane.lag <= entry.position:
             return True
-        shared = self.options.kind is Kind.KEY_SHARED
+        shared = self.options.kind is SubscriptionType.KEY_SHARED
         number = self.sub.selector.slot(key) if shared else 1
         return any(slot.number == number and slot.lag <= entry.position for slot in lagging)
 
@@ -1636,7 +1646,7 @@ class World:
             parked[slot.queue] += slot.parked
             returned[slot.queue] += slot.returned
         consumers, queues = sub.consumers.values(), sub.parking.queues
-        is_placed = self.options.kind is Kind.KEY_SHARED
+        is_placed = self.options.kind is SubscriptionType.KEY_SHARED
         if len(queues) != 1 + is_placed * len(consumers):
             raise Broken("somebody who is gone has a queue")
         if not is_placed and set(sub.parking.slots) - {1}:
@@ -1730,7 +1740,7 @@ class World:
                 raise Broken(f"consumer {number} has {consumer.unfinished} messages in part")
             if consumer.joined_at != peer.joined_at:
                 raise Broken(f"consumer {number} joined at {consumer.joined_at}")
-            is_placed = self.options.kind is Kind.KEY_SHARED and self.mode is not Ring
+            is_placed = self.options.kind is SubscriptionType.KEY_SHARED and self.mode is not Ring
             if is_placed and peer.ranges != sub.selector.ranges(number):
                 raise Broken(f"consumer {number} does not know what it owns")
         limit = self.options.unacked_max
@@ -1874,7 +1884,11 @@ class World:
         random, peer = self.random, self.peers[number]
         held = list(peer.held.values())
         one = random.choice(held) if random.random() < 0.4 else held[0]
-        if self.options.kind is Kind.EXCLUSIVE and random.random() < 0.3 and not self.chunks:
+        if (
+            self.options.kind is SubscriptionType.EXCLUSIVE
+            and random.random() < 0.3
+            and not self.chunks
+        ):
             self.acknowledge_through(number, one)
             return
         some: list[tuple[Held, int]] = []
@@ -1905,99 +1919,122 @@ def _line(slot: Slot) -> Iterator[Lane]:
 
 
 KINDS: Final[dict[str, dict[str, Any]]] = {
-    "little room": {"kind": Kind.KEY_SHARED, "key_parked_max": 1, "consumer_parked_max": 5},
+    "little room": {
+        "kind": SubscriptionType.KEY_SHARED,
+        "key_parked_max": 1,
+        "consumer_parked_max": 5,
+    },
     "draining": {
-        "kind": Kind.KEY_SHARED,
+        "kind": SubscriptionType.KEY_SHARED,
         "in_order": True,
         "drain_deadline_ms": 500,
         "max_in_flight_per_key": 0,
         "pace": 0.1,
     },
     "anything": {},
-    "time-outs": {"kind": Kind.KEY_SHARED, "timeouts": (300,), "pace": 0.1},
+    "time-outs": {"kind": SubscriptionType.KEY_SHARED, "timeouts": (300,), "pace": 0.1},
     "exclusive": {
-        "kind": Kind.EXCLUSIVE,
+        "kind": SubscriptionType.EXCLUSIVE,
         "delays": True,
         "delay_holds_key": False,
         "chunks": False,
         "batches": True,
     },
-    "unordered": {"kind": Kind.KEY_SHARED, "in_order": False, "returned_max": 3},
+    "unordered": {"kind": SubscriptionType.KEY_SHARED, "in_order": False, "returned_max": 3},
     "chunks": {
-        "kind": Kind.KEY_SHARED,
+        "kind": SubscriptionType.KEY_SHARED,
         "chunks": True,
         "consumer_unacked_max": 4,
         "returned_max": 3,
     },
     "chunks, little room": {
-        "kind": Kind.KEY_SHARED,
+        "kind": SubscriptionType.KEY_SHARED,
         "chunks": True,
         "unacked_max": 8,
         "key_parked_max": 1,
     },
     "held": {
-        "kind": Kind.KEY_SHARED,
+        "kind": SubscriptionType.KEY_SHARED,
         "redeliveries_max": 0,
         "after_dead_letter": AfterDeadLetter.HOLD,
     },
     "tail": {
-        "kind": Kind.KEY_SHARED,
+        "kind": SubscriptionType.KEY_SHARED,
         "redeliveries_max": 0,
         "after_dead_letter": AfterDeadLetter.TAIL,
     },
     "gaps": {
-        "kind": Kind.KEY_SHARED,
+        "kind": SubscriptionType.KEY_SHARED,
         "redeliveries_max": 0,
         "after_dead_letter": AfterDeadLetter.CONTINUE,
     },
-    "pool": {"kind": Kind.SHARED, "delays": True, "key_parked_max": 3, "consumer_parked_max": 2},
-    "batches": {"kind": Kind.KEY_SHARED, "batches": True, "unacked_max": 8, "returned_max": 3},
-    "classic": {"kind": Kind.KEY_SHARED, "in_order": True, "classic_join": True, "chunks": True},
+    "pool": {
+        "kind": SubscriptionType.SHARED,
+        "delays": True,
+        "key_parked_max": 3,
+        "consumer_parked_max": 2,
+    },
+    "batches": {
+        "kind": SubscriptionType.KEY_SHARED,
+        "batches": True,
+        "unacked_max": 8,
+        "returned_max": 3,
+    },
+    "classic": {
+        "kind": SubscriptionType.KEY_SHARED,
+        "in_order": True,
+        "classic_join": True,
+        "chunks": True,
+    },
     "delays": {
-        "kind": Kind.KEY_SHARED,
+        "kind": SubscriptionType.KEY_SHARED,
         "delays": True,
         "delay_holds_key": True,
         "consumer_parked_max": 2,
     },
     "delays, no room": {
-        "kind": Kind.KEY_SHARED,
+        "kind": SubscriptionType.KEY_SHARED,
         "delays": True,
         "delay_holds_key": False,
         "delayed_max": 2,
         "consumer_parked_max": 5,
     },
     "delays, held": {
-        "kind": Kind.KEY_SHARED,
+        "kind": SubscriptionType.KEY_SHARED,
         "in_order": True,
         "delays": True,
         "delay_holds_key": True,
         "delayed_max": 2,
     },
     "delays, exclusive": {
-        "kind": Kind.EXCLUSIVE,
+        "kind": SubscriptionType.EXCLUSIVE,
         "delays": True,
         "delay_holds_key": False,
         "delayed_max": 1,
         "key_parked_max": 1,
         "chunks": False,
     },
-    "filters": {"kind": Kind.KEY_SHARED, "filters": True},
+    "filters": {"kind": SubscriptionType.KEY_SHARED, "filters": True},
     "filters, little room": {
-        "kind": Kind.KEY_SHARED,
+        "kind": SubscriptionType.KEY_SHARED,
         "filters": True,
         "key_parked_max": 3,
         "consumer_parked_max": 5,
     },
-    "filters, chunks": {"kind": Kind.KEY_SHARED, "filters": True, "chunks": True},
+    "filters, chunks": {"kind": SubscriptionType.KEY_SHARED, "filters": True, "chunks": True},
     "filters, unordered": {
-        "kind": Kind.KEY_SHARED,
+        "kind": SubscriptionType.KEY_SHARED,
         "in_order": False,
         "filters": True,
         "returned_max": 3,
     },
-    "filters, pool": {"kind": Kind.SHARED, "filters": True, "consumer_parked_max": 5},
-    "filters, exclusive": {"kind": Kind.EXCLUSIVE, "filters": True},
-    "filters, dead letters": {"kind": Kind.KEY_SHARED, "filters": True, "redeliveries_max": 0},
+    "filters, pool": {"kind": SubscriptionType.SHARED, "filters": True, "consumer_parked_max": 5},
+    "filters, exclusive": {"kind": SubscriptionType.EXCLUSIVE, "filters": True},
+    "filters, dead letters": {
+        "kind": SubscriptionType.KEY_SHARED,
+        "filters": True,
+        "redeliveries_max": 0,
+    },
 }
 """Histories in which much happens that is rare in others, by what that is."""
 

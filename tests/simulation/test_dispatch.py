@@ -10,7 +10,7 @@ from seqgate.types import Position
 from services.dispatcher.core.delays import Delays, Postponed
 from services.dispatcher.core.delays import Held as HeldKeys
 from services.dispatcher.core.delivering import Delivering
-from services.dispatcher.core.effects import Deliver, Entry, Kind, Options
+from services.dispatcher.core.effects import Deliver, Entry, Options, SubscriptionType
 from services.dispatcher.core.flights import Flights, HandOver
 from services.dispatcher.core.judging import Judging
 from services.dispatcher.core.lags import Lags
@@ -19,7 +19,7 @@ from services.dispatcher.core.parking import Parking
 from services.dispatcher.core.positions import Acknowledged, Runs
 from services.dispatcher.core.selectors import Ring
 from services.dispatcher.core.settling import Gaps, Settling
-from services.dispatcher.core.subscription import Durable, Item, Subscription
+from services.dispatcher.core.subscription import Ack, Durable, Subscription
 from services.dispatcher.core.verdicts import Verdicts
 from tests.simulation.dispatch import KINDS, SMALL, SmallSubscription, history, rebuilt
 from tests.support.depth import some_of, times
@@ -56,7 +56,7 @@ def run_fairly(seed: int, machine: type[Subscription] = SmallSubscription) -> No
         AssertionError: one had more.
     """
     random = Random(seed)
-    kind = random.choice((Kind.KEY_SHARED, Kind.SHARED))
+    kind = random.choice((SubscriptionType.KEY_SHARED, SubscriptionType.SHARED))
     keys, consumers, rounds = 2 * random.randint(1, 3), random.randint(1, 3), 20
     turn = SMALL["TURN_ENTRIES"]
     sub = machine(Options(kind=kind), Ring(), Durable(Acknowledged(None)))
@@ -71,10 +71,10 @@ def run_fairly(seed: int, machine: type[Subscription] = SmallSubscription) -> No
             if isinstance(effect, Deliver):
                 of_consumer[effect.consumer] += len(effect.deliveries)
                 of_key.update(log[each.position[1]].key or b"" for each in effect.deliveries)
-                items = [Item(each.delivery) for each in effect.deliveries]
+                items = [Ack(each.delivery) for each in effect.deliveries]
                 sub.acknowledge(effect.consumer, items, 0)
 
-    if kind is Kind.SHARED:
+    if kind is SubscriptionType.SHARED:
         for each in list(sub.consumers):
             settle(sub.permit(each, len(log), 0))
         while log[sum(of_consumer.values()) :]:
@@ -112,9 +112,9 @@ MUTANTS: list[tuple[type, str, str, str]] = [
         "chunks",
     ),
     (Subscription, "elif item.messages >> flight.messages:", "elif False:", ""),
-    (Subscription, "self.settling.note_succession(before, entry.position)", "pass", ""),
+    (Subscription, "self.settling.record_succession(before, entry.position)", "pass", ""),
     (Subscription, "self.acknowledged.advance(mark_delete)", "pass", "classic"),
-    (Subscription, "self.settling.settle_whole(entry.position, None)", "pass", ""),
+    (Subscription, "self.settling.acknowledge_entry(entry.position, None)", "pass", ""),
     (Subscription, "None if reached is None or reached >= end else reached", "None", ""),
     (
         Subscription,
@@ -123,7 +123,7 @@ MUTANTS: list[tuple[type, str, str, str]] = [
         "",
     ),
     (Subscription, "known = entry.position > end or", "known =", ""),
-    (Settling, "left &= ~_asked(self._batch, position)", "pass", "batches"),
+    (Settling, "left &= ~_pending(self._batch, position)", "pass", "batches"),
     (Settling, "return left if self._persisting is None", "return left if True", "batches"),
     (Flights, "if each.lane.reason is Reason.DRAINING:", "if False:", "chunks"),
     (Delivering, "return holder if holder.has_room else None", "return holder", "chunks"),
@@ -163,7 +163,7 @@ MUTANTS: list[tuple[type, str, str, str]] = [
         Subscription,
         (
             "for position in self.parking.take_before(last.lane, last.position, whole=whole):\n    "
-            "        self.settling.settle_whole(position, last.lane)"
+            "        self.settling.acknowledge_entry(position, last.lane)"
         ),
         "",
         "exclusive",
@@ -183,7 +183,7 @@ MUTANTS: list[tuple[type, str, str, str]] = [
     (Subscription, "self.flights.take_back_after(lane, min(places))", "pass", "exclusive"),
     (
         Subscription,
-        "if self.options.orders_keys:\n            lane.note_unresolved(position)",
+        "if self.options.orders_keys:\n            lane.record_unresolved(position)",
         "pass",
         "gaps",
     ),
@@ -279,12 +279,12 @@ MUTANTS: list[tuple[type, str, str, str]] = [
         "pass",
         "time-outs",
     ),
-    (Flights, "lane.note_unresolved(flight.position)", "pass", ""),
-    (Flights, "self._settling.note_failure(flight)\n            if", "if", ""),
+    (Flights, "lane.record_unresolved(flight.position)", "pass", ""),
+    (Flights, "self._settling.record_failure(flight)\n            if", "if", ""),
     (Flights, "lost[:1] if self._options.orders_keys else lost", "lost", "chunks"),
     (
         Flights,
-        "else lost:\n                self._settling.note_failure(flight)",
+        "else lost:\n                self._settling.record_failure(flight)",
         "else lost:\n                pass",
         "",
     ),
@@ -341,8 +341,8 @@ MUTANTS: list[tuple[type, str, str, str]] = [
     (HandOver, "or len(consumers) == 1", "", "classic"),
     (
         Settling,
-        "flight.asked |= newly\n",
-        "flight.asked |= newly\n        self._land(flight)\n",
+        "flight.pending |= newly\n",
+        "flight.pending |= newly\n        self._land(flight)\n",
         "",
     ),
     (Settling, "return self._batch.number\n", "return self._batch.number - 1\n", ""),
@@ -581,7 +581,7 @@ MUTANTS: list[tuple[type, str, str, str]] = [
     ),
     (Subscription, "keeps = self.parking.keeps(key)", "keeps = True", "filters, chunks"),
     (Subscription, "if self.verdicts.back:", "if False:", "filters"),
-    (Subscription, "self.verdicts.note_due(subject, now_ms)", "[]", "filters"),
+    (Subscription, "self.verdicts.take_due(subject, now_ms)", "[]", "filters"),
     (Subscription, ", self.verdicts.ask())", ")", "filters"),
     (Subscription, "and not self.verdicts.is_full:", "and True:", "filters"),
     (Subscription, "self.verdicts.is_filtered = is_filtered", "pass", "filters, pool"),
@@ -679,13 +679,13 @@ MUTANTS: list[tuple[type, str, str, str]] = [
     (Verdicts, "if 0 < state <= now_ms:", "if 0 < state:", "filters, exclusive"),
     (Verdicts, "lane.undecided.times[position] = times\n", "pass\n", "filters"),
     (Verdicts, "lane.undecided.times.pop(position, None)", "pass", "filters, unordered"),
-    (Verdicts, "self._asked = {}", "pass", "filters"),
+    (Verdicts, "self._pending = {}", "pass", "filters"),
     (Verdicts, "nsmallest(share, unjudged)", "unjudged[-share:]", "filters"),
-    (Verdicts, "if len(asked) >= JUDGE_ENTRIES:", "if False:", "filters"),
+    (Verdicts, "if len(pending) >= JUDGE_ENTRIES:", "if False:", "filters"),
     (Verdicts, "more.append(lane)", "pass", "filters"),
     (
         Verdicts,
-        "if self._asked is not None or not self._to_ask:",
+        "if self._pending is not None or not self._to_ask:",
         "if not self._to_ask:",
         "filters",
     ),
@@ -741,8 +741,8 @@ MUTANTS: list[tuple[type, str, str, str]] = [
     ),
     (
         Judging,
-        "if not self.is_beyond(each):\n                self._verdicts.note",
-        "if True:\n                self._verdicts.note",
+        "if not self.is_beyond(each):\n                self._verdicts.record",
+        "if True:\n                self._verdicts.record",
         "filters",
     ),
     (
@@ -762,7 +762,7 @@ MUTANTS: list[tuple[type, str, str, str]] = [
     ),
     (Judging, "self._parking.discard(lane, positions)", "pass", "filters"),
     (Judging, "lane.unresolved.remove(position)", "pass", "filters, chunks"),
-    (Judging, "self._settling.settle_whole(position, None)", "pass", "filters"),
+    (Judging, "self._settling.acknowledge_entry(position, None)", "pass", "filters"),
     (
         Judging,
         "self._parking.wake(lane)\n        self._parking.drop",
@@ -773,7 +773,7 @@ MUTANTS: list[tuple[type, str, str, str]] = [
     (Parking, "slot.skip_idle()", "()", "filters, little room"),
     (Judging, "self._verdicts.is_filtered = is_filtered", "pass", "filters"),
     (Judging, "self._verdicts.ask_anew()", "pass", "filters, chunks"),
-    (Judging, "self._verdicts.note_anew(lane, position)", "pass", "filters"),
+    (Judging, "self._verdicts.judge_anew(lane, position)", "pass", "filters"),
     (Judging, "if position >= start:", "if position > start:", "filters, pool"),
     (Judging, "if undecided is not None or lane.undecided is not None:", "if False:", "filters"),
 ]

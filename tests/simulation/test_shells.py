@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from seqgate.types import Position
-from services.dispatcher.core.effects import Kind
+from services.dispatcher.core.effects import SubscriptionType
 from tests.simulation.defects import find
 from tests.support.shells import Peer, Shell, positions, shell, virtually
 
@@ -48,7 +48,7 @@ async def history(random: Random) -> None:
         it.log.fails = random.choice((0.0, 0.2))
         it.cursors.longest_s = random.choice((0.0, 0.05))
         it.cursors.fails = random.choice((0.0, 0.2))
-        kind = random.choice(list(Kind))
+        kind = random.choice(list(SubscriptionType))
         done: set[int] = set()
         peers: list[Peer] = []
         for _ in range(ENTRIES):
@@ -73,10 +73,10 @@ async def history(random: Random) -> None:
 
 
 async def _something_happens(
-    it: Shell, random: Random, kind: Kind, peers: list[Peer], done: set[int]
+    it: Shell, random: Random, kind: SubscriptionType, peers: list[Peer], done: set[int]
 ) -> None:
     peers[:] = [each for each in peers if not each.has_ended]
-    may_join = not peers or (kind is not Kind.EXCLUSIVE and len(peers) < 3)
+    may_join = not peers or (kind is not SubscriptionType.EXCLUSIVE and len(peers) < 3)
     if may_join and random.random() < 0.3:
         peers.append(await it.join(kind=kind))
     for _ in range(random.randint(0, 3)):

@@ -43,7 +43,6 @@ from services.dispatcher.core.effects import (
     Effect,
     Entry,
     ForgetKey,
-    Kind,
     Options,
     Outcome,
     Persist,
@@ -51,19 +50,20 @@ from services.dispatcher.core.effects import (
     Record,
     Revoke,
     Scan,
+    SubscriptionType,
 )
 from services.dispatcher.core.lane import Chunk
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Ring
-from services.dispatcher.core.subscription import Durable, Item, Refused, Subscription
+from services.dispatcher.core.subscription import Ack, Durable, Nack, Subscription
 
 PRODUCER = "p"
 EPOCH = 7
 
 _KINDS = {
-    pb.SUBSCRIPTION_TYPE_KEY_SHARED: Kind.KEY_SHARED,
-    pb.SUBSCRIPTION_TYPE_SHARED: Kind.SHARED,
-    pb.SUBSCRIPTION_TYPE_EXCLUSIVE: Kind.EXCLUSIVE,
+    pb.SUBSCRIPTION_TYPE_KEY_SHARED: SubscriptionType.KEY_SHARED,
+    pb.SUBSCRIPTION_TYPE_SHARED: SubscriptionType.SHARED,
+    pb.SUBSCRIPTION_TYPE_EXCLUSIVE: SubscriptionType.EXCLUSIVE,
 }
 _OUTCOMES = {
     Outcome.DONE: pb.OUTCOME_DONE,
@@ -321,13 +321,13 @@ class Broker:
                 settlement = asked_through.settlement
                 bits = (2 << max(settlement.indexes)) - 1 if settlement.indexes else 0
                 effects, outcome, persist = machine.acknowledge_through(
-                    number, Item(settlement.delivery, bits), now_ms
+                    number, Ack(settlement.delivery, bits), now_ms
                 )
                 self._answer_when_durable(stream, asked_through.request_id, [outcome], persist)
                 self._do(effects)
             case "refuse":
                 refusals = [
-                    Refused(each.delivery, each.delay_ms if each.HasField("delay_ms") else None)
+                    Nack(each.delivery, each.delay_ms if each.HasField("delay_ms") else None)
                     for each in request.refuse.refusals
                 ]
                 effects, outcomes = machine.refuse(number, refusals, now_ms)
@@ -567,11 +567,11 @@ def _entry(stored: ledger_pb2.StoredEntry) -> Entry:
     return Entry(position, key, metadata.num_messages_in_batch or 1, 0, chunk)
 
 
-def _item(settlement: pb.Settlement) -> Item:
+def _item(settlement: pb.Settlement) -> Ack:
     bits = 0
     for index in settlement.indexes:
         bits |= 1 << index
-    return Item(settlement.delivery, bits)
+    return Ack(settlement.delivery, bits)
 
 
 def _settled(request_id: int, outcomes: Sequence[Outcome]) -> pb.Settled:

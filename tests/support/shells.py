@@ -18,7 +18,7 @@ from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.effects import Options
 from services.dispatcher.core.selectors import Placement
-from services.dispatcher.core.subscription import Item, Refused
+from services.dispatcher.core.subscription import Ack, Nack
 from services.dispatcher.entries import position_of
 from services.dispatcher.ports import (
     Ends,
@@ -262,8 +262,8 @@ class Peer:
         self._requests += 1
         for each in deliveries:
             self.waiting.pop(each.delivery, None)
-        items = [Item(each.delivery) for each in deliveries]
-        self.session.asked()
+        items = [Ack(each.delivery) for each in deliveries]
+        self.session.count_request()
         self.session.acknowledge(self._requests, items)
 
     def refuse(self, *deliveries: pb.Delivery, delay_ms: int = 0) -> None:
@@ -271,8 +271,8 @@ class Peer:
         self._requests += 1
         for each in deliveries:
             self.waiting.pop(each.delivery, None)
-        self.session.asked()
-        items = [Refused(each.delivery, delay_ms) for each in deliveries]
+        self.session.count_request()
+        items = [Nack(each.delivery, delay_ms) for each in deliveries]
         self.session.refuse(self._requests, items)
 
 

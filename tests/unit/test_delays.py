@@ -16,7 +16,15 @@ from services.dispatcher.core.delays import (
     Kept,
     Postponed,
 )
-from services.dispatcher.core.effects import Because, Entry, Kind, Options, Passed, Persist, Scan
+from services.dispatcher.core.effects import (
+    Because,
+    Entry,
+    Options,
+    Passed,
+    Persist,
+    Scan,
+    SubscriptionType,
+)
 from services.dispatcher.core.lane import Lane, Queue, Slot
 from services.dispatcher.core.settling import UNSETTLED_MAX
 from tests.unit.test_subscription import A, B, C, Stage, stage
@@ -135,7 +143,7 @@ def test_what_is_due_all_at_once_waits_for_room() -> None:
 
 
 def test_what_was_postponed_comes_before_what_waits_behind_it() -> None:
-    it = stage(permits=2, kind=Kind.EXCLUSIVE, delayed_max=1)
+    it = stage(permits=2, kind=SubscriptionType.EXCLUSIVE, delayed_max=1)
     it.publish(A, deliver_at_ms=50)
     it.publish(A, deliver_at_ms=100)
     it.publish(B, B, B)
@@ -193,7 +201,7 @@ def test_keys_beyond_those_that_are_remembered_wait_with_their_slots(
 
 
 def test_what_is_acknowledged_with_what_follows_it_never_comes() -> None:
-    it = stage(kind=Kind.EXCLUSIVE, delayed_max=1)
+    it = stage(kind=SubscriptionType.EXCLUSIVE, delayed_max=1)
     it.publish(A, B, C, deliver_at_ms=100)
     it.publish(A)
     effects, _, number = it.sub.acknowledge_through(1, it.item(3), 0)

@@ -9,14 +9,14 @@ import pytest
 from seqgate.types import Position
 from services.dispatcher.core.delivering import Delivering
 from services.dispatcher.core.effects import (
-    PARK,
+    FILTER_FAILED,
     REJECT,
     UNJUDGED,
     Judge,
-    Kind,
     Outcome,
     Outgoing,
     Persist,
+    SubscriptionType,
 )
 from services.dispatcher.core.flights import Flights
 from services.dispatcher.core.judging import Judging
@@ -25,7 +25,7 @@ from services.dispatcher.core.large import LargeMessages
 from services.dispatcher.core.parking import Parking
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.settling import Settling
-from services.dispatcher.core.subscription import Item, Subscription
+from services.dispatcher.core.subscription import Ack, Subscription
 from services.dispatcher.core.verdicts import WAITS, WAITS_MAX, Verdicts, from_text, to_text
 from services.dispatcher.service import PROPERTY_BYTES_MAX
 from tests.simulation.dispatch import rebuilt
@@ -37,7 +37,7 @@ from tests.unit.test_subscription import A, B, Stage, filtered, stage
 
 
 def test_a_key_waits_while_a_part_of_the_message_whose_turn_it_is_is_in_flight() -> None:
-    it = begun(Kind.KEY_SHARED, "attempt")
+    it = begun(SubscriptionType.KEY_SHARED, "attempt")
     it.publish(A, chunk=chunks("attempt", 3)[1])
     assert it.got(1) == [1]
     no_room(it, 1)
@@ -51,7 +51,7 @@ def test_a_key_waits_while_a_part_of_the_message_whose_turn_it_is_is_in_flight()
 
 
 def test_a_message_that_is_brought_back_comes_before_other_keys_whoever_permits_how_much() -> None:
-    it = begun(Kind.KEY_SHARED, "attempt", permits=1)
+    it = begun(SubscriptionType.KEY_SHARED, "attempt", permits=1)
     no_room(it, 0)
     assert it.sub.consumers[1].permits == 0
     for each in chunks("attempt", 3)[1:]:
@@ -66,7 +66,7 @@ def test_a_message_that_is_brought_back_comes_before_other_keys_whoever_permits_
 
 def test_what_no_more_is_kept_back_for_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.dispatcher.core.delivering.KEPT_BACK_MAX", 1)
-    it = begun(Kind.KEY_SHARED, "attempt")
+    it = begun(SubscriptionType.KEY_SHARED, "attempt")
     no_room(it, 0)
     it.publish(A, chunk=chunks("attempt", 3)[1])
     assert it.got(1) == [1]
@@ -134,7 +134,7 @@ def test_of_too_many_attempts_that_are_over_the_oldest_is_forgotten(
     monkeypatch.setattr("services.dispatcher.core.large.OVER_MAX", 1)
     large, _ = _attempts()
     for name in ("one", "two"):
-        large.note_over(name, Position(1, 1))
+        large.record_abort(name, Position(1, 1))
     assert not large.is_over("one", Position(1, 0))
     assert large.is_over("two", Position(1, 0))
 
@@ -144,11 +144,11 @@ def test_only_the_chunks_of_the_attempt_that_ended_are_over(is_whole: bool) -> N
     """While nobody deduplicates, the same attempt may be in the log more than once."""
     large, _ = _attempts()
     first, last = chunks("attempt", 2)
-    large.note_read(first, Position(1, 0), A)
-    large.note_read(last, Position(1, 1), A)
+    large.record_read(first, Position(1, 0), A)
+    large.record_read(last, Position(1, 1), A)
     if not is_whole:
-        large.note_read(first, Position(1, 2), A)
-    large.note_over("attempt", Position(1, 3))
+        large.record_read(first, Position(1, 2), A)
+    large.record_abort("attempt", Position(1, 3))
     over = [each for each in range(5) if large.is_over("attempt", Position(1, each))]
     assert over == ([] if is_whole else [2])
 
@@ -160,19 +160,21 @@ def test_what_continues_a_message_that_was_acknowledged_and_forgotten_is_headles
     large, settling = _attempts()
     for place, attempt in enumerate(("one", "two")):
         for number, chunk in enumerate(chunks(attempt, 2)):
-            large.note_read(chunk, Position(1, 2 * place + number), A)
-        settling.settle_whole(Position(1, 2 * place), None)
+            large.record_read(chunk, Position(1, 2 * place + number), A)
+        settling.acknowledge_entry(Position(1, 2 * place), None)
     assert large.is_headless(chunks("one", 2)[1], Position(1, 1))
 
 
 def test_a_message_of_which_nothing_is_known_any_more_is_noted_as_dead() -> None:
     large, _ = _attempts()
-    large.note_dead("forgotten", Position(1, 0), A)
+    large.record_dead("forgotten", Position(1, 0), A)
     assert large.is_dead(Chunk("forgotten", is_last=True, number=1))
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_a_large_message_of_which_a_chunk_is_given_back_comes_whole_again(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", list(SubscriptionType))
+def test_a_large_message_of_which_a_chunk_is_given_back_comes_whole_again(
+    kind: SubscriptionType,
+) -> None:
     it = begun(kind, "attempt")
     for each in chunks("attempt", 3)[1:]:
         it.publish(A, chunk=each)
@@ -183,7 +185,7 @@ def test_a_large_message_of_which_a_chunk_is_given_back_comes_whole_again(kind: 
 
 
 def test_a_chunk_that_is_acknowledged_is_not_taken_back_with_the_others() -> None:
-    it = begun(Kind.SHARED, "attempt")
+    it = begun(SubscriptionType.SHARED, "attempt")
     for each in chunks("attempt", 3)[1:]:
         it.publish(A, chunk=each)
     it.holds = (Persist,)
@@ -194,7 +196,7 @@ def test_a_chunk_that_is_acknowledged_is_not_taken_back_with_the_others() -> Non
 
 
 def test_what_waits_of_an_unfinished_message_is_not_acknowledged_with_what_comes_after_it() -> None:
-    it = begun(Kind.EXCLUSIVE, "attempt")
+    it = begun(SubscriptionType.EXCLUSIVE, "attempt")
     it.refuse(1, 0, delay_ms=100)
     lane = next(iter(it.sub.lanes.values()))
     assert it.sub.parking.take_before(lane, Position(1, 9), whole=frozenset()) == []
@@ -222,8 +224,8 @@ def taken_over(waits: dict[Position, int], **options: Any) -> Stage:
 
 def test_what_filters_failed_at_waits_no_longer_because_others_have_the_subscription() -> None:
     it = taken_over({Position(1, 0): -BEGAN_MS})
-    it.publish(A, verdict=PARK)
-    it.publish(B, verdict=PARK)
+    it.publish(A, verdict=FILTER_FAILED)
+    it.publish(B, verdict=FILTER_FAILED)
     assert it.sub.waits == {Position(1, 0): -BEGAN_MS, Position(1, 1): 0}
     it.wait(1_000)
     assert it.acknowledged() == [0]
@@ -246,14 +248,14 @@ def test_what_is_kept_back_waits_no_longer_because_others_have_the_subscription(
 @pytest.mark.parametrize("over", ["accepted", "judged anew"])
 def test_what_filters_fail_at_again_after_that_was_over_begins_anew(over: str) -> None:
     it = taken_over({Position(1, 0): -BEGAN_MS})
-    it.publish(A, verdict=PARK)
+    it.publish(A, verdict=FILTER_FAILED)
     it.now_ms = 5
     if over == "accepted":
         it.refilter()
-        it.says[0] = PARK
+        it.says[0] = FILTER_FAILED
         it.give_back(1, 0)
     else:
-        it.says[0] = PARK
+        it.says[0] = FILTER_FAILED
         it.refilter()
     assert it.sub.waits == {Position(1, 0): 5}
 
@@ -273,7 +275,7 @@ def test_what_is_kept_back_again_after_its_turn_begins_anew() -> None:
 def test_of_those_that_wait_the_oldest_are_known() -> None:
     it = taken_over({}, consumer_parked_max=1_000)
     for each in range(WAITS_MAX + 5):
-        it.publish(b"%d" % each, verdict=PARK)
+        it.publish(b"%d" % each, verdict=FILTER_FAILED)
         it.now_ms += 1
     assert it.sub.waits == {Position(1, each): each for each in range(WAITS_MAX)}
     text = to_text({Position(2**63 - 1, 2**63 - 1 - each): 2**41 for each in range(WAITS_MAX)})
@@ -359,13 +361,15 @@ def test_a_batch_that_is_acknowledged_message_by_message_is_done_with_the_last_o
 @pytest.mark.parametrize("remembered", [1, 20_000])
 def test_what_is_due_by_now_is_acknowledged_with_what_comes_after_it(remembered: int) -> None:
     """Whether it was remembered until then, or was postponed and is read again."""
-    it = stage(kind=Kind.EXCLUSIVE, permits=1, delay_holds_key=False, delayed_max=remembered)
+    it = stage(
+        kind=SubscriptionType.EXCLUSIVE, permits=1, delay_holds_key=False, delayed_max=remembered
+    )
     it.publish(A, A, deliver_at_ms=100)
     it.publish(A)
     assert it.got(1) == [2]
     it.wait(100)
     assert it.got(1) == []
-    effects, outcome, _ = it.sub.acknowledge_through(1, Item(it.tokens[2].delivery), it.now_ms)
+    effects, outcome, _ = it.sub.acknowledge_through(1, Ack(it.tokens[2].delivery), it.now_ms)
     it.do(effects)
     assert outcome is Outcome.DONE
     assert sorted(it.acknowledged()) == [0, 1, 2]
@@ -391,8 +395,8 @@ MUTANTS: list[tuple[type, str, str, Callable[[], None]]] = [
     ),
     (
         Settling,
-        "flight.asked | _asked(self._batch, flight.position)",
-        "flight.asked",
+        "flight.pending | _pending(self._batch, flight.position)",
+        "flight.pending",
         scenarios.test_acknowledgements_of_one_batch_by_several_deliveries_all_count,
     ),
     (
@@ -433,8 +437,8 @@ MUTANTS: list[tuple[type, str, str, Callable[[], None]]] = [
     ),
     (
         Judging,
-        "if not self._settling.is_settled(position):\n                self._settle(position)",
-        "self._settle(position)",
+        "if not self._settling.is_settled(position):\n                self._ack",
+        "self._ack",
         test_what_the_cursor_has_passed_meanwhile_is_not_rejected_again,
     ),
     (
@@ -442,7 +446,7 @@ MUTANTS: list[tuple[type, str, str, Callable[[], None]]] = [
         "last = flight.position",
         "pass",
         lambda: test_a_large_message_of_which_a_chunk_is_given_back_comes_whole_again(
-            Kind.EXCLUSIVE
+            SubscriptionType.EXCLUSIVE
         ),
     ),
     (

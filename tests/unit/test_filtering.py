@@ -16,7 +16,7 @@ from seqgate.types import Position, TopicName
 from services.cursors import CursorsUnavailable
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.adapters.predicates import MemoryFilters, Predicate
-from services.dispatcher.core.effects import ACCEPT, PARK, REJECT, UNJUDGED
+from services.dispatcher.core.effects import ACCEPT, FILTER_FAILED, REJECT, UNJUDGED
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.filtering import active as limits
@@ -231,7 +231,7 @@ async def test_messages_of_a_batch_are_counted(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "verdict"),
-    [(Policy.PARK, PARK), (Policy.ACCEPT, ACCEPT), (Policy.REJECT, REJECT)],
+    [(Policy.PARK, FILTER_FAILED), (Policy.ACCEPT, ACCEPT), (Policy.REJECT, REJECT)],
 )
 async def test_a_policy_says_what_a_failure_means(
     world: World, policy: Policy, verdict: int
@@ -567,7 +567,7 @@ async def test_what_is_tried_counts_nowhere(world: World) -> None:
         said = await trial.judge(entries("eu", "us"))
         assert [each.verdict for each in said] == [REJECT, ACCEPT]
     said = await world.filtering.trial(None).judge(entries("eu", "us", None))
-    assert [each.verdict for each in said] == [ACCEPT, REJECT, PARK]
+    assert [each.verdict for each in said] == [ACCEPT, REJECT, FILTER_FAILED]
     assert world.filters.asked == 5
     assert world.counts() == {}
     await trial.close()

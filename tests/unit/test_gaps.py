@@ -8,8 +8,8 @@ from services.dispatcher.core.effects import (
     ForgetKey,
     Gap,
     KeyState,
-    Kind,
     Options,
+    SubscriptionType,
 )
 from services.dispatcher.core.settling import GAPS_MAX, Gaps
 
@@ -45,7 +45,7 @@ def test_what_becomes_of_a_key_stays_as_it_was_when_the_options_change() -> None
 
 
 def test_in_a_pool_nothing_follows_anything() -> None:
-    gaps = Gaps(Options(kind=Kind.SHARED, after_dead_letter=AfterDeadLetter.HOLD), {})
+    gaps = Gaps(Options(kind=SubscriptionType.SHARED, after_dead_letter=AfterDeadLetter.HOLD), {})
     assert gaps.after(b"key") is AfterDeadLetter.CONTINUE
 
 

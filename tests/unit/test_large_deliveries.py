@@ -10,18 +10,18 @@ from services.dispatcher.core.effects import (
     DeadLetter,
     Effect,
     Entry,
-    Kind,
     Outcome,
     Passed,
     Revoke,
+    SubscriptionType,
 )
 from services.dispatcher.core.lane import Chunk, Reason
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Ring
-from services.dispatcher.core.subscription import Durable, Item, Subscription
+from services.dispatcher.core.subscription import Ack, Durable, Subscription
 from tests.unit.test_subscription import A, B, Stage, stage
 
-KINDS = list(Kind)
+KINDS = list(SubscriptionType)
 
 
 def chunks(attempt: str, count: int) -> list[Chunk]:
@@ -37,7 +37,9 @@ def passed(effects: list[Effect]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_rest_of_a_message_that_began_before_the_subscription_is_passed(kind: Kind) -> None:
+def test_the_rest_of_a_message_that_began_before_the_subscription_is_passed(
+    kind: SubscriptionType,
+) -> None:
     it = stage(kind=kind)
     _, second, last = chunks("attempt", 3)
     it.publish(A, chunk=second)
@@ -51,7 +53,9 @@ def test_the_rest_of_a_message_that_began_before_the_subscription_is_passed(kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_rest_of_a_message_whose_beginning_was_acknowledged_is_passed(kind: Kind) -> None:
+def test_the_rest_of_a_message_whose_beginning_was_acknowledged_is_passed(
+    kind: SubscriptionType,
+) -> None:
     it = stage(kind=kind)
     first, second, last = chunks("attempt", 3)
     it.publish(A, chunk=first)
@@ -101,9 +105,9 @@ def test_of_very_many_unfinished_messages_none_is_passed_by_mistake(
     assert passed(it.effects) == []
 
 
-@pytest.mark.parametrize("kind", [Kind.KEY_SHARED, Kind.EXCLUSIVE])
+@pytest.mark.parametrize("kind", [SubscriptionType.KEY_SHARED, SubscriptionType.EXCLUSIVE])
 def test_of_very_many_finished_messages_that_wait_to_be_read_again_none_is_passed_by_mistake(
-    kind: Kind, monkeypatch: pytest.MonkeyPatch
+    kind: SubscriptionType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.dispatcher.core.large.FINISHED_MAX", 1)
     it = stage(kind=kind, permits=0, key_parked_max=1, consumer_parked_max=1)
@@ -145,7 +149,7 @@ def test_who_takes_over_passes_what_is_left_of_a_message_that_was_acknowledged_i
     assert passed(it.effects) == [1]
 
 
-def begun(kind: Kind, *attempts: str, **options: object) -> Stage:
+def begun(kind: SubscriptionType, *attempts: str, **options: object) -> Stage:
     """With c1 connected, who has the first chunks of large messages of three chunks each."""
     it = stage(kind=kind, **options)
     for each in attempts:
@@ -162,7 +166,7 @@ def no_room(it: Stage, *entries: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_kept_back_is_passed_with_the_last_chunk(kind: Kind) -> None:
+def test_what_is_kept_back_is_passed_with_the_last_chunk(kind: SubscriptionType) -> None:
     it = begun(kind, "attempt")
     _, second, last = chunks("attempt", 3)
     it.publish(A, chunk=second)
@@ -176,7 +180,7 @@ def test_what_is_kept_back_is_passed_with_the_last_chunk(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_message_that_there_is_no_room_for_comes_whole_when_it_is_the_turn_of_its_last(
-    kind: Kind,
+    kind: SubscriptionType,
 ) -> None:
     it = begun(kind, "one", "two")
     no_room(it, 1)
@@ -198,7 +202,7 @@ def test_what_failed_and_is_kept_back_holds_nothing_before_the_last_of_its_messa
 ) -> None:
     """However many entries are looked at at a time."""
     monkeypatch.setattr("services.dispatcher.core.delivering.TURN_ENTRIES", turn)
-    it = begun(Kind.EXCLUSIVE, "one", "no room", "two")
+    it = begun(SubscriptionType.EXCLUSIVE, "one", "no room", "two")
     for attempt, number in (("one", 1), ("two", 1), ("two", 2), ("one", 2)):
         it.publish(A, chunk=chunks(attempt, 3)[number])
     assert it.got(1) == [3, 4, 5, 6]
@@ -209,7 +213,7 @@ def test_what_failed_and_is_kept_back_holds_nothing_before_the_last_of_its_messa
 
 def test_what_is_dead_is_not_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.dispatcher.core.delivering.KEPT_BACK_MAX", 2)
-    it = begun(Kind.EXCLUSIVE, "one", "two", "three", redeliveries_max=0)
+    it = begun(SubscriptionType.EXCLUSIVE, "one", "two", "three", redeliveries_max=0)
     it.publish(A, chunk=chunks("one", 3)[1])
     no_room(it, 1, 0)
     it.refuse(1, 3)
@@ -218,7 +222,7 @@ def test_what_is_dead_is_not_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_kept_back_of_a_message_that_will_not_be_finished_are_acknowledged(
-    kind: Kind,
+    kind: SubscriptionType,
 ) -> None:
     it = begun(kind, "one", "two")
     no_room(it, 0, 1)
@@ -233,7 +237,7 @@ def test_chunks_kept_back_of_a_message_that_will_not_be_finished_are_acknowledge
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_in_flight_of_a_message_that_will_not_be_finished_are_taken_back(
-    kind: Kind,
+    kind: SubscriptionType,
 ) -> None:
     """Whoever has them may not get what ends their message, and would wait for the rest."""
     it = begun(kind, "one", "two")
@@ -253,7 +257,7 @@ def test_chunks_in_flight_of_a_message_that_will_not_be_finished_are_taken_back(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_that_wait_of_a_message_that_will_not_be_finished_are_delivered_to_nobody(
-    kind: Kind,
+    kind: SubscriptionType,
 ) -> None:
     it = stage(permits=0, kind=kind)
     first, second, _ = chunks("attempt", 3)
@@ -282,7 +286,7 @@ def test_a_chunk_that_was_not_kept_of_a_message_that_is_over_is_delivered_to_nob
 
 
 def test_chunks_that_wait_for_their_last_for_a_day_are_dead_lettered_and_so_is_the_rest() -> None:
-    it = begun(Kind.EXCLUSIVE, "one", "two")
+    it = begun(SubscriptionType.EXCLUSIVE, "one", "two")
     no_room(it, 1)
     it.publish(A, chunk=chunks("two", 3)[1])
     day_ms = it.options.unfinished_max_ms
@@ -331,7 +335,7 @@ def test_a_key_that_is_released_amid_a_letter_is_not_held_however_often_it_is_re
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_of_a_message_is_taken_back_for_its_letter_when_a_chunk_failed_too_often(
-    kind: Kind,
+    kind: SubscriptionType,
 ) -> None:
     it = stage(kind=kind, redeliveries_max=0)
     for each in chunks("attempt", 3)[:2]:
@@ -378,15 +382,15 @@ def letters(it: Stage) -> list[int]:
 
 def test_more_chunks_than_are_kept_back_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.dispatcher.core.subscription.KEPT_BACK_MAX", 1)
-    it = begun(Kind.EXCLUSIVE, "one", "two")
+    it = begun(SubscriptionType.EXCLUSIVE, "one", "two")
     no_room(it, 0, 1)
     assert it.sub.attempts == {Position(1, 1): 1}
 
 
 def test_who_acknowledges_all_before_a_message_does_not_mean_one_that_is_unfinished_there() -> None:
-    it = begun(Kind.EXCLUSIVE, "one")
+    it = begun(SubscriptionType.EXCLUSIVE, "one")
     it.publish(A)
-    effects, outcome, _ = it.sub.acknowledge_through(1, Item(it.tokens[1].delivery), 0)
+    effects, outcome, _ = it.sub.acknowledge_through(1, Ack(it.tokens[1].delivery), 0)
     it.do(effects)
     assert outcome is Outcome.DONE
     assert it.acknowledged() == [1]
@@ -394,7 +398,7 @@ def test_who_acknowledges_all_before_a_message_does_not_mean_one_that_is_unfinis
         it.publish(A, chunk=each)
     it.publish(A)
     assert it.got(1) == [1, 2, 3, 4]
-    it.do(it.sub.acknowledge_through(1, Item(it.tokens[4].delivery), 0)[0])
+    it.do(it.sub.acknowledge_through(1, Ack(it.tokens[4].delivery), 0)[0])
     assert it.acknowledged() == [1, 0, 2, 3, 4]
 
 

@@ -13,7 +13,7 @@ from services.cursors import CursorsUnavailable
 from services.dispatcher.adapters.filters import GrpcFilters
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.config import DispatcherConfig
-from services.dispatcher.core.effects import PARK, Entry, Options, Persist
+from services.dispatcher.core.effects import FILTER_FAILED, Entry, Options, Persist
 from services.dispatcher.core.selectors import Placement
 from services.dispatcher.core.verdicts import WAITS
 from services.dispatcher.errors import SubscriptionBusy, TooManyConsumers
@@ -335,7 +335,7 @@ async def test_since_when_entries_wait_is_durable_and_known_to_who_has_them_next
 
     async with dispatching(cursors) as dispatcher:
         live = await dispatcher.live(TOPIC, "s")
-        entry = Entry(Position(1, 0), b"key", verdict=PARK)
+        entry = Entry(Position(1, 0), b"key", verdict=FILTER_FAILED)
         live._performing.apply(live.machine.read([entry], 5))
 
         async def is_written() -> bool:
@@ -361,7 +361,7 @@ async def test_who_gives_a_subscription_back_says_since_when_entries_wait() -> N
     await cursors.create(TOPIC, "s", None, {})
     async with dispatching(cursors) as dispatcher:
         live = await dispatcher.live(TOPIC, "s")
-        entry = Entry(Position(1, 0), b"key", verdict=PARK)
+        entry = Entry(Position(1, 0), b"key", verdict=FILTER_FAILED)
         live._performing.apply(live.machine.read([entry], 5))
     assert (await cursors.get(TOPIC, "s")).properties == {WAITS: "1:0@5"}
 
@@ -384,7 +384,7 @@ async def test_what_cannot_be_written_now_is_written_later(
     cursors.set_properties = fails  # type: ignore[method-assign]
     async with dispatching(cursors) as dispatcher:
         live = await dispatcher.live(TOPIC, "s")
-        entry = Entry(Position(1, 0), b"key", verdict=PARK)
+        entry = Entry(Position(1, 0), b"key", verdict=FILTER_FAILED)
         live._performing.apply(live.machine.read([entry], 5))
         await eventually(lambda: tries == 3)
         assert live.stopped is None

@@ -34,13 +34,13 @@ from services.deduplication import (
     Writer,
 )
 from services.dispatcher.core.effects import (
-    PARK,
+    FILTER_FAILED,
     UNJUDGED,
     AfterDeadLetter,
     DeadLetter,
     Judge,
-    Kind,
     Record,
+    SubscriptionType,
 )
 from services.dispatcher.metrics import DispatcherMetrics
 from services.errors import StoreFull, StoreUnavailable
@@ -466,7 +466,7 @@ def filtering() -> Stage:
 
 def filter_failed() -> Stage:
     it = filtered()
-    it.publish(A, verdict=PARK)
+    it.publish(A, verdict=FILTER_FAILED)
     return it
 
 
@@ -514,8 +514,8 @@ def unacked_limit() -> Stage:
 
 
 def waiting_for_filters() -> Stage:
-    it = filtered(kind=Kind.SHARED, consumer_parked_max=2)
-    it.publish(A, verdict=PARK)
+    it = filtered(kind=SubscriptionType.SHARED, consumer_parked_max=2)
+    it.publish(A, verdict=FILTER_FAILED)
     it.publish(A, verdict=100)
     return it
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from seqgate.types import Position
-from services.dispatcher.core.effects import Kind
+from services.dispatcher.core.effects import SubscriptionType
 from services.dispatcher.entries import position_of
 from services.runtime.room import Room, Share
 from tests.simulation.defects import find
@@ -148,11 +148,11 @@ async def _stalled() -> tuple[Peer, Peer, Shell]:
     async with shell(Random(7), **settings) as it:
         for _ in range(30):
             it.log.append(b"k", bytes(10_000))
-        one = await it.join(kind=Kind.SHARED)
+        one = await it.join(kind=SubscriptionType.SHARED)
         one.reading.clear()
         one.session.permit(10)
         await asyncio.sleep(0.05)
-        two = await it.join(kind=Kind.SHARED)
+        two = await it.join(kind=SubscriptionType.SHARED)
         two.session.permit(30)
         await until(two, lambda: len(two.got) == 30)
         return one, two, it

@@ -19,7 +19,7 @@ from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.letters.graveyard import Graveyard
 from services.dispatcher.ports import Letter, LetterRefused
-from services.dispatcher.shell.answers import Answers, settled
+from services.dispatcher.shell.answers import Answers, settled_response
 from services.errors import Fenced
 from tests.support.recorded import Recorded, links
 
@@ -58,8 +58,8 @@ def test_a_span_ends_when_what_it_is_about_is_durable(recorded: Recorded) -> Non
     answers, told = Answers(), Told()
     spans = {name: recorded.tracer.start_span(name) for name in ("now", "1", "2", "2, too")}
     for number, name in ((0, "now"), (1, "1"), (2, "2"), (2, "2, too")):
-        answers.give(told, settled(number), number, span=spans[name])
-    answers.give(told, settled(9), 2)
+        answers.give(told, settled_response(number), number, span=spans[name])
+    answers.give(told, settled_response(9), 2)
     assert ended(recorded) == ["now"]
     assert answers.followed(2) == [spans[name].get_span_context() for name in ("2", "2, too")]
     answers.durable(1)
@@ -67,7 +67,7 @@ def test_a_span_ends_when_what_it_is_about_is_durable(recorded: Recorded) -> Non
     answers.durable(2)
     assert ended(recorded) == ["now", "1", "2", "2, too"]
     assert answers.followed(1) == answers.followed(2) == []
-    assert told.told == [settled(number) for number in (0, 1, 2, 2, 9)]
+    assert told.told == [settled_response(number) for number in (0, 1, 2, 2, 9)]
 
 
 def test_a_span_says_that_what_it_is_about_will_not_be_durable_here(recorded: Recorded) -> None:

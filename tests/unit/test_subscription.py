@@ -8,7 +8,7 @@ import pytest
 from seqgate.types import Position
 from services.dispatcher.core.effects import (
     ACCEPT,
-    PARK,
+    FILTER_FAILED,
     REJECT,
     UNJUDGED,
     AfterDeadLetter,
@@ -19,7 +19,6 @@ from services.dispatcher.core.effects import (
     Effect,
     Entry,
     Judge,
-    Kind,
     Options,
     Outcome,
     Persist,
@@ -27,12 +26,13 @@ from services.dispatcher.core.effects import (
     Record,
     Revoke,
     Scan,
+    SubscriptionType,
 )
 from services.dispatcher.core.lane import BEYOND_ROOM_MAX, Chunk, Reason
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Ring
 from services.dispatcher.core.settling import UNSETTLED_MAX
-from services.dispatcher.core.subscription import Durable, Item, Refused, Subscription
+from services.dispatcher.core.subscription import Ack, Durable, Nack, Subscription
 from services.dispatcher.core.verdicts import JUDGE_ENTRIES, UNJUDGED_MAX
 from tests.simulation.defects import find
 
@@ -119,13 +119,13 @@ class Stage:
         self.do(self.sub.read(new, self.now_ms))
 
     def acknowledge(self, consumer: int, *entries: int, messages: int = 0) -> list[Outcome]:
-        items = [Item(self.tokens[each].delivery, messages) for each in entries]
+        items = [Ack(self.tokens[each].delivery, messages) for each in entries]
         effects, outcomes, _ = self.sub.acknowledge(consumer, items, self.now_ms)
         self.do(effects)
         return outcomes
 
     def refuse(self, consumer: int, *entries: int, delay_ms: int = 0) -> list[Outcome]:
-        items = [Refused(self.tokens[each].delivery, delay_ms) for each in entries]
+        items = [Nack(self.tokens[each].delivery, delay_ms) for each in entries]
         effects, outcomes = self.sub.refuse(consumer, items, self.now_ms)
         self.do(effects)
         return outcomes
@@ -136,8 +136,8 @@ class Stage:
         self.do(effects)
         return outcomes
 
-    def item(self, entry: int) -> Item:
-        return Item(self.tokens[entry].delivery)
+    def item(self, entry: int) -> Ack:
+        return Ack(self.tokens[entry].delivery)
 
     def leave(self, consumer: int) -> None:
         self.do(self.sub.leave(consumer, now_ms=self.now_ms))
@@ -415,12 +415,12 @@ def test_86_many_that_are_due_at_once_need_no_further_event() -> None:
 
 
 def test_everything_up_to_a_message_is_acknowledged_whatever_became_of_it() -> None:
-    it = stage(kind=Kind.EXCLUSIVE)
+    it = stage(kind=SubscriptionType.EXCLUSIVE)
     it.publish(A, deliver_at_ms=1_000)
     it.publish(A, B, A)
     it.refuse(1, 1, delay_ms=0)
     it.acknowledge(1, 1)
-    effects, outcome, _ = it.sub.acknowledge_through(1, Item(it.tokens[3].delivery), 0)
+    effects, outcome, _ = it.sub.acknowledge_through(1, Ack(it.tokens[3].delivery), 0)
     it.do(effects)
     assert outcome is Outcome.DONE
     assert not it.sub.lanes
@@ -518,16 +518,16 @@ def test_the_last_messages_of_a_batch_may_become_durable_while_it_waits_again() 
 
 
 def test_everything_up_to_a_message_is_settled_only_by_a_token_that_counts() -> None:
-    it = stage(kind=Kind.EXCLUSIVE)
+    it = stage(kind=SubscriptionType.EXCLUSIVE)
     it.publish(A, A, messages=2)
     it.holds = (Persist,)
     for consumer, item, outcome in (
-        (2, Item(it.tokens[1].delivery), Outcome.STALE),
-        (1, Item(99), Outcome.STALE),
-        (1, Item(it.tokens[1].delivery, 0b100), Outcome.INVALID),
+        (2, Ack(it.tokens[1].delivery), Outcome.STALE),
+        (1, Ack(99), Outcome.STALE),
+        (1, Ack(it.tokens[1].delivery, 0b100), Outcome.INVALID),
     ):
         assert it.sub.acknowledge_through(consumer, item, 0) == ([], outcome, 0)
-    effects, outcome, number = it.sub.acknowledge_through(1, Item(it.tokens[1].delivery, 0b01), 0)
+    effects, outcome, number = it.sub.acknowledge_through(1, Ack(it.tokens[1].delivery, 0b01), 0)
     assert outcome is Outcome.DONE
     assert effects == [Persist(number, (Position(1, 0),), ((Position(1, 1), 2, 0b01),), ())]
 
@@ -562,7 +562,7 @@ def test_a_key_that_may_drain_for_ever_is_not_said_to_be_looked_at() -> None:
 
 
 def test_of_a_pool_who_got_nothing_comes_first() -> None:
-    it = stage(kind=Kind.SHARED)
+    it = stage(kind=SubscriptionType.SHARED)
     it.connect(2, 100)
     for _ in range(4):
         it.publish(A)
@@ -681,12 +681,12 @@ def test_who_has_acknowledged_a_key_that_moves_is_not_asked_to_give_it_back() ->
 
 
 def test_what_failed_before_a_message_is_settled_with_everything_up_to_it() -> None:
-    it = stage(kind=Kind.EXCLUSIVE)
+    it = stage(kind=SubscriptionType.EXCLUSIVE)
     it.publish(A, A)
     it.holds = (Persist, Record)
     it.acknowledge(1, 1)
     it.refuse(1, 0, delay_ms=1_000)
-    effects, outcome, number = it.sub.acknowledge_through(1, Item(it.tokens[1].delivery), 0)
+    effects, outcome, number = it.sub.acknowledge_through(1, Ack(it.tokens[1].delivery), 0)
     assert (effects, outcome, number) == ([], Outcome.DONE, 2)
     it.do(it.sub.persisted(None, 0))
     assert it.effects[-1] == Persist(2, (Position(1, 0),), (), ())
@@ -759,10 +759,10 @@ def test_96_a_message_is_not_put_off_for_longer_nor_more_often_than_it_may() -> 
 
 
 def test_where_keys_have_no_order_what_waits_for_filters_holds_nothing() -> None:
-    for options in ({"in_order": False}, {"kind": Kind.SHARED}):
+    for options in ({"in_order": False}, {"kind": SubscriptionType.SHARED}):
         it = filtered(**options)
         it.holds = (Judge,)
-        for verdict in (100, PARK, UNJUDGED):
+        for verdict in (100, FILTER_FAILED, UNJUDGED):
             it.publish(A, verdict=verdict)
         it.publish(A)
         assert it.got(1) == [3]
@@ -779,11 +779,11 @@ def test_where_keys_have_no_order_what_waits_for_filters_holds_nothing() -> None
 
 def test_100_where_filters_fail_a_key_waits_alone_and_goes_on_in_order() -> None:
     it = filtered()
-    it.publish(A, verdict=PARK)
+    it.publish(A, verdict=FILTER_FAILED)
     it.publish(A, B)
     assert it.got(1) == [2]
     assert it.reason(A) is Reason.FILTER_FAILED
-    assert it.sub.verdict_of(it.sub.lanes[A], Position(1, 0)) == PARK
+    assert it.sub.verdict_of(it.sub.lanes[A], Position(1, 0)) == FILTER_FAILED
     it.publish(A, verdict=UNJUDGED)  # judged behind it, which changes nothing for it
     assert it.got(1) == []
     assert it.reason(A) is Reason.FILTER_FAILED
@@ -837,8 +837,8 @@ def test_nothing_more_is_read_while_too_much_is_unjudged() -> None:
 
 
 def test_of_a_pool_nothing_more_is_read_while_as_much_waits_for_filters_as_may_wait() -> None:
-    it = filtered(kind=Kind.SHARED, consumer_parked_max=2)
-    it.publish(A, verdict=PARK)
+    it = filtered(kind=SubscriptionType.SHARED, consumer_parked_max=2)
+    it.publish(A, verdict=FILTER_FAILED)
     assert not it.is_full()
     it.publish(A, verdict=100)
     assert it.is_full()
@@ -854,7 +854,7 @@ def test_of_keys_at_which_filters_fail_so_many_wait_and_the_others_come_later(
     monkeypatch.setattr("services.dispatcher.core.lane.BEYOND_ROOM_MAX", 4)
     it = filtered(consumer_parked_max=3)
     keys = [b"%d" % each for each in range(20)]
-    it.publish(*keys, verdict=PARK)
+    it.publish(*keys, verdict=FILTER_FAILED)
     assert it.sub.parked == 7
     it.log = [each._replace(verdict=ACCEPT) for each in it.log]
     it.refilter()
@@ -927,7 +927,7 @@ def test_without_filters_whatever_waited_for_them_is_delivered() -> None:
     it = filtered()
     it.holds = (Judge,)
     it.publish(A, verdict=UNJUDGED)
-    it.publish(B, verdict=PARK)
+    it.publish(B, verdict=FILTER_FAILED)
     it.publish(C, verdict=1_000)
     it.refilter(is_filtered=False)
     assert sorted(it.got(1)) == [0, 1, 2]
@@ -944,7 +944,7 @@ def test_the_chunks_of_a_large_message_share_the_verdict_of_the_first() -> None:
     assert it.acknowledged() == [0, 1, 2]
     it.publish(A, chunk=first)  # another attempt at the same
     it.publish(A, chunk=rest, verdict=REJECT)
-    it.publish(A, chunk=last, verdict=PARK)
+    it.publish(A, chunk=last, verdict=FILTER_FAILED)
     assert it.got(1) == [3, 4, 5]
 
 
@@ -953,11 +953,11 @@ def test_the_chunks_of_a_large_message_that_wait_are_judged_as_one() -> None:
     it.publish(A, chunk=Chunk("attempt", is_last=False), verdict=100)
     it.wait(60)
     it.publish(A, chunk=Chunk("attempt", is_last=False))
-    it.publish(A, verdict=PARK)
-    it.says = {0: PARK, 1: REJECT}
+    it.publish(A, verdict=FILTER_FAILED)
+    it.says = {0: FILTER_FAILED, 1: REJECT}
     it.wait(40)
     assert it.sub.filter_failed == 3
-    it.says = {0: REJECT, 3: PARK}
+    it.says = {0: REJECT, 3: FILTER_FAILED}
     it.refilter()
     assert it.acknowledged() == [0, 1]
     it.publish(A, chunk=Chunk("attempt", is_last=True))
@@ -1070,7 +1070,9 @@ def test_acknowledgements_of_one_batch_by_several_deliveries_all_count() -> None
 
 
 def test_a_key_that_is_held_is_released_by_the_key_of_any_message_where_all_are_one() -> None:
-    it = stage(kind=Kind.EXCLUSIVE, redeliveries_max=0, after_dead_letter=AfterDeadLetter.HOLD)
+    it = stage(
+        kind=SubscriptionType.EXCLUSIVE, redeliveries_max=0, after_dead_letter=AfterDeadLetter.HOLD
+    )
     it.publish(A, B)
     it.refuse(1, 0)
     assert it.got(1) == [0, 1]
@@ -1081,7 +1083,7 @@ def test_a_key_that_is_held_is_released_by_the_key_of_any_message_where_all_are_
 
 def test_what_filters_failed_at_for_a_day_goes_to_the_dead_letter_topic() -> None:
     it = stage()
-    it.publish(A, verdict=PARK)
+    it.publish(A, verdict=FILTER_FAILED)
     it.publish(A, B)
     assert it.got(1) == [2]
     day_ms = it.options.filter_failed_max_ms
@@ -1095,8 +1097,8 @@ def test_what_filters_failed_at_for_a_day_goes_to_the_dead_letter_topic() -> Non
 
 
 def test_of_a_pool_what_filters_failed_at_for_a_day_is_dead_lettered_too() -> None:
-    it = stage(kind=Kind.SHARED, is_filtered=True)
-    it.says[0] = PARK
+    it = stage(kind=SubscriptionType.SHARED, is_filtered=True)
+    it.says[0] = FILTER_FAILED
     it.publish(A, verdict=UNJUDGED)
     it.wait(86_400_000)
     assert it.acknowledged() == [0]
@@ -1105,7 +1107,7 @@ def test_of_a_pool_what_filters_failed_at_for_a_day_is_dead_lettered_too() -> No
 def test_the_first_entry_that_filters_failed_at_is_known() -> None:
     it = stage(is_filtered=True)
     assert it.sub.judging.first_failed() is None
-    it.publish(B, A, verdict=PARK)
+    it.publish(B, A, verdict=FILTER_FAILED)
     it.publish(A)
     assert it.sub.judging.first_failed() == Position(1, 0)
     it.refilter(is_filtered=False)
@@ -1114,7 +1116,7 @@ def test_the_first_entry_that_filters_failed_at_is_known() -> None:
 
 def test_an_entry_that_filters_failed_at_is_known_while_others_judge_it() -> None:
     it = filtered()
-    it.publish(A, verdict=PARK)
+    it.publish(A, verdict=FILTER_FAILED)
     it.holds = (Judge,)
     it.refilter()
     assert it.sub.judging.first_failed() == Position(1, 0)
@@ -1141,7 +1143,7 @@ def test_a_chunk_that_waited_before_a_take_over_may_have_waited_for_its_message(
     it.publish(A, chunk=Chunk("attempt", is_last=False), verdict=UNJUDGED)
     assert it.sub.judging.first_failed() is None
     it.publish(A, chunk=Chunk("attempt", is_last=True), verdict=UNJUDGED)
-    it.says = {0: PARK}
+    it.says = {0: FILTER_FAILED}
     it.answer(Position(1, 0))
     it.refilter()
     assert it.sub.judging.first_failed() == Position(1, 0)

@@ -30,7 +30,7 @@ from services.dispatcher.core.effects import (
 from services.dispatcher.core.lags import SCAN_ENTRIES
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Ring
-from services.dispatcher.core.subscription import Durable, Item, Subscription
+from services.dispatcher.core.subscription import Ack, Durable, Subscription
 from tools.bench.measurement import BenchError
 
 PAGE_ENTRIES: Final = 500
@@ -106,7 +106,7 @@ class Machine:
                 case Deliver(consumer, deliveries):
                     if consumer == self._stuck:
                         continue
-                    items = [Item(each.delivery) for each in deliveries]
+                    items = [Ack(each.delivery) for each in deliveries]
                     more, _, _ = subscription.acknowledge(consumer, items, NOW_MS)
                     todo += more
                     todo += subscription.permit(consumer, len(items), NOW_MS)

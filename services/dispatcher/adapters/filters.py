@@ -20,15 +20,15 @@ from seqgate.api.filter.v1 import filter_pb2 as pb
 from seqgate.api.filter.v1 import filter_pb2_grpc as pb_grpc
 from seqgate.status import decode
 from seqgate.telemetry import spans
-from services.dispatcher.core.effects import ACCEPT, PARK, REJECT
+from services.dispatcher.core.effects import ACCEPT, FILTER_FAILED, REJECT
 from services.dispatcher.ports import (
+    Decision,
     Failure,
     FiltersUnavailable,
     InvalidChain,
     InvalidExpression,
     Reads,
     Rules,
-    Said,
 )
 from services.errors import ServiceBusy
 from services.runtime.status import call_failed
@@ -93,11 +93,11 @@ class GrpcLine:
 
     async def judge(
         self, rules: Rules, metadata: Sequence[entry_pb2.EntryMetadata]
-    ) -> Sequence[Said]:
-        said: list[Said] = []
+    ) -> Sequence[Decision]:
+        said: list[Decision] = []
         for some in _batches(metadata):
 
-            async def ask(some: Sequence[entry_pb2.EntryMetadata] = some) -> list[Said]:
+            async def ask(some: Sequence[entry_pb2.EntryMetadata] = some) -> list[Decision]:
                 number, _ = await self._told(rules)
                 batch = pb.Batch(chain_id=number, metadata=some)
                 answer = await self._ask(pb.EvaluateRequest(batch=batch), "verdicts")
@@ -244,7 +244,7 @@ def _reads(wire: pb.Reads) -> Reads:
     )
 
 
-def _all_said(verdicts: pb.Verdicts, entries: int, filters: int) -> list[Said]:
+def _all_said(verdicts: pb.Verdicts, entries: int, filters: int) -> list[Decision]:
     """What is said of each of so many entries, by so many filters."""
     outcomes = [_said(each) for each in verdicts.outcomes]
     which = verdicts.which
@@ -255,20 +255,22 @@ def _all_said(verdicts: pb.Verdicts, entries: int, filters: int) -> list[Said]:
     return [outcomes[each] for each in which]
 
 
-def _said(outcome: pb.Outcome) -> Said:
+def _said(outcome: pb.Outcome) -> Decision:
     place = outcome.filter if outcome.HasField("filter") else None
     if outcome.HasField("failure"):
         known = pb.FailureReason.DESCRIPTOR.values_by_number.get(outcome.failure.reason)
         reason = "UNSPECIFIED" if known is None else known.name.removeprefix("FAILURE_REASON_")
-        return Said(PARK, place, Failure(reason, outcome.failure.message))
+        return Decision(FILTER_FAILED, place, Failure(reason, outcome.failure.message))
     match outcome.verdict:
         case pb.VERDICT_ACCEPT:
-            return Said(ACCEPT, place)
+            return Decision(ACCEPT, place)
         case pb.VERDICT_REJECT:
-            return Said(REJECT, place)
+            return Decision(REJECT, place)
         case pb.VERDICT_RESCHEDULE:
-            return Said(max(1, outcome.delay_ms), place)
-    return Said(PARK, place, Failure("UNSPECIFIED", "the filter service is newer than this one"))
+            return Decision(max(1, outcome.delay_ms), place)
+    return Decision(
+        FILTER_FAILED, place, Failure("UNSPECIFIED", "the filter service is newer than this one")
+    )
 
 
 def _refuse(status: status_pb2.Status) -> NoReturn:

@@ -1,6 +1,6 @@
-"""The ledger service, over the wire: the log, and where dead letters go.
+"""The ledger service, over the wire: the log that subscriptions read.
 
-No call is retried here, but for publishing, which the client library does.
+Calls are not retried here: the shell repeats what must succeed.
 """
 
 from bisect import bisect_right

@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from seqgate.api.entry.v1 import entry_pb2
-from services.dispatcher.core.effects import ACCEPT, PARK
+from services.dispatcher.core.effects import ACCEPT, FILTER_FAILED
 from services.dispatcher.ports import (
+    Decision,
     Failure,
     FiltersUnavailable,
     InvalidChain,
     InvalidExpression,
     Reads,
     Rules,
-    Said,
 )
 
 FILTERS_MAX = 16
@@ -72,7 +72,7 @@ class MemoryLine:
 
     async def judge(
         self, rules: Rules, metadata: Sequence[entry_pb2.EntryMetadata]
-    ) -> Sequence[Said]:
+    ) -> Sequence[Decision]:
         await self._check()
         predicates = self._predicates(rules)
         self._filters.asked += len(metadata)
@@ -99,7 +99,7 @@ class MemoryLine:
 
 def _judged(
     predicates: Sequence[Predicate], rules: Rules, metadata: entry_pb2.EntryMetadata
-) -> Said:
+) -> Decision:
     is_unknown = metadata.HasField("num_messages_in_batch") and not metadata.properties
     for place, predicate in enumerate(predicates):
         if is_unknown and "properties" in predicate.reads.variables:
@@ -107,10 +107,12 @@ def _judged(
         try:
             verdict = predicate.judge(metadata, rules)
         except KeyError as error:
-            return Said(PARK, place, Failure("PROPERTY_ABSENT", f"there is no {error}"))
+            return Decision(
+                FILTER_FAILED, place, Failure("PROPERTY_ABSENT", f"there is no {error}")
+            )
         if verdict != ACCEPT:
-            return Said(verdict, place)
-    return Said(ACCEPT)
+            return Decision(verdict, place)
+    return Decision(ACCEPT)
 
 
 def _sorted(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:

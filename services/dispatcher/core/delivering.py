@@ -100,7 +100,7 @@ class Delivering:
                 if not lane.flights:
                     parking.drop_if_idle(lane)
                 return
-            if self._settle_undelivered(lane, head.position):
+            if self._skip_undeliverable(lane, head.position):
                 parking.take(lane, head)
                 continue
             if lane.rare is not None and (lane.rare.kept_back or consumer.gathering is not None):
@@ -142,13 +142,13 @@ class Delivering:
         if consumer.gathering is None or not consumer.has_room:  # else it is next, without waiting
             parking.wake(lane)
 
-    def _settle_undelivered(self, lane: Lane, position: Position) -> bool:
+    def _skip_undeliverable(self, lane: Lane, position: Position) -> bool:
         """Acknowledge an entry that nobody is to have: it was acknowledged while it waited, or is a
         chunk of a message that nobody can have. Returns whether it is such."""
         if position in self._settling.acknowledged:
             return True
         if self._is_over(lane, position):
-            self._settling.settle_whole(position, lane)
+            self._settling.acknowledge_entry(position, lane)
             return True
         if self._is_useless(lane, position):
             self._settling.pass_over([position], Because.HEADLESS, lane)
@@ -289,7 +289,7 @@ class Delivering:
         if chunk is None:
             return False
         assert lane.rare is not None
-        self._large.note_dead(chunk.attempt, position, lane.key)
+        self._large.record_dead(chunk.attempt, position, lane.key)
         is_kept = chunk.attempt in lane.rare.kept_back
         if is_kept:
             self._parking.bring_back(lane, chunk.attempt)

@@ -20,11 +20,11 @@ REJECT: Final = -1
 UNJUDGED: Final = -2
 """Nothing yet: nobody was asked, or there was no answer."""
 
-PARK: Final = -3
+FILTER_FAILED: Final = -3
 """They failed, and would again: it waits until somebody changes them, or says so."""
 
 
-class Kind(Enum):
+class SubscriptionType(Enum):
     """Who gets a subscription's messages (Pulsar's subscription types)."""
 
     KEY_SHARED = auto()
@@ -82,7 +82,7 @@ class Options:
             no room for; then they are dead-lettered.
     """
 
-    kind: Kind = Kind.KEY_SHARED
+    kind: SubscriptionType = SubscriptionType.KEY_SHARED
     in_order: bool = True
     max_in_flight_per_key: int = 0
     consumer_unacked_max: int = 50_000
@@ -107,9 +107,9 @@ class Options:
     @property
     def orders_keys(self) -> bool:
         """Whether a key's messages must come in order."""
-        if self.kind is Kind.KEY_SHARED:
+        if self.kind is SubscriptionType.KEY_SHARED:
             return self.in_order
-        return self.kind is Kind.EXCLUSIVE
+        return self.kind is SubscriptionType.EXCLUSIVE
 
 
 class Entry(NamedTuple):

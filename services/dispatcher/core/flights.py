@@ -154,7 +154,7 @@ class Flights:
                 self._count_large(consumer, flight, lane.rare.chunks.get(flight.position), -1)
             self._count(consumer, -flight.unacked.bit_count())
 
-    def settle_part(self, flight: Flight, bits: int) -> None:
+    def acknowledge_part(self, flight: Flight, bits: int) -> None:
         """Some of a batch's messages are acknowledged, durably."""
         consumer = self.consumers.get(flight.consumer)
         if consumer is not None:
@@ -293,9 +293,9 @@ class Flights:
             if delay_ms is None:
                 delay_ms = self._delay_ms(self._settling.attempts.get(flight.position, 0))
             self.give_back(flight, not_before_ms=now_ms + delay_ms)
-            self._settling.note_failure(flight)
+            self._settling.record_failure(flight)
             if self._options.orders_keys:
-                lane.note_unresolved(flight.position)
+                lane.record_unresolved(flight.position)
         if self._options.orders_keys:
             self.take_back_after(lane, min(flight.position for flight, _ in flights))
         self._parking.wake(lane)
@@ -314,7 +314,7 @@ class Flights:
             for flight in lost:
                 self.give_back(flight)
             for flight in lost[:1] if self._options.orders_keys else lost:
-                self._settling.note_failure(flight)
+                self._settling.record_failure(flight)
             self._totals["lost_consumers"] += len(lost)
             self._parking.wake(lane)
 
@@ -379,13 +379,13 @@ class HandOver:
             told.update((each, []) for each in (old, new) if each in consumers)
             moved += self._parking.slots_between(first, last)
         self._parking.hand_over(moved)
-        self._note_draining(moved, now_ms)
+        self._start_draining(moved, now_ms)
         for run, owner in self._placement:
             if owner in told:
                 told[owner].append(run)
         self._out.add(*(Assigned(consumer, tuple(ranges)) for consumer, ranges in told.items()))
 
-    def _note_draining(self, moved: Iterable[Slot], now_ms: int) -> None:
+    def _start_draining(self, moved: Iterable[Slot], now_ms: int) -> None:
         wanted: dict[int, list[int]] = {}
         for lane in chain.from_iterable(slot.lanes for slot in moved):
             if lane.reason is not Reason.READY:
@@ -406,7 +406,7 @@ class HandOver:
 
     # ---- the classic rule
 
-    def note_joined_at(
+    def record_joined_at(
         self, consumer: Consumer, read_position: Position | None, mark_delete: Position | None
     ) -> None:
         """By the classic rule, who joins waits until what was read before it is acknowledged."""

@@ -2,7 +2,7 @@
 
     read, scanned ──▶ ACCEPT ──▶ waits, like any other
     came back ──┐     REJECT ──▶ acknowledged: no permit, no attempt, nobody sees it
-                ▼     PARK   ──▶ waits until somebody changes the filters, or says so
+                ▼     FILTER_FAILED   ──▶ waits until somebody changes the filters, or says so
             UNJUDGED  n ms   ──▶ waits so long, and is judged again
                       UNJUDGED ─▶ waits until it is judged
 
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from seqgate.types import Position
-from services.dispatcher.core.effects import ACCEPT, PARK, REJECT, UNJUDGED, Entry, Options
+from services.dispatcher.core.effects import ACCEPT, FILTER_FAILED, REJECT, UNJUDGED, Entry, Options
 from services.dispatcher.core.lane import Chunk, Lane
 from services.dispatcher.core.parking import Parking
 from services.dispatcher.core.settling import Settling
@@ -57,8 +57,8 @@ class Judging:
             return entry._replace(verdict=ACCEPT)
         if entry.verdict == REJECT:
             if entry.chunk is not None:
-                self._note_rejected(entry.chunk)
-            self._settle(entry.position)
+                self._record_rejected(entry.chunk)
+            self._acknowledge_rejected(entry.position)
             return None
         if entry.verdict > 0 and not self._options.reschedules_max:
             return entry._replace(verdict=ACCEPT)
@@ -76,7 +76,7 @@ class Judging:
             return state if state < 0 else max(1, state - now_ms)
         return ACCEPT if known else entry.verdict
 
-    def _note_rejected(self, chunk: Chunk) -> None:
+    def _record_rejected(self, chunk: Chunk) -> None:
         self._rejected.pop(chunk.attempt, None)
         if not chunk.is_last:
             self._rejected[chunk.attempt] = None
@@ -100,7 +100,7 @@ class Judging:
             return
         for each in chunks:
             if not self.is_beyond(each):
-                self._verdicts.note(lane, each, UNJUDGED)
+                self._verdicts.record(lane, each, UNJUDGED)
 
     def _chunks(self, lane: Lane, chunk: Chunk) -> list[Position]:
         """What is known of a large message, in the order of the log."""
@@ -151,12 +151,12 @@ class Judging:
         times = 1 + max(lane.undecided.times.get(each, 0) for each in positions)
         until_ms = now_ms + min(verdict, self._options.reschedule_max_ms)
         for each in positions:
-            if verdict == PARK:
-                self._verdicts.note_failed(lane, each, now_ms)
+            if verdict == FILTER_FAILED:
+                self._verdicts.record_failed(lane, each, now_ms)
             elif verdict == UNJUDGED:
-                self._verdicts.note(lane, each, verdict)
+                self._verdicts.record(lane, each, verdict)
             elif verdict > 0 and times <= self._options.reschedules_max:
-                self._verdicts.note_put_off(lane, each, until_ms, times)
+                self._verdicts.record_put_off(lane, each, until_ms, times)
             else:
                 self._parking.accept(lane, each)
 
@@ -166,17 +166,17 @@ class Judging:
         if lane.rare is not None:
             for position in sorted(positions):
                 if (chunk := lane.rare.chunks.get(position)) is not None:
-                    self._note_rejected(chunk)
+                    self._record_rejected(chunk)
         self._parking.discard(lane, positions)
         for position in sorted(positions):
             if lane.unresolved and position in lane.unresolved:
                 lane.unresolved.remove(position)
             if not self._settling.is_settled(position):
-                self._settle(position)
+                self._acknowledge_rejected(position)
 
-    def _settle(self, position: Position) -> None:
+    def _acknowledge_rejected(self, position: Position) -> None:
         self._totals["rejected_entries"] += 1
-        self._settling.settle_whole(position, None)
+        self._settling.acknowledge_entry(position, None)
 
     def give_up(self, lane: Lane, positions: Sequence[Position]) -> None:
         """At these entries filters failed, and nobody has mended them for so long: they go to the
@@ -207,7 +207,7 @@ class Judging:
             undecided = lane.undecided
             for position in list(undecided.states) if undecided is not None else ():
                 if is_filtered:
-                    self._verdicts.note_anew(lane, position)
+                    self._verdicts.judge_anew(lane, position)
                 else:
                     self._parking.accept(lane, position)
             if is_filtered and start is not None:

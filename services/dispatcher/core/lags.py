@@ -58,11 +58,11 @@ class Lags:
         else:
             subject.queue.lagging.add(subject)
 
-    def note_change(self, lane: Lane) -> None:
+    def lane_changed(self, lane: Lane) -> None:
         """Something changed for a key that lags: it may be able to catch up."""
         self._candidates.add(lane)
 
-    def note_room(self) -> None:
+    def room_freed(self) -> None:
         """Any key that lags may be able to catch up."""
         self._has_room = True
 

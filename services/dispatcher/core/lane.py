@@ -250,7 +250,7 @@ class Undecided:
     """What of a key waits until filters accept it.
 
     Attributes:
-        states: UNJUDGED, PARK, or, of an entry that was put off, until when; of at least one.
+        states: UNJUDGED, FILTER_FAILED, or, of an entry that was put off, until when; never empty.
         times: how often an entry was put off in a row.
         failed_ms: of those at which filters failed, since when they wait.
         aside: where keys have no order, those of them whose turn had come: they hold nothing.
@@ -365,7 +365,7 @@ class Lane:
                 return True
         return False
 
-    def note_unresolved(self, position: Position) -> None:
+    def record_unresolved(self, position: Position) -> None:
         """What follows an entry in this key is withheld until it is acknowledged."""
         if self.unresolved is None:
             self.unresolved = []
@@ -394,7 +394,7 @@ class Flight:
         delivery: its number, which no other delivery of the subscription has.
         messages: how many messages the entry has.
         unacked: a bit for each message that is not acknowledged.
-        asked: a bit for each message whose acknowledgement is not durable yet.
+        pending: a bit for each message whose acknowledgement is not durable yet.
         deadline_ms: when it counts as failed; None: never.
     """
 
@@ -406,12 +406,12 @@ class Flight:
     unacked: int
     delivered_ms: int
     deadline_ms: int | None = None
-    asked: int = 0
+    pending: int = 0
 
     @property
     def is_settling(self) -> bool:
         """Whether all of it is acknowledged, durably or soon."""
-        return not self.unacked & ~self.asked
+        return not self.unacked & ~self.pending
 
 
 class Gathering(NamedTuple):

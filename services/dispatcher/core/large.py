@@ -68,7 +68,7 @@ class LargeMessages:
         self._has_forgotten = False
         self._forgotten_to: Position | None = None
 
-    def note_read(self, chunk: Chunk, position: Position, key: bytes) -> None:
+    def record_read(self, chunk: Chunk, position: Position, key: bytes) -> None:
         """A chunk was read for the first time, and is not acknowledged."""
         if not chunk.number and (chunk.number == 0 or self._get(chunk.attempt) is None):
             self._finished.pop(chunk.attempt, None)
@@ -81,13 +81,13 @@ class LargeMessages:
             attempt.last = position
             self._keep_few()
 
-    def note_done(self, name: str) -> None:
+    def record_done(self, name: str) -> None:
         """The last chunk of an attempt is acknowledged, durably: nobody waits for the others."""
         attempt = self._finished.get(name)
         if attempt is not None and not attempt.is_dead:
             del self._finished[name]
 
-    def note_over(self, name: str, position: Position) -> LargeMessage | None:
+    def record_abort(self, name: str, position: Position) -> LargeMessage | None:
         """The log says there that an attempt will not be finished. Returns it, if it is known."""
         attempt = self._unfinished.pop(name, None)
         if attempt is not None or name not in self._finished:
@@ -98,7 +98,7 @@ class LargeMessages:
                 self._over.popitem(last=False)
         return attempt
 
-    def note_dead(self, name: str, position: Position, key: bytes) -> None:
+    def record_dead(self, name: str, position: Position, key: bytes) -> None:
         """A chunk, there, goes to the dead letter topic, and so do the others of its message, also
         when that was forgotten."""
         attempt = self._get(name)

@@ -18,7 +18,14 @@ from itertools import chain, takewhile
 
 from seqgate.types import Position
 from services.dispatcher.core.delays import NEVER_MS, DelayedBytes, Delays, Kept
-from services.dispatcher.core.effects import ACCEPT, PARK, Entry, Kind, Options, Scan
+from services.dispatcher.core.effects import (
+    ACCEPT,
+    FILTER_FAILED,
+    Entry,
+    Options,
+    Scan,
+    SubscriptionType,
+)
 from services.dispatcher.core.lags import Lags
 from services.dispatcher.core.lane import (
     Consumer,
@@ -72,7 +79,7 @@ class Parking:
         self._nobody = Queue(options.consumer_parked_max)
         self._owned: dict[int, Queue] = {}
         self._known: dict[Lane, set[Position]] = {}
-        self.pool = None if options.kind is Kind.KEY_SHARED else self._nobody
+        self.pool = None if options.kind is SubscriptionType.KEY_SHARED else self._nobody
 
     @property
     def parked(self) -> int:
@@ -148,7 +155,7 @@ class Parking:
         for queue in changed:
             queue.slots = type(queue.slots)(slot for slot in queue.slots if slot.queue is queue)
             self._check_returned(queue)
-        self.lags.note_room()
+        self.lags.room_freed()
 
     def queue_of(self, slot: int) -> Queue:
         """Of whoever owns a slot."""
@@ -378,7 +385,7 @@ class Parking:
             rare.chunks[entry.position] = entry.chunk
             rare.count_rest(entry.position, 1)
         if entry.verdict != ACCEPT:
-            self._note_verdict(lane, entry, now_ms)
+            self._record_verdict(lane, entry, now_ms)
         return lane
 
     def _keep_delayed(self, kept: Kept) -> None:
@@ -411,14 +418,14 @@ class Parking:
         rare.forget(position)
         self.verdicts.forget(lane, position)
 
-    def _note_verdict(self, lane: Lane, entry: Entry, now_ms: int) -> None:
+    def _record_verdict(self, lane: Lane, entry: Entry, now_ms: int) -> None:
         if entry.verdict > 0:
             until_ms = now_ms + min(entry.verdict, self._options.reschedule_max_ms)
-            self.verdicts.note_put_off(lane, entry.position, until_ms)
-        elif entry.verdict == PARK:
-            self.verdicts.note_failed(lane, entry.position, now_ms)
+            self.verdicts.record_put_off(lane, entry.position, until_ms)
+        elif entry.verdict == FILTER_FAILED:
+            self.verdicts.record_failed(lane, entry.position, now_ms)
         else:
-            self.verdicts.note(lane, entry.position, entry.verdict)
+            self.verdicts.record(lane, entry.position, entry.verdict)
 
     # ---- what is taken, and put back
 
@@ -433,9 +440,9 @@ class Parking:
         self._count_parked(lane, -1)
         queue = lane.slot.queue
         if queue.parked == queue.parked_max // 2:
-            self.lags.note_room()
+            self.lags.room_freed()
         if lane.lag is not None:
-            self.lags.note_change(lane)
+            self.lags.lane_changed(lane)
 
     def _take_first(self, lane: Lane, head: Parked | Returned) -> None:
         if isinstance(head, Returned):
@@ -494,9 +501,9 @@ class Parking:
                 lane.rare.forget(position)
         self._count_parked(lane, -gone)
         if was_full and queue.is_half_empty:
-            self.lags.note_room()
+            self.lags.room_freed()
         if lane.lag is not None:
-            self.lags.note_change(lane)
+            self.lags.lane_changed(lane)
 
     # ---- chunks that nobody has room for
 
@@ -629,7 +636,7 @@ class Parking:
         if lane.reason is not Reason.READY:
             self._release(lane)
         if lane.lag is not None:
-            self.lags.note_change(lane)
+            self.lags.lane_changed(lane)
         if lane.is_ready or not (lane.returned or lane.waiting):
             return
         slot = lane.slot

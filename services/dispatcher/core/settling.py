@@ -31,12 +31,12 @@ from services.dispatcher.core.effects import (
     ForgetKey,
     Gap,
     KeyState,
-    Kind,
     Options,
     Outgoing,
     Passed,
     Persist,
     Record,
+    SubscriptionType,
 )
 from services.dispatcher.core.lane import Flight, Lane
 from services.dispatcher.core.positions import Acknowledged
@@ -121,33 +121,33 @@ class Settling:
 
     # ---- acknowledgements
 
-    def note_succession(self, before: Position | None, position: Position) -> None:
+    def record_succession(self, before: Position | None, position: Position) -> None:
         """The log goes on in another ledger; None: it begins there."""
         if before is None and position.entry_id == 0 and position.ledger_id == 1:
             return
         self._batch.successions.append((before or Position(0, 0), position))
 
-    def settle(self, flight: Flight, messages: int) -> None:
+    def acknowledge(self, flight: Flight, messages: int) -> None:
         """Messages of a delivery (bits) are acknowledged; it counts when it is durable."""
-        newly = messages & flight.unacked & ~flight.asked
+        newly = messages & flight.unacked & ~flight.pending
         if not newly:
             return
-        flight.asked |= newly
+        flight.pending |= newly
         if flight.is_settling:
             self._batch.parts.pop(flight.position, None)
             self._batch.whole[flight.position] = flight.lane
         else:
-            asked = flight.asked | _asked(self._batch, flight.position)
-            self._batch.parts[flight.position] = (flight.lane, flight.messages, asked)
+            pending = flight.pending | _pending(self._batch, flight.position)
+            self._batch.parts[flight.position] = (flight.lane, flight.messages, pending)
 
     def left(self, position: Position, messages: int) -> int:
         """Which messages of an entry that is not in flight are not acknowledged (bits), neither
         durably nor soon: what an earlier delivery acknowledged of it never comes again."""
         left = self.partial.get(position, (1 << messages) - 1)
-        left &= ~_asked(self._batch, position)
-        return left if self._persisting is None else left & ~_asked(self._persisting, position)
+        left &= ~_pending(self._batch, position)
+        return left if self._persisting is None else left & ~_pending(self._persisting, position)
 
-    def settle_whole(self, position: Position, lane: Lane | None) -> None:
+    def acknowledge_entry(self, position: Position, lane: Lane | None) -> None:
         """An entry that is not in flight is acknowledged; None: it is no message."""
         self._batch.parts.pop(position, None)
         self._batch.whole[position] = lane
@@ -158,7 +158,7 @@ class Settling:
         """Acknowledge entries that neither wait nor are in flight, and that no consumer can have;
         they were in this lane, if in any."""
         for position in positions:
-            self.settle_whole(position, lane)
+            self.acknowledge_entry(position, lane)
         self.record_passed(positions, because)
 
     def record_passed(self, positions: Sequence[Position], because: Because) -> None:
@@ -211,7 +211,7 @@ class Settling:
             return True
         return limit is not None and self.attempts.get(position, 0) > limit
 
-    def note_failure(self, flight: Flight) -> None:
+    def record_failure(self, flight: Flight) -> None:
         """A delivery failed. Nothing of its key is delivered before that is recorded."""
         position, lane = flight.position, flight.lane
         self.attempts[position] = self.attempts.get(position, 0) + 1
@@ -235,7 +235,7 @@ class Settling:
         return list(recording.values())
 
 
-def _asked(batch: Batch, position: Position) -> int:
+def _pending(batch: Batch, position: Position) -> int:
     """Which messages of an entry are acknowledged in part with a batch (bits)."""
     part = batch.parts.get(position)
     return 0 if part is None else part[2]
@@ -284,7 +284,7 @@ class Gaps:
 
     def after(self, key: bytes) -> AfterDeadLetter:
         """What becomes of a key when one of its messages is dead-lettered now."""
-        if self._options.kind is Kind.SHARED:
+        if self._options.kind is SubscriptionType.SHARED:
             return AfterDeadLetter.CONTINUE
         before = self.state(key)
         return self._options.after_dead_letter if before is None else before.after

@@ -50,12 +50,12 @@ from services.dispatcher.core.effects import (
     ForgetKey,
     Gap,
     KeyState,
-    Kind,
     Options,
     Outcome,
     Outgoing,
     Read,
     Scan,
+    SubscriptionType,
 )
 from services.dispatcher.core.flights import Flights, HandOver
 from services.dispatcher.core.judging import Judging
@@ -86,14 +86,14 @@ TOTALS: Final = (
 """What is counted since the machine began; dispatcher.proto says what each is."""
 
 
-class Item(NamedTuple):
+class Ack(NamedTuple):
     """A delivery that is acknowledged; of a batch, which of its messages (bits), 0: all."""
 
     delivery: int
     messages: int = 0
 
 
-class Refused(NamedTuple):
+class Nack(NamedTuple):
     """A delivery that failed, by the word of its consumer, and how long it shall wait; None: as the
     options say."""
 
@@ -267,7 +267,7 @@ class Subscription:
         own; where a whole topic comes in order all entries have one, and where nothing does each
         has one of its own."""
         assert entry.key is not None
-        if self.options.kind is Kind.KEY_SHARED:
+        if self.options.kind is SubscriptionType.KEY_SHARED:
             return entry.key
         if self.options.orders_keys:
             return b""
@@ -278,11 +278,11 @@ class Subscription:
     def lane_key(self, key: bytes) -> bytes:
         """The key of the lane that a key's messages are in: where a whole topic comes in order all
         keys have one."""
-        return key if self.options.kind is Kind.KEY_SHARED else b""
+        return key if self.options.kind is SubscriptionType.KEY_SHARED else b""
 
     def verdict_of(self, lane: Lane, position: Position) -> int:
-        """What is known of an entry that waits in a lane: ACCEPT, UNJUDGED, PARK, or until when it
-        was put off."""
+        """The state of an entry that waits in a lane: ACCEPT, UNJUDGED, FILTER_FAILED, or the time
+        until which it was put off."""
         return ACCEPT if lane.undecided is None else lane.undecided.states.get(position, ACCEPT)
 
     def retry_at_ms(self, lane: Lane) -> int | None:
@@ -337,7 +337,7 @@ class Subscription:
         self.selector.add(consumer, name=name, weight=weight, ranges=ranges)
         queue = self.parking.queue_for(consumer)
         joined = Consumer(consumer, name, queue, weight, ack_timeout_ms)
-        self.handover.note_joined_at(joined, self.read_position, self.acknowledged.mark_delete)
+        self.handover.record_joined_at(joined, self.read_position, self.acknowledged.mark_delete)
         self.flights.add(joined)
 
     def assign(self, *consumers: int, now_ms: int) -> list[Effect]:
@@ -389,14 +389,14 @@ class Subscription:
         for entry in entries:
             before = self.read_position
             if before is None or before.ledger_id != entry.position.ledger_id:
-                self.settling.note_succession(before, entry.position)
+                self.settling.record_succession(before, entry.position)
             self.read_position = entry.position
             if entry.aborts:
                 self._abort(entry.aborts, entry.position)
             if entry.position in self.acknowledged:
                 continue
             if entry.key is None:
-                self.settling.settle_whole(entry.position, None)
+                self.settling.acknowledge_entry(entry.position, None)
                 continue
             key = self.key_of(entry)
             if entry.chunk is not None:
@@ -404,7 +404,7 @@ class Subscription:
                     passed.append(entry.position)
                     self._pass_kept(entry.chunk, key)
                     continue
-                self.large.note_read(entry.chunk, entry.position, key)
+                self.large.record_read(entry.chunk, entry.position, key)
             if entry.verdict or entry.chunk is not None:
                 keeps = self.parking.keeps(key)
                 counted = self.judging.as_read(entry, key, now_ms, keeps=keeps)
@@ -436,7 +436,7 @@ class Subscription:
         """An attempt at a large message will not be finished: what is kept back of it is part of no
         message, and so is what is in flight. Who has that would wait for the rest, and may not see
         what ends it."""
-        attempt = self.large.note_over(name, position)
+        attempt = self.large.record_abort(name, position)
         lane = None if attempt is None else self.lanes.get(attempt.key)
         if lane is None or lane.rare is None:
             return
@@ -449,7 +449,7 @@ class Subscription:
         assert lane.rare is not None
         for position in self.parking.take_kept(lane, name):
             self.verdicts.forget(lane, position)
-            self.settling.settle_whole(position, lane)
+            self.settling.acknowledge_entry(position, lane)
 
     def scanned(self, entries: Sequence[Entry], now_ms: int) -> list[Effect]:
         """A page of what was read before, in the order of the log, as it was at any time since Scan
@@ -523,7 +523,7 @@ class Subscription:
     # ---- what consumers do
 
     def acknowledge(
-        self, consumer: int, items: Iterable[Item], now_ms: int
+        self, consumer: int, items: Iterable[Ack], now_ms: int
     ) -> tuple[list[Effect], list[Outcome], int]:
         """Somebody is done with deliveries. Also returns what became of each item, and the number
         of the Persist with which those that count are durable; 0: they are."""
@@ -536,18 +536,18 @@ class Subscription:
             elif item.messages >> flight.messages:
                 outcomes.append(Outcome.INVALID)
             else:
-                self.settling.settle(flight, item.messages or (1 << flight.messages) - 1)
+                self.settling.acknowledge(flight, item.messages or (1 << flight.messages) - 1)
                 outcomes.append(Outcome.DONE)
         number = self.durable_with
         self._count_stale(outcomes)
         return self._effects(now_ms), outcomes, number
 
     def acknowledge_through(
-        self, consumer: int, item: Item, now_ms: int
+        self, consumer: int, item: Ack, now_ms: int
     ) -> tuple[list[Effect], Outcome, int]:
         """Somebody is done with a delivery and all entries before it. Of a batch, `item.messages`
         are the messages up to the one that is meant. Only where there is one consumer."""
-        assert self.options.kind is Kind.EXCLUSIVE
+        assert self.options.kind is SubscriptionType.EXCLUSIVE
         known = self.consumers.get(consumer)
         last = None if known is None else known.flights.get(item.delivery)
         if known is None or last is None:
@@ -558,10 +558,10 @@ class Subscription:
         for flight in known.flights.values():
             chunk = _chunk_of(flight)
             if flight.position < last.position and (chunk is None or chunk.attempt in whole):
-                self.settling.settle(flight, (1 << flight.messages) - 1)
+                self.settling.acknowledge(flight, (1 << flight.messages) - 1)
         for position in self.parking.take_before(last.lane, last.position, whole=whole):
-            self.settling.settle_whole(position, last.lane)
-        self.settling.settle(last, item.messages or (1 << last.messages) - 1)
+            self.settling.acknowledge_entry(position, last.lane)
+        self.settling.acknowledge(last, item.messages or (1 << last.messages) - 1)
         number = self.durable_with
         return self._effects(now_ms), Outcome.DONE, number
 
@@ -584,13 +584,13 @@ class Subscription:
             flight = None if known is None else known.flights.get(delivery)
             if known is not None and flight is not None:
                 passed.append(flight.position)
-                self.settling.settle(flight, flight.unacked)
+                self.settling.acknowledge(flight, flight.unacked)
                 self.flights.permit(known, flight.unacked.bit_count())
         self.settling.record_passed(passed, Because.GONE)
         return self._effects(now_ms)
 
     def refuse(
-        self, consumer: int, items: Iterable[Refused], now_ms: int
+        self, consumer: int, items: Iterable[Nack], now_ms: int
     ) -> tuple[list[Effect], list[Outcome]]:
         """Somebody failed to process deliveries. Later deliveries of their keys are taken back,
         where keys come in order."""
@@ -657,7 +657,7 @@ class Subscription:
         if chunk is None or chunk.is_last:
             return False
         if self.large.is_over(chunk.attempt, flight.position):
-            self.settling.settle(flight, 1)
+            self.settling.acknowledge(flight, 1)
         elif self.parking.kept_back >= KEPT_BACK_MAX:
             self.flights.fail(lane, [(flight, None)], now_ms)
         else:
@@ -693,7 +693,7 @@ class Subscription:
                 continue
             flight = lane.flights.get(position)
             if flight is not None:
-                self.flights.settle_part(flight, bits)
+                self.flights.acknowledge_part(flight, bits)
         if mark_delete is not None:
             self.acknowledged.advance(mark_delete)
             self.handover.all_joined(self.acknowledged.mark_delete)
@@ -716,12 +716,12 @@ class Subscription:
         lane.dead = None
         if because is None:
             self.totals["dead_lettered"] += 1
-            self.settling.settle_whole(position, lane)
+            self.settling.acknowledge_entry(position, lane)
         else:
             self.settling.pass_over([position], because, lane)
         if self.options.orders_keys:
-            lane.note_unresolved(position)
-        if self.options.kind is Kind.SHARED or lane.is_released:
+            lane.record_unresolved(position)
+        if self.options.kind is SubscriptionType.SHARED or lane.is_released:
             lane.is_released = False
             self.out.add(ForgetKey(key))
         else:
@@ -763,7 +763,7 @@ class Subscription:
         """The last chunk of a message is acknowledged. If others are not, nobody awaits them."""
         if chunk is None or not chunk.is_last or lane.rare is None:
             return
-        self.large.note_done(chunk.attempt)
+        self.large.record_done(chunk.attempt)
         if chunk.attempt in lane.rare.kept_back:
             self._drop_kept(lane, chunk.attempt)
 
@@ -779,7 +779,7 @@ class Subscription:
                 case Lane():
                     subject.timer_ms = None
                     self.flights.drain_over(subject, now_ms)
-                    self.judging.give_up(subject, self.verdicts.note_due(subject, now_ms))
+                    self.judging.give_up(subject, self.verdicts.take_due(subject, now_ms))
                     self._give_up_unfinished(subject, now_ms)
                     self.parking.wake(subject)
         return self._effects(now_ms)
@@ -793,7 +793,7 @@ class Subscription:
                 self.timers.look_at(lane, since + self.options.unfinished_max_ms)
             elif not self.large.is_finished(name):
                 assert lane.rare is not None
-                self.large.note_dead(name, lane.rare.kept_back[name][0], lane.key)
+                self.large.record_dead(name, lane.rare.kept_back[name][0], lane.key)
                 self.parking.bring_back(lane, name)
 
     def _timed_max(self) -> int:

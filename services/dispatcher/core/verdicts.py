@@ -1,6 +1,6 @@
 """Entries that wait for their filters: which, since when, and what the shell is to ask.
 
-    UNJUDGED ──Judge──▶ accepted, rejected, PARK, or put off ──due──▶ UNJUDGED
+    UNJUDGED ──Judge──▶ accepted, rejected, FILTER_FAILED, or put off ──due──▶ UNJUDGED
        ▲                                     │
        └── came back, the chains changed ◀───┘
 
@@ -23,7 +23,13 @@ from heapq import nsmallest
 from typing import Final
 
 from seqgate.types import Position
-from services.dispatcher.core.effects import PARK, UNJUDGED, Judge, Kind, Options
+from services.dispatcher.core.effects import (
+    FILTER_FAILED,
+    UNJUDGED,
+    Judge,
+    Options,
+    SubscriptionType,
+)
 from services.dispatcher.core.lane import Lane, Reason, Timers, Undecided
 
 WAITS: Final = "seqgate.waits"
@@ -105,7 +111,7 @@ def reason_for(state: int) -> Reason:
     """Why an entry of this state is not delivered."""
     if state == UNJUDGED:
         return Reason.FILTERING
-    return Reason.FILTER_FAILED if state == PARK else Reason.RESCHEDULED
+    return Reason.FILTER_FAILED if state == FILTER_FAILED else Reason.RESCHEDULED
 
 
 class Verdicts:
@@ -125,10 +131,12 @@ class Verdicts:
         self._totals = totals
         self._waits = waits
         self._failed_max_ms = options.filter_failed_max_ms
-        self._waiting_max = options.consumer_parked_max if options.kind is Kind.SHARED else None
+        self._waiting_max = (
+            options.consumer_parked_max if options.kind is SubscriptionType.SHARED else None
+        )
         self._to_ask: dict[Lane, None] = {}
-        self._asked: dict[Position, Lane] | None = None
-        self._counts = {UNJUDGED: 0, PARK: 0, _PUT_OFF: 0}
+        self._pending: dict[Position, Lane] | None = None
+        self._counts = {UNJUDGED: 0, FILTER_FAILED: 0, _PUT_OFF: 0}
 
     @property
     def unjudged(self) -> int:
@@ -138,7 +146,7 @@ class Verdicts:
     @property
     def failed(self) -> int:
         """At how many the filters failed."""
-        return self._counts[PARK]
+        return self._counts[FILTER_FAILED]
 
     @property
     def put_off(self) -> int:
@@ -156,8 +164,8 @@ class Verdicts:
 
     # ---- what waits
 
-    def note(self, lane: Lane, position: Position, state: int) -> None:
-        """An entry that waits is UNJUDGED, or its filters failed (PARK)."""
+    def record(self, lane: Lane, position: Position, state: int) -> None:
+        """An entry that waits is UNJUDGED, or its filters failed (FILTER_FAILED)."""
         undecided = lane.undecided
         if undecided is None:
             undecided = lane.undecided = Undecided()
@@ -168,10 +176,10 @@ class Verdicts:
         if state == UNJUDGED:
             self._to_ask[lane] = None
 
-    def note_failed(self, lane: Lane, position: Position, now_ms: int) -> None:
-        """The filters failed at an entry that waits (PARK)."""
+    def record_failed(self, lane: Lane, position: Position, now_ms: int) -> None:
+        """The filters failed at an entry that waits (FILTER_FAILED)."""
         before = None if lane.undecided is None else lane.undecided.failed_ms.get(position)
-        self.note(lane, position, PARK)
+        self.record(lane, position, FILTER_FAILED)
         assert lane.undecided is not None
         since_ms = self._waits.since_ms(position, now_ms) if before is None else before
         lane.undecided.failed_ms[position] = since_ms
@@ -182,29 +190,29 @@ class Verdicts:
         that."""
         state = None if lane.undecided is None else lane.undecided.states.get(position)
         is_chunk = lane.rare is not None and position in lane.rare.chunks
-        return state == PARK or (
+        return state == FILTER_FAILED or (
             state == UNJUDGED and self._waits.failed_before(position, is_chunk=is_chunk)
         )
 
-    def note_put_off(self, lane: Lane, position: Position, until_ms: int, times: int = 1) -> None:
+    def record_put_off(self, lane: Lane, position: Position, until_ms: int, times: int = 1) -> None:
         """An entry that waits is judged again then, and was put off so many times in a row."""
-        self.note(lane, position, until_ms)
+        self.record(lane, position, until_ms)
         assert lane.undecided is not None
         lane.undecided.times[position] = times
         self._waits.over(position)
         self._totals["put_off"] += 1
         self._timers.look_at(lane, until_ms)
 
-    def note_anew(self, lane: Lane, position: Position) -> None:
+    def judge_anew(self, lane: Lane, position: Position) -> None:
         """An entry that waits is judged as if it had never been."""
         has_failed = self.has_failed(lane, position)
-        self.note(lane, position, UNJUDGED)
+        self.record(lane, position, UNJUDGED)
         assert lane.undecided is not None
         lane.undecided.times.pop(position, None)
         if has_failed:
             self._waits.begin_anew(position)
 
-    def note_due(self, lane: Lane, now_ms: int) -> list[Position]:
+    def take_due(self, lane: Lane, now_ms: int) -> list[Position]:
         """It is so late: what was put off until now is to be judged again. Returns at what filters
         failed so long ago that it waits for them no more."""
         undecided = lane.undecided
@@ -217,7 +225,7 @@ class Verdicts:
                 later_ms.append(since_ms + self._failed_max_ms)
         for position, state in list(undecided.states.items()) if undecided else ():
             if 0 < state <= now_ms:
-                self.note(lane, position, UNJUDGED)
+                self.record(lane, position, UNJUDGED)
             elif state > 0:
                 later_ms.append(state)
         if later_ms:
@@ -246,34 +254,34 @@ class Verdicts:
 
     def ask(self) -> Judge | None:
         """What to ask next; None: nothing, or something is being asked."""
-        if self._asked is not None or not self._to_ask:
+        if self._pending is not None or not self._to_ask:
             return None
         lanes, self._to_ask = self._to_ask, {}
         share = JUDGE_ENTRIES // len(lanes) or 1
-        asked: dict[Position, Lane] = {}
+        pending: dict[Position, Lane] = {}
         more = []
         for lane in lanes:
-            if len(asked) >= JUDGE_ENTRIES:
+            if len(pending) >= JUDGE_ENTRIES:
                 self._to_ask[lane] = None
                 continue
             states = {} if lane.undecided is None else lane.undecided.states
             unjudged = [each for each, state in states.items() if state == UNJUDGED]
-            asked.update((each, lane) for each in nsmallest(share, unjudged))
+            pending.update((each, lane) for each in nsmallest(share, unjudged))
             if len(unjudged) > share:
                 more.append(lane)
         self._to_ask.update(dict.fromkeys(more))  # after those that were not asked
-        if not asked:
+        if not pending:
             return None
-        self._asked = asked
-        return Judge(tuple(asked))
+        self._pending = pending
+        return Judge(tuple(pending))
 
     def answered(self) -> dict[Position, Lane]:
         """The answer is there. Returns to what, but for entries of which it counts no more."""
-        asked, self._asked = self._asked, None
-        assert asked is not None
-        return asked
+        pending, self._pending = self._pending, None
+        assert pending is not None
+        return pending
 
     def ask_anew(self) -> None:
-        """Whatever the filters are being asked, what they say counts no more."""
-        if self._asked is not None:
-            self._asked = {}
+        """Whatever the filters are being pending, what they say counts no more."""
+        if self._pending is not None:
+            self._pending = {}

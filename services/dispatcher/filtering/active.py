@@ -9,11 +9,11 @@ from typing import Final, NamedTuple
 
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.types import TopicName
-from services.dispatcher.core.effects import ACCEPT, PARK, REJECT, UNJUDGED
+from services.dispatcher.core.effects import ACCEPT, FILTER_FAILED, REJECT, UNJUDGED
 from services.dispatcher.filtering.chains import Chain, Policy
 from services.dispatcher.filtering.projection import Projection
 from services.dispatcher.filtering.tallies import ACCEPTED, REJECTED, RESCHEDULED, Tallies, Tally
-from services.dispatcher.ports import Line, Reads, Rules, Said
+from services.dispatcher.ports import Decision, Line, Reads, Rules
 
 VERDICTS_MAX: Final = 10_000
 """How many verdicts of a chain are remembered."""
@@ -31,7 +31,7 @@ class Known(NamedTuple):
 
     verdict: int
     tally: Tally
-    said: Said | None = None
+    said: Decision | None = None
 
 
 class ActiveChain:
@@ -90,9 +90,11 @@ class ActiveChain:
         """Where it is counted what a filter said."""
         return self._tallies.of(self.names, place, said, is_shadow=self._is_shadow)
 
-    def _known_by(self, said: Said) -> Known:
+    def _known_by(self, said: Decision) -> Known:
         if said.failure is not None:
-            verdict = {Policy.ACCEPT: ACCEPT, Policy.REJECT: REJECT}.get(self.chain.policy, PARK)
+            verdict = {Policy.ACCEPT: ACCEPT, Policy.REJECT: REJECT}.get(
+                self.chain.policy, FILTER_FAILED
+            )
             return Known(verdict, self.tally(said.filter, said.failure.reason), said)
         if said.verdict > 0:
             return Known(said.verdict, self.tally(said.filter, RESCHEDULED))

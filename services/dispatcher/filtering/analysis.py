@@ -23,7 +23,7 @@ from services.dispatcher.filtering.estimate import (
     starts,
 )
 from services.dispatcher.filtering.trial import Trial
-from services.dispatcher.ports import Cursor, Log, Run, Said
+from services.dispatcher.ports import Cursor, Decision, Log, Run
 
 
 class Backlog(Protocol):
@@ -141,7 +141,7 @@ async def _block(
     ]
 
 
-def _counted(entries: Sequence[StoredEntry], said: Sequence[Said]) -> _Seen:
+def _counted(entries: Sequence[StoredEntry], said: Sequence[Decision]) -> _Seen:
     seen = _Seen(Counter(), Counter())
     for entry, each in zip(entries, said, strict=True):
         what = _name(each)
@@ -165,7 +165,7 @@ def _found(seen: Sequence[_Seen], total: int, *, is_complete: bool) -> list[Foun
     return found
 
 
-def _name(said: Said) -> tuple[str, bool]:
+def _name(said: Decision) -> tuple[str, bool]:
     if said.failure is not None:
         return said.failure.reason, True
     names = {ACCEPT: "ACCEPT", REJECT: "REJECT"}

@@ -30,7 +30,7 @@ from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.telemetry import names, spans
 from seqgate.telemetry.setup import NONE, exporter_asked_for
 from seqgate.types import Position, TopicName
-from services.dispatcher.core.effects import ACCEPT, PARK, REJECT, UNJUDGED
+from services.dispatcher.core.effects import ACCEPT, FILTER_FAILED, REJECT, UNJUDGED
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.cursor.tenure import Tenure
 from services.dispatcher.entries import position_of
@@ -479,12 +479,12 @@ class Filtering:
             tally = known.tally
             tally.entries += 1
             tally.messages += each.metadata.num_messages_in_batch or 1
-            if known.verdict == PARK:
-                self._note_failed(position_of(each), known)
+            if known.verdict == FILTER_FAILED:
+                self._record_failed(position_of(each), known)
             elif failed:
                 failed.pop(position_of(each), None)
 
-    def _note_failed(self, position: Position, known: Known) -> None:
+    def _record_failed(self, position: Position, known: Known) -> None:
         said, chain = known.said, self.chains.at(position)
         assert said is not None
         assert said.failure is not None

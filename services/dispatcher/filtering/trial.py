@@ -9,7 +9,7 @@ from services.dispatcher.entries import position_of
 from services.dispatcher.filtering.active import VERDICTS_MAX, prepared
 from services.dispatcher.filtering.chains import Chain, Chains
 from services.dispatcher.filtering.projection import Projection
-from services.dispatcher.ports import Line, Rules, Said
+from services.dispatcher.ports import Decision, Line, Rules
 
 
 class Trial:
@@ -23,7 +23,7 @@ class Trial:
         self._chains = chains
         self._properties = dict(properties)
         self._prepared: dict[Chain, tuple[Rules, Projection]] = {}
-        self._known: dict[tuple[Chain, Hashable], Said] = {}
+        self._known: dict[tuple[Chain, Hashable], Decision] = {}
 
     async def check(self) -> None:
         """Return if the filter service can judge by all of them.
@@ -35,13 +35,13 @@ class Trial:
             if stretch.chain.filters:
                 await self._of(stretch.chain)
 
-    async def judge(self, entries: Sequence[StoredEntry]) -> Sequence[Said]:
+    async def judge(self, entries: Sequence[StoredEntry]) -> Sequence[Decision]:
         """What they say of entries.
 
         Raises:
             InvalidExpression, InvalidChain, FiltersUnavailable.
         """
-        found: list[Said] = [Said(ACCEPT)] * len(entries)
+        found: list[Decision] = [Decision(ACCEPT)] * len(entries)
         places: dict[Chain, list[int]] = {}
         for place, each in enumerate(entries):
             places.setdefault(self._chains.at(position_of(each)), []).append(place)
@@ -61,7 +61,7 @@ class Trial:
             self._prepared[chain] = await prepared(self._line, chain, self._topic, self._properties)
         return self._prepared[chain]
 
-    async def _judge(self, chain: Chain, entries: Sequence[StoredEntry]) -> Sequence[Said]:
+    async def _judge(self, chain: Chain, entries: Sequence[StoredEntry]) -> Sequence[Decision]:
         rules, projection = await self._of(chain)
         keys = [(chain, projection.key_of(each.metadata)) for each in entries]
         asked = {

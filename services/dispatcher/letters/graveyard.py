@@ -312,9 +312,9 @@ class Graveyard:
                 self._highest = max(self._highest, self._open[position].number)
                 self._remember(position)
             else:
-                self._note_overtaken(position)
+                self._record_overtaken(position)
 
-    def _note_overtaken(self, position: Position) -> None:
+    def _record_overtaken(self, position: Position) -> None:
         """A letter cannot be published under its number: it is to have another one. Where none of
         ours was higher, somebody else uses the producer's name: we take one that nobody knows."""
         letter = self._open.pop(position)
@@ -361,9 +361,9 @@ class Graveyard:
         try:
             is_there = await self._letters.put(letter)
         except DomainError as error:
-            self._spans.note(properties, began_ns, about, error.reason)
+            self._spans.record(properties, began_ns, about, error.reason)
             raise
-        self._spans.note(properties, began_ns, about, "" if is_there else "STALE")
+        self._spans.record(properties, began_ns, about, "" if is_there else "STALE")
         return is_there
 
     async def _put(self, put: dict[str, str], *remove: str) -> None:

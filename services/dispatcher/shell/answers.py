@@ -94,7 +94,7 @@ class Answers:
             waiting.span.end()
 
 
-def settled(
+def settled_response(
     request_id: int,
     outcomes: Sequence[Outcome] = (),
     *,

@@ -22,7 +22,7 @@ from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.types import Position, TopicName
 from services.dispatcher.config import DispatcherConfig
 from services.dispatcher.core.delays import DelayedBytes
-from services.dispatcher.core.effects import AfterDeadLetter, Because, Kind, Options
+from services.dispatcher.core.effects import AfterDeadLetter, Because, Options, SubscriptionType
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Placement
 from services.dispatcher.core.subscription import Durable, Subscription
@@ -277,7 +277,7 @@ class Live:
         try:
             async with asyncio.timeout(timeout_s):
                 if not was_lost:
-                    await self._performing.settled()
+                    await self._performing.all_durable()
                     await self._waiting.try_write()
                 await self._tenure.release()
         except (TimeoutError, DomainError) as error:
@@ -415,7 +415,7 @@ class Live:
         have = (self.options, self.placement, self._graveyard.dead_letter_topic)
         if given != have:
             raise SubscriptionBusy("consumers are connected with other options")
-        if self.options.kind is Kind.EXCLUSIVE and self.sessions:
+        if self.options.kind is SubscriptionType.EXCLUSIVE and self.sessions:
             raise SubscriptionBusy("the subscription is exclusive, and somebody has it")
         if len(self.sessions) >= self._config.consumers_max:
             raise TooManyConsumers(
@@ -432,7 +432,7 @@ class Live:
         if (joining.options, joining.placement) == (self.options, self.placement):
             return
         await self.cursor()  # it answers: this will not take long
-        await self._performing.settled()
+        await self._performing.all_durable()
         await self._work.end_of_machine()
         try:
             durable = await self._durable()
@@ -455,7 +455,7 @@ class Live:
     async def _reset(self, mark_delete: Position | None) -> None:
         performing = self._performing
         async with performing.changing:
-            await performing.settled()
+            await performing.all_durable()
             await self._work.end_of_machine()
             await self._work.repeated(self._keep_needed_chains)
             if self._graveyard.has_done:  # delivered again, it is to have a letter of its own

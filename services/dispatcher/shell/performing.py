@@ -34,7 +34,6 @@ from services.dispatcher.core.effects import (
     Effect,
     ForgetKey,
     Judge,
-    Kind,
     Options,
     Passed,
     Persist,
@@ -42,6 +41,7 @@ from services.dispatcher.core.effects import (
     Record,
     Revoke,
     Scan,
+    SubscriptionType,
 )
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Placement, SlotRange, selector_of
@@ -173,7 +173,7 @@ class Performing:
         if self._timer is not None:
             self._timer.cancel()
 
-    async def settled(self) -> None:
+    async def all_durable(self) -> None:
         """Return when nothing is left to make durable."""
         while not self.machine.is_idle:
             self._work.check()
@@ -210,7 +210,7 @@ class Performing:
                 case Judge(positions):
                     do(self._judge, positions, generation)
                 case Passed(positions, because):
-                    self._note_passed(positions, because)
+                    self._record_passed(positions, because)
                 case ForgetKey(key):
                     do(self._work.repeated, self._graveyard.forgetting(key))
         if self.machine.flights.handed_over:
@@ -224,7 +224,7 @@ class Performing:
             self._handed_over(max(0, now_ms - since_ms) / 1000)
         since.clear()
 
-    def _note_passed(self, positions: Sequence[Position], because: Because) -> None:
+    def _record_passed(self, positions: Sequence[Position], because: Because) -> None:
         log.warning(
             "entries passed",
             topic=str(self._topic),
@@ -239,7 +239,7 @@ class Performing:
                 del self.passed[next(iter(self.passed))]
 
     def _machine(self, durable: Durable, *, first_delivery: int) -> Subscription:
-        is_keyed = self.options.kind is Kind.KEY_SHARED
+        is_keyed = self.options.kind is SubscriptionType.KEY_SHARED
         placement = self.placement if is_keyed else Placement.CONSISTENT_HASHING
         return Subscription(
             self.options,

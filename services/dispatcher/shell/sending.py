@@ -119,14 +119,14 @@ class Sending:
             performing.cache.take(position)
             _fill(filled.add(), delivery, entry)
             if self._spans.is_on and TRACEPARENT in entry.metadata.properties:
-                self._note(delivery, entry, page.began_ns)
+                self._record_span(delivery, entry, page.began_ns)
             page.sending_bytes += added
             pending.popleft()
         page.give_reserve()
-        self._settle(consumer, gone, unsent)
+        self._return_unsent(consumer, gone, unsent)
         return response if filled else None
 
-    def _settle(self, consumer: int, gone: Sequence[int], unsent: int) -> None:
+    def _return_unsent(self, consumer: int, gone: Sequence[int], unsent: int) -> None:
         """What is not sent: the log has it no more, or it counts no more. The consumer counts what
         it receives, so it has its permits again."""
         performing = self._performing
@@ -136,7 +136,9 @@ class Sending:
         if unsent:
             performing.apply(performing.machine.permit(consumer, unsent, performing.now_ms()))
 
-    def _note(self, delivery: Delivery, entry: ledger_pb2.StoredEntry, began_ns: int) -> None:
+    def _record_span(
+        self, delivery: Delivery, entry: ledger_pb2.StoredEntry, began_ns: int
+    ) -> None:
         """A message that carries a trace is on its way to a consumer."""
         about: dict[str, str | int] = {
             names.MESSAGING_MESSAGE_ID: str(MessageId(*delivery.position)),
@@ -144,7 +146,7 @@ class Sending:
             names.SEQUENCE_ID: entry.metadata.sequence_id,
             names.ATTEMPTS: delivery.attempts,
         }
-        self._spans.note(entry.metadata.properties, began_ns, about)
+        self._spans.record(entry.metadata.properties, began_ns, about)
 
     async def _fetch(self, page: "_Page") -> None:
         """Have room for the first delivery of a page, or fetch it, and some that follow."""
@@ -167,7 +169,7 @@ class Sending:
         except BaseException:
             page.share.give(room_bytes)
             raise
-        page.note(wanted[: found.answered], found.entries)
+        page.add(wanted[: found.answered], found.entries)
         page.was_left_out = page.pending[0].position not in wanted[: found.answered]
         fetched_bytes = sum(each.ByteSize() for each in found.entries)
         page.share.add(fetched_bytes)
@@ -241,7 +243,7 @@ class _Page:
         self.share.give(self.reserve_bytes)
         self.reserve_bytes = 0
 
-    def note(self, answered: Sequence[Position], entries: Sequence[ledger_pb2.StoredEntry]) -> None:
+    def add(self, answered: Sequence[Position], entries: Sequence[ledger_pb2.StoredEntry]) -> None:
         """The log was asked for these, and has these entries of them."""
         self.fetched.update((position_of(each), each) for each in entries)
         self.gone.update(each for each in answered if each not in self.fetched)

@@ -14,9 +14,9 @@ from seqgate.telemetry import names
 from seqgate.types import TopicName
 from services.dispatcher.core.effects import Delivery, Options, Outcome, Revoke
 from services.dispatcher.core.selectors import Placement, SlotRange
-from services.dispatcher.core.subscription import Item, Refused
+from services.dispatcher.core.subscription import Ack, Nack
 from services.dispatcher.errors import SlowConsumer, TooManyUnanswered
-from services.dispatcher.shell.answers import settled
+from services.dispatcher.shell.answers import settled_response
 from services.dispatcher.shell.performing import Performing
 from services.dispatcher.shell.sending import RESPONSE_ENTRIES_MAX, Sending
 
@@ -78,11 +78,6 @@ class Session:
 
     # ---- what it is sent
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more is to come."""
-        return self._over
-
     def put(self, *items: Delivery | pb.ConsumeResponse) -> None:
         """Send these, after all that were put before."""
         if self._over:
@@ -116,7 +111,7 @@ class Session:
             self._failed.set()
 
     async def failure(self) -> Exception:
-        """Why the stream ends at once, when it performing."""
+        """Why the stream ends at once; waits until it does."""
         await self._failed.wait()
         assert self._error is not None
         return self._error
@@ -164,7 +159,7 @@ class Session:
 
     # ---- what it asks; the spans are of that, and end with the answer
 
-    def asked(self) -> None:
+    def count_request(self) -> None:
         """A request came that is answered.
 
         Raises:
@@ -182,9 +177,7 @@ class Session:
             performing, now_ms = self._performing, self._performing.now_ms()
             performing.apply(performing.machine.permit(self.consumer, messages, now_ms))
 
-    def acknowledge(
-        self, request_id: int, items: Iterable[Item], span: Span = INVALID_SPAN
-    ) -> None:
+    def acknowledge(self, request_id: int, items: Iterable[Ack], span: Span = INVALID_SPAN) -> None:
         """It is done with deliveries."""
         with self._performing.contained():
             performing, now_ms = self._performing, self._performing.now_ms()
@@ -192,7 +185,7 @@ class Session:
             self._answer(request_id, outcomes, span, number)
             performing.apply(effects)
 
-    def acknowledge_through(self, request_id: int, item: Item, span: Span = INVALID_SPAN) -> None:
+    def acknowledge_through(self, request_id: int, item: Ack, span: Span = INVALID_SPAN) -> None:
         """It is done with a delivery and everything before it."""
         with self._performing.contained():
             performing, now_ms = self._performing, self._performing.now_ms()
@@ -202,7 +195,7 @@ class Session:
             self._answer(request_id, [outcome], span, number)
             performing.apply(effects)
 
-    def refuse(self, request_id: int, items: Iterable[Refused], span: Span = INVALID_SPAN) -> None:
+    def refuse(self, request_id: int, items: Iterable[Nack], span: Span = INVALID_SPAN) -> None:
         """It failed to process deliveries."""
         with self._performing.contained():
             performing, now_ms = self._performing, self._performing.now_ms()
@@ -243,7 +236,7 @@ class Session:
 
     def refused(self, request_id: int, status: status_pb2.Status) -> None:
         """A request as a whole is refused."""
-        self.put(settled(request_id, error=status))
+        self.put(settled_response(request_id, error=status))
 
     def _answer(
         self, request_id: int, outcomes: Sequence[Outcome], span: Span, number: int = 0
@@ -251,7 +244,9 @@ class Session:
         if span.is_recording():
             stale = sum(outcome is not Outcome.DONE for outcome in outcomes)
             span.set_attributes({names.ENTRIES: len(outcomes), names.STALE: stale})
-        self._performing.answers.give(self, settled(request_id, outcomes), number, span=span)
+        self._performing.answers.give(
+            self, settled_response(request_id, outcomes), number, span=span
+        )
 
 
 def _size_bytes(item: Delivery | pb.ConsumeResponse) -> int:

@@ -7,7 +7,13 @@ from typing import Final
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.types import Position
-from services.dispatcher.core.effects import ACCEPT, PARK, REJECT, UNJUDGED, Kind
+from services.dispatcher.core.effects import (
+    ACCEPT,
+    FILTER_FAILED,
+    REJECT,
+    UNJUDGED,
+    SubscriptionType,
+)
 from services.dispatcher.core.lane import Lane, Reason
 from services.dispatcher.core.subscription import Subscription
 from services.dispatcher.entries import entry_of, position_of
@@ -50,7 +56,7 @@ TEXTS: Final = {
 
 _VERDICTS: Final = {
     Reason.FILTERING: UNJUDGED,
-    Reason.FILTER_FAILED: PARK,
+    Reason.FILTER_FAILED: FILTER_FAILED,
     Reason.RESCHEDULED: UNJUDGED,
 }
 """The reasons that filters have to withhold a key."""
@@ -167,7 +173,7 @@ def _of_filters(
     live: Live, verdict: int, position: Position | None, since_ms: int | None = None
 ) -> pb.Explanation:
     """What filters have to do with it that an entry waits."""
-    if verdict == PARK:
+    if verdict == FILTER_FAILED:
         said = _say(pb.REASON_FILTER_FAILED, position=position, since_ms=since_ms)
         failed = None if position is None else live.filtering.why(position)
         if failed is not None:
@@ -259,7 +265,9 @@ def _why_not_reading(live: Live) -> Iterator[pb.Explanation]:
 def _of_owner(machine: Subscription, owner: int | None) -> Iterator[pb.Explanation]:
     """What the owner of a key that may go has to do with it."""
     consumer = None if owner is None else machine.consumers[owner]
-    if consumer is None and (machine.options.kind is Kind.KEY_SHARED or not machine.consumers):
+    if consumer is None and (
+        machine.options.kind is SubscriptionType.KEY_SHARED or not machine.consumers
+    ):
         yield _say(pb.REASON_NO_OWNER)
     elif consumer is None:
         yield from _why_nobody(machine)

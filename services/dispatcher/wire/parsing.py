@@ -14,9 +14,9 @@ from seqgate.types import (
     check_cursor_name,
 )
 from services.dispatcher.config import DispatcherConfig
-from services.dispatcher.core.effects import AfterDeadLetter, Kind, Options
+from services.dispatcher.core.effects import AfterDeadLetter, Options, SubscriptionType
 from services.dispatcher.core.selectors import Placement, SlotRange
-from services.dispatcher.core.subscription import Item, Refused
+from services.dispatcher.core.subscription import Ack, Nack
 from services.dispatcher.errors import (
     InvalidConsumer,
     InvalidOptions,
@@ -155,9 +155,9 @@ def _options(given: pb.SubscriptionOptions, config: DispatcherConfig) -> Options
 
 
 _KINDS: Final = {
-    pb.SUBSCRIPTION_TYPE_KEY_SHARED: Kind.KEY_SHARED,
-    pb.SUBSCRIPTION_TYPE_SHARED: Kind.SHARED,
-    pb.SUBSCRIPTION_TYPE_EXCLUSIVE: Kind.EXCLUSIVE,
+    pb.SUBSCRIPTION_TYPE_KEY_SHARED: SubscriptionType.KEY_SHARED,
+    pb.SUBSCRIPTION_TYPE_SHARED: SubscriptionType.SHARED,
+    pb.SUBSCRIPTION_TYPE_EXCLUSIVE: SubscriptionType.EXCLUSIVE,
 }
 _PLACEMENTS: Final = {
     pb.PLACEMENT_UNSPECIFIED: Placement.CONSISTENT_HASHING,
@@ -288,25 +288,25 @@ def _counted(given: Any) -> Iterable[Any]:
     return given  # type: ignore[no-any-return]
 
 
-def _item(settlement: pb.Settlement) -> Item:
+def _item(settlement: pb.Settlement) -> Ack:
     bits = 0
     for index in settlement.indexes:
         if index >= ITEMS_MAX:
             raise InvalidSettlement(f"an index is below {ITEMS_MAX}", field="indexes")
         bits |= 1 << index
-    return Item(settlement.delivery, bits)
+    return Ack(settlement.delivery, bits)
 
 
-def through(settlement: pb.Settlement) -> Item:
+def through(settlement: pb.Settlement) -> Ack:
     """The messages of a batch up to the last one that is meant."""
     item = _item(settlement)
-    return Item(item.delivery, (1 << item.messages.bit_length()) - 1)
+    return Ack(item.delivery, (1 << item.messages.bit_length()) - 1)
 
 
-def _refusal(refusal: pb.Refusal) -> Refused:
+def _refusal(refusal: pb.Refusal) -> Nack:
     if refusal.delay_ms > DELAY_MAX_MS:
         raise InvalidSettlement(f"a delay is at most {DELAY_MAX_MS} ms", field="delay_ms")
-    return Refused(refusal.delivery, refusal.delay_ms if refusal.HasField("delay_ms") else None)
+    return Nack(refusal.delivery, refusal.delay_ms if refusal.HasField("delay_ms") else None)
 
 
 def limited(asked: int, default: int, most: int, field: str = "page_size") -> int:

@@ -8,7 +8,7 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.payloads import batches_opened
 from seqgate.types import Position
-from services.dispatcher.core.effects import AfterDeadLetter, Kind, Options
+from services.dispatcher.core.effects import AfterDeadLetter, Options, SubscriptionType
 from services.dispatcher.core.lane import Consumer, Lane, Reason
 from services.dispatcher.core.selectors import Placement
 from services.dispatcher.core.subscription import Subscription
@@ -109,7 +109,7 @@ def analysis(found: Analysis) -> pb.AnalyzeBacklogResponse:
 
 def ranges(live: Live, consumer: int) -> list[pb.KeyRange]:
     """Which slots a consumer owns."""
-    if live.options.kind is not Kind.KEY_SHARED:
+    if live.options.kind is not SubscriptionType.KEY_SHARED:
         return []
     owned = live.machine.selector.ranges(consumer)
     return [pb.KeyRange(first=each.first, last=each.last) for each in owned]

@@ -58,7 +58,7 @@ def count_drained_as_failed(patch: Any) -> None:
         before = sorted(lane.flights.values(), key=lambda flight: flight.position)
         drain_over(self, lane, now_ms)
         for flight in [each for each in before if each.position not in lane.flights][:1]:
-            self._settling.note_failure(flight)
+            self._settling.record_failure(flight)
 
     patch.setattr(Flights, "drain_over", fail)
 

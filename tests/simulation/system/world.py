@@ -449,13 +449,15 @@ def patched(world: World) -> Iterator[None]:
 
         put(Tenure, "__init__", begin)
 
-        noted_passed = Performing._note_passed
+        noted_passed = Performing._record_passed
 
-        def note_passed(self: Performing, positions: Sequence[Position], because: Because) -> None:
+        def record_passed(
+            self: Performing, positions: Sequence[Position], because: Because
+        ) -> None:
             world.checker.cursors.passed(self._topic, self._name, positions, because)
             noted_passed(self, positions, because)
 
-        put(Performing, "_note_passed", note_passed)
+        put(Performing, "_record_passed", record_passed)
 
         applied = Performing.apply
 
