@@ -1,4 +1,4 @@
-"""What the dispatcher needs from outside: a log, cursors, a topic for dead letters, and filters.
+"""The ports of the dispatcher: the log, cursors, dead letter topics, and filters.
 
 tests/conformance judges every adapter of Cursors, and of Filters, by the same suite.
 """
@@ -45,10 +45,10 @@ class LetterRefused(DomainError):
 
 
 GENERATION: Final = "seqgate.dead.generation"
-"""The property of a dead letter that tells through how many dead letter topics it went."""
+"""The property of a dead letter that counts the dead letter topics it went through."""
 
 INTERNAL: Final = "seqgate."
-"""How the names of a cursor's properties begin that are not the application's."""
+"""The prefix of a cursor's properties that are not the application's."""
 
 
 class FiltersUnavailable(DomainError):
@@ -108,7 +108,7 @@ class EntryCorrupt(DomainError):
 
 
 class Lease(NamedTuple):
-    """Who has a subscription."""
+    """The lease on a subscription."""
 
     owner: str
     epoch: int

@@ -1,4 +1,4 @@
-"""The subscriptions that this instance has, and those that it can get."""
+"""The subscriptions of this instance: taken on demand, and released when unused."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -37,12 +37,11 @@ from services.runtime.room import Room
 log = structlog.get_logger()
 
 KEEP_INTERVAL_S: Final = 1.0
-"""How often it is looked for subscriptions that nobody uses."""
+"""How often unused subscriptions are looked for."""
 
 PROPERTIES_MAX: Final = 64
 PROPERTY_BYTES_MAX: Final = 4 * 1024
-"""How many properties a subscription may have, and how long a name and a value may be together, in
-bytes."""
+"""How many properties a subscription may have, and the bytes of a name and its value together."""
 
 
 class Earliest(NamedTuple):
@@ -54,7 +53,7 @@ class Latest(NamedTuple):
 
 
 class At(NamedTuple):
-    """At an entry, or where the log goes on after it."""
+    """At an entry, or at the next one that the log has."""
 
     position: Position
 
@@ -66,7 +65,7 @@ class After(NamedTuple):
 
 
 class AtTime(NamedTuple):
-    """At the first entry that was appended at this time or later, in ms since 1970."""
+    """At the first entry appended at this time or later, in ms since 1970."""
 
     append_ms: int
 
@@ -119,17 +118,17 @@ class Dispatcher:
         return live, await live.subscribe(joining)
 
     async def live(self, topic: TopicName, name: str) -> Live:
-        """A subscription that this instance has, or now takes.
+        """A subscription of this instance, taken if it is free.
 
         Raises:
-            SubscriptionNotFound, NotOwner, TooManyConsumers; Draining: everything was given back.
+            SubscriptionNotFound, NotOwner, TooManyConsumers; Draining: shutting down.
         """
         key = (topic, name)
         async with self._opening.of(key):
             before = self._live.get(key)
             if before is not None and before.stopped is None:
                 return before
-            # Those that are being taken count: others may be at it between here and there.
+            # Count those being taken: other calls may be taking some right now.
             if len((self._live.keys() | self._taking) - {key}) >= self._config.subscriptions_max:
                 raise TooManyConsumers(
                     "this instance has as many subscriptions as it may",
@@ -156,8 +155,7 @@ class Dispatcher:
         duration_ms = int(self._config.lease_s * 1000)
         cursors, owner = self._ports.cursors, self._ports.owner
         lease = await cursors.acquire(topic, name, owner, duration_ms)
-        # It may be the one that this instance had before it was started again. What was delivered
-        # then must not count.
+        # It may be this instance's lease from before a restart, whose deliveries must be stale.
         await cursors.release(topic, name, lease.epoch)
         asked_s = asyncio.get_running_loop().time()
         lease = await cursors.acquire(topic, name, owner, duration_ms)
@@ -192,7 +190,7 @@ class Dispatcher:
     async def create(
         self, topic: TopicName, name: str, start: Start, properties: Mapping[str, str]
     ) -> tuple[Cursor, bool]:
-        """Make a subscription unless it exists; whether this call made it.
+        """Create a subscription unless it exists. Returns whether this call created it.
 
         Raises:
             TopicNotFound, InvalidStart, InvalidProperty.
@@ -211,9 +209,9 @@ class Dispatcher:
             SubscriptionNotFound, NotOwner; SubscriptionBusy: consumers are connected.
         """
         live = await self.live(topic, name)
-        async with live.changing:  # nobody connects between the look and the deletion
+        async with live.changing:  # no consumer connects between the check and the deletion
             if live.stopped is not None:
-                raise live.stopped  # another instance may have it, and consumers
+                raise live.stopped  # another instance may own it now, with consumers
             if live.sessions and not force:
                 raise SubscriptionBusy("consumers are connected", consumers=len(live.sessions))
             await self._ports.cursors.delete(topic, name)
@@ -262,8 +260,8 @@ class Dispatcher:
         is_shadow: bool,
         caller: str,
     ) -> Chains:
-        """Filter by a chain from a place on; None: from what was not read yet. `caller` is who
-        asks for it, as far as that is known.
+        """Apply a chain from a position on; None: from the first unread entry. `caller` names the
+        caller, if known.
 
         Raises:
             SubscriptionNotFound, NotOwner, InvalidStart, InvalidExpression, InvalidChain,
@@ -278,7 +276,7 @@ class Dispatcher:
         return _chains(cursor)
 
     async def filters(self, topic: TopicName, name: str) -> Chains:
-        """What a subscription filters by.
+        """A subscription's filters.
 
         Raises:
             SubscriptionNotFound.
@@ -294,8 +292,7 @@ class Dispatcher:
         entries_max: int,
         seconds_max: float,
     ) -> Analysis:
-        """What a chain would make of a subscription's backlog; None: what those do that are
-        applied.
+        """Try a chain on a subscription's backlog; None: the applied chains.
 
         Raises:
             SubscriptionNotFound, NotOwner, TopicNotFound, InvalidExpression, InvalidChain,
@@ -312,7 +309,7 @@ class Dispatcher:
             finally:
                 await trial.close()
 
-    # ---- what there is
+    # ---- reading
 
     async def get(self, topic: TopicName, name: str) -> Cursor:
         """A subscription.
@@ -325,22 +322,22 @@ class Dispatcher:
     async def page(
         self, topic: TopicName, *, limit: int, token: str
     ) -> tuple[Sequence[Cursor], str]:
-        """Subscriptions of a topic, in the order of their names."""
+        """A page of a topic's subscriptions, ordered by name."""
         cursors, token = await self._ports.cursors.page(topic, limit=limit, token=token)
         return [each for each in cursors if not each.name.startswith(INTERNAL)], token
 
     async def release_key(self, topic: TopicName, name: str, key: bytes) -> None:
-        """Let a key go on.
+        """Release a held key.
 
         Raises:
-            KeyNotHeld: it does.
+            KeyNotHeld: it is not held.
         """
         live = await self.live(topic, name)
         if not live.release_key(key):
             raise KeyNotHeld("the key goes on by itself")
 
     async def resolve(self, topic: TopicName, start: Start) -> Position | None:
-        """Up to where everything counts as acknowledged.
+        """The mark-delete position for a start: everything up to it counts as acknowledged.
 
         Raises:
             TopicNotFound; InvalidStart: it lies after the end of the log.
@@ -371,7 +368,7 @@ class Dispatcher:
     # ---- life
 
     async def keep_forever(self) -> None:
-        """Let subscriptions go that nobody uses, and forget those that were lost."""
+        """Release unused subscriptions and drop lost ones, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(KEEP_INTERVAL_S)
@@ -382,7 +379,7 @@ class Dispatcher:
                         if live.sessions and live.stopped is None:
                             continue
                         if self._live.get(key) is not live:
-                            continue  # who took its place closes it
+                            continue  # its successor closes it
                         del self._live[key]
                         await self._close(key, live)
                         self._metrics.end(live)
@@ -390,11 +387,11 @@ class Dispatcher:
     async def _close(self, key: tuple[TopicName, str], live: Live) -> None:
         try:
             await live.close(self._config.call_timeout_s)
-        except Exception:  # of one subscription: others are kept
+        except Exception:  # one subscription must not stop the others
             log.exception("not let go", topic=str(key[0]), subscription=key[1])
 
     async def finish(self, timeout_s: float) -> None:
-        """Give everything back; nothing is taken any more."""
+        """Release all subscriptions and take no more."""
         self._finished = True
         lives = list(self._live.values())
         self._live.clear()

@@ -1,4 +1,4 @@
-"""The wire of the dispatcher service: check, translate, call, translate back."""
+"""The gRPC servicer: parse, call the service, translate back."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -66,7 +66,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
             sending = asyncio.create_task(self._send(session, context))
             receiving = asyncio.create_task(self._receive(live, session, context))
             tasks += sending, receiving, asyncio.create_task(self._tell_draining(live, session))
-            # Who does not read what it is sent is told so, and holds nobody up.
+            # A slow reader gets an error and does not block others.
             await asyncio.wait({sending, failure}, return_when=asyncio.FIRST_COMPLETED)
             if failure.done():
                 raise failure.result()
@@ -84,7 +84,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
                 await context.write(response)
 
     async def _receive(self, live: Live, session: Session, context: Context) -> None:
-        """Take what the consumer says, until it says goodbye or closes its side."""
+        """Handle requests until the consumer leaves or closes its side."""
         try:
             while (request := await context.read()) is not aio.EOF:
                 await live.ready()
@@ -104,7 +104,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
         live.say_goodbye(session, error)
 
     async def _handle(self, live: Live, session: Session, request: pb.ConsumeRequest) -> bool:
-        """Do what a consumer asks; False: nothing more is to come."""
+        """Handle a request. Returns False after the last one."""
         kind = request.WhichOneof("request")
         if kind not in _UNANSWERED:
             session.count_request()
@@ -252,13 +252,13 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
 
 
 _UNANSWERED: Final = frozenset({"permit", "leave", "subscribe", None})
-"""Requests that nothing is said of."""
+"""Requests without a response."""
 
 
 def _settle(live: Live, session: Session, kind: str, asked: pb.ConsumeRequest) -> None:
-    """Give deliveries' outcomes, by the name of the request, to the machine; or none, if they are
-    of another epoch. If the request carries a context it has a span, until it is answered: what is
-    acknowledged, when it is durable."""
+    """Settle deliveries, as the request's name says; those of another epoch are stale. A request
+    that carries a trace has a span until its response, which for acknowledgements waits until they
+    are durable."""
     request = getattr(asked, kind)
     request_id = request.request_id
     span: Span = INVALID_SPAN

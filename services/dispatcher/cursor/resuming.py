@@ -1,9 +1,8 @@
-"""A cursor that says more than there is goes back to the end of the log.
+"""Moves a cursor that is ahead of its log back to the end of the log.
 
-A cursor may say that entries are acknowledged that the log does not have yet: it was imported, say,
-or the log was restored from an older copy. What is stored there later would never be delivered to
-anybody. So nothing that is beyond the last entry counts, and it is taken out of the cursor before
-anything is read.
+A cursor may have acknowledged entries that the log does not have yet: it was imported, or the log
+was restored from an older copy. Entries stored there later would never be delivered. So whatever
+lies beyond the last entry is removed from the cursor before anything is read.
 """
 
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from services.dispatcher.ports import Cursor, Part
 log = structlog.get_logger()
 
 BATCH_ENTRIES: Final = 1_000
-"""How many acknowledged entries are made durable again at a time."""
+"""How many acknowledged entries are persisted again at a time."""
 
 
 def is_beyond(
@@ -29,7 +28,7 @@ def is_beyond(
     attempts: Mapping[Position, int],
     last: Position | None,
 ) -> bool:
-    """Whether anything is known of entries behind the last one; None: there never was one."""
+    """Whether the cursor knows entries after the last one; None: the log never had any."""
     known = [*([acknowledged.highest] if acknowledged.highest else ()), *left, *attempts]
     return bool(known) and (last is None or max(known) > last)
 
@@ -37,11 +36,11 @@ def is_beyond(
 async def move_back(
     tenure: Tenure, topic: TopicName, cursor: Cursor, last: Position | None
 ) -> None:
-    """Take out of a cursor what is behind the log's last entry; None: there never was one.
+    """Remove what lies after the log's last entry from a cursor; None: the log never had any.
 
     Raises:
-        CursorsUnavailable, Fenced, SubscriptionNotFound: some of it may be done; do it again. What
-            was acknowledged beyond the mark-delete position may be forgotten then.
+        CursorsUnavailable, Fenced, SubscriptionNotFound: it may be partly done; repeat it.
+            Acknowledgements beyond the mark-delete position may be lost.
     """
     mark_delete = cursor.mark_delete
     if mark_delete is not None:

@@ -1,12 +1,11 @@
-"""What the holder of a subscription does to its cursor, in the order in which it does it.
+"""The cursor of a subscription, as the holder of its lease changes it, in order.
 
-A call may come late, or again: a service stands still, a network delays, and a proxy repeats what
-it sent before, answered or not. Acknowledgements and counts may come as often as they like, since
-they only add up. What takes the place of something else may not: an acknowledgement of before a
-reset would skip what is to be delivered once more, the reset would take back what was acknowledged
-since, and properties of before would undo newer ones. So no epoch of a lease holds two calls of
-which the first, coming after the second, would undo it: the holder goes on with the next epoch in
-between, and the first is fenced.
+A call may arrive late, or twice: a service stalls, a network delays, a proxy retries what it sent
+before. Acknowledgements and counts only add up, so they may arrive any number of times. Replacing
+calls may not: an acknowledgement from before a reset would skip what is to be redelivered, the
+reset would take back what was acknowledged since, and old properties would undo newer ones. So no
+epoch of a lease holds two calls of which the first, arriving after the second, would undo it: the
+holder takes the next epoch in between, and the first call is fenced.
 """
 
 import asyncio
@@ -23,7 +22,7 @@ T = TypeVar("T")
 
 
 class _Change(Enum):
-    """What a call does to a cursor."""
+    """The kinds of calls that change a cursor."""
 
     ADD = auto()
     RESET = auto()
@@ -35,7 +34,7 @@ _UNDONE_BY: Final[Mapping[_Change, frozenset[_Change]]] = {
     _Change.RESET: frozenset({_Change.ADD, _Change.RESET}),
     _Change.PUT: frozenset({_Change.PUT}),
 }
-"""What may not come after each, if it was sent before."""
+"""By kind: which kinds, sent before it under the same epoch, would undo it by arriving late."""
 
 
 class Tenure:
@@ -43,13 +42,13 @@ class Tenure:
 
     Raises, from every method:
         CursorsUnavailable, CursorsRefused, CursorCorrupt, SubscriptionNotFound: see Cursors.
-        Fenced: somebody else took the lease.
+        Fenced: another instance took the lease.
     """
 
     def __init__(
         self, cursors: Cursors, topic: TopicName, name: str, owner: str, epoch: int, lease_ms: int
     ) -> None:
-        """`epoch` is the one that the lease was acquired with."""
+        """`epoch` is the epoch of the acquired lease."""
         self._cursors = cursors
         self._names = topic, name
         self._owner = owner
@@ -62,7 +61,7 @@ class Tenure:
 
     @property
     def epoch(self) -> int:
-        """The lease's, by now."""
+        """The lease's current epoch."""
         return self._epoch
 
     # ---- reading
@@ -72,14 +71,14 @@ class Tenure:
         return await self._cursors.get(*self._names)
 
     def acknowledged(self) -> AsyncIterator[Run | Part]:
-        """What is acknowledged beyond the mark-delete position, in order."""
+        """The acknowledged entries beyond the mark-delete position, in order."""
         return self._cursors.acknowledged(*self._names)
 
     def attempts(self) -> AsyncIterator[tuple[Position, int]]:
-        """How often deliveries of entries failed that are not acknowledged."""
+        """The failed deliveries of unacknowledged entries, by entry."""
         return self._cursors.attempts(*self._names)
 
-    # ---- what adds up
+    # ---- calls that add up
 
     async def persist(self, what: Persist) -> Position | None:
         """Make acknowledgements durable. Returns the mark-delete position."""
@@ -88,15 +87,15 @@ class Tenure:
         )
 
     async def record(self, attempts: Sequence[tuple[Position, int]]) -> None:
-        """Make durable how often deliveries failed."""
+        """Make counts of failed deliveries durable."""
         await self._changed(
             _Change.ADD, lambda epoch: self._cursors.record(*self._names, attempts, epoch)
         )
 
-    # ---- what takes the place of something
+    # ---- calls that replace
 
     async def reset(self, mark_delete: Position | None) -> None:
-        """Move the cursor, and forget what is acknowledged beyond, and attempts."""
+        """Move the cursor, and forget acknowledgements beyond it and failed deliveries."""
         await self._changed(
             _Change.RESET, lambda epoch: self._cursors.reset(*self._names, mark_delete, epoch)
         )
@@ -116,13 +115,13 @@ class Tenure:
     # ---- the lease
 
     async def renew(self) -> None:
-        """Keep the lease for longer."""
+        """Extend the lease."""
         await self._done(
             lambda epoch: self._cursors.renew(*self._names, self._owner, epoch, self._lease_ms)
         )
 
     async def release(self) -> None:
-        """Give the lease back."""
+        """Release the lease."""
         await self._done(lambda epoch: self._cursors.release(*self._names, epoch))
 
     async def _changed(self, change: _Change, call: Callable[[int], Awaitable[T]]) -> T:
@@ -143,13 +142,13 @@ class Tenure:
                 return await call(epoch)
             except Fenced:
                 async with self._renewing:
-                    pass  # it may be that this instance goes on with the next one
+                    pass  # perhaps this instance is taking the next epoch
                 if epoch == self._epoch and self._left != epoch:
                     raise
                 await self._leave(epoch)
 
     async def _leave(self, epoch: int) -> None:
-        """Go on with the epoch after this one."""
+        """Take the epoch after this one."""
         async with self._renewing:
             if epoch != self._epoch:
                 return

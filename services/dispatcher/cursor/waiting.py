@@ -1,6 +1,7 @@
-"""Since when entries wait that must not wait for ever, in the cursor.
+"""Keeps durable, in the cursor, since when entries wait that must not wait forever.
 
-services/dispatcher/core/waits.py says which, and why."""
+services/dispatcher/core/verdicts.py explains which entries, and why.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from services.errors import DomainError
 log = structlog.get_logger()
 
 KEEP_S: Final = 5.0
-"""How often it is looked whether others wait now, in seconds."""
+"""The interval between writes, in seconds."""
 
 
 class Waiting:
@@ -30,7 +31,7 @@ class Waiting:
         tenure: Tenure,
         oldest: Callable[[], Mapping[Position, int]],
     ) -> None:
-        """`oldest` says who waits now, and since when."""
+        """`oldest` returns the waiting entries, and since when they wait."""
         self._topic = topic
         self._subscription = subscription
         self._tenure = tenure
@@ -38,18 +39,18 @@ class Waiting:
         self._written: str | None = ""
 
     def load(self, cursor: Cursor) -> dict[Position, int]:
-        """What is durable."""
+        """The durable waits."""
         self._written = cursor.properties.get(WAITS, "")
         return from_text(self._written)
 
     async def keep(self) -> None:
-        """Make it durable, for as long as the task lives. What cannot be written now is later."""
+        """Write changes periodically, until cancelled. A failed write is retried next time."""
         while True:
             await asyncio.sleep(KEEP_S)
             await self.try_write()
 
     async def try_write(self) -> None:
-        """Make it durable, if it changed and that is possible now."""
+        """Write the waits if they changed and the cursor can be written."""
         try:
             await self._write()
         except DomainError as error:

@@ -1,18 +1,18 @@
-"""A subscription's dead letters: each goes to the dead letter topic once, whatever dies meanwhile.
+"""A subscription's dead letters: each reaches the dead letter topic once, whatever crashes.
 
     number it, durably, with  ──▶ publish it under ──▶ acknowledge ──▶ forget its
     what becomes of its key       that number          it              number
 
 The numbers and the keys are properties of the subscription's cursor. A letter that is published
-again has its number, so the dead letter topic's deduplication finds it. Who takes the subscription
-over dead-letters what has a number, and delivers it to nobody; and only who has the subscription
-can give a letter a number. Nothing but a letter's own key waits for the dead letter topic.
+again has its number, so the dead letter topic's deduplication finds it. A new owner dead-letters
+whatever has a number and delivers it to no consumer; and only the owner can assign numbers. Only a
+letter's own key waits for the dead letter topic.
 
-Letters are published in the order of their numbers, since the dead letter topic takes no number
-below one that it has. The numbers of a later owner are higher than those of all before it. A
-letter that cannot be published is passed over: its key waits, and the letter is tried again from
-time to time, under its number as long as that is not overtaken. One that is refused for too long is
-given up: its entry is passed.
+Letters are published in the order of their numbers, since the dead letter topic accepts no number
+below one that it has. A later owner's numbers are higher than those of all owners before it. A
+letter that cannot be published is skipped: its key waits, and the letter is retried, under its
+number unless a higher one was published meanwhile. One that is refused for too long is given up:
+its entry is passed over.
 """
 
 import asyncio
@@ -61,27 +61,27 @@ _LETTER: Final = f"{INTERNAL}dead.letter."
 _KEY: Final = f"{INTERNAL}dead.key."
 
 NUMBERS_AN_EPOCH: Final = 1_000_000
-"""By how much the numbers of an epoch are higher, at least, than those of the one before."""
+"""The least distance between the first numbers of two epochs."""
 
 BURIED_MAX: Final = 10_000
-"""Of how many letters that were published it is remembered for those who ask."""
+"""How many published letters are remembered, for Explain."""
 
 RETRY_AFTER_S: Final = 0.5
-"""How long a letter waits that could not be put."""
+"""After what time a letter that could not be put is retried."""
 
 REFUSED_MAX_S: Final = 86_400.0
-"""How long a letter is tried that is refused, in seconds, unless told otherwise."""
+"""How long a refused letter is retried by default, in seconds."""
 
 GENERATIONS_MAX: Final = 100
-"""Through how many dead letter topics a message goes: what always fails, where these lead to one
-another, would be copied without end."""
+"""Through how many dead letter topics a message goes at most: in a cycle of them, one that always
+fails would be copied forever."""
 
 REFUSALS_MIN: Final = 3
-"""How often at least it is refused until it is given up: it may have waited for something else."""
+"""How often a letter is refused at least before it is given up: it may have waited for others."""
 
 
 class _Open(NamedTuple):
-    """A letter that has a number, and is not acknowledged."""
+    """A numbered letter whose entry is not acknowledged."""
 
     number: int
     attempts: int
@@ -104,7 +104,7 @@ class Graveyard:
         now_ms: Callable[[], int] = lambda: 0,
         refused_max_s: float = REFUSED_MAX_S,
     ) -> None:
-        """`refused_max_s` says how long a letter is tried that is refused, in seconds."""
+        """`refused_max_s` is how long a refused letter is retried, in seconds."""
         self.dead_letter_topic = default_topic(topic, subscription)
         """Where new letters go."""
         self.buried: dict[Position, TopicName] = {}
@@ -135,16 +135,16 @@ class Graveyard:
 
     @property
     def has_done(self) -> bool:
-        """Whether there are numbers to forget."""
+        """Whether there are numbers to remove."""
         return bool(self._done)
 
     @property
     def begun(self) -> frozenset[Position]:
-        """Which entries have a number, and are not acknowledged: they are delivered to nobody."""
+        """Entries with a number that are not acknowledged: they are never delivered."""
         return frozenset(self._open.keys() - self._done)
 
     async def load(self, cursor: Cursor, acknowledged: Acknowledged) -> dict[bytes, KeyState]:
-        """Begin with what is durable, and return what is known of keys."""
+        """Start from durable state. Returns the states of keys."""
         async with self._one_by_one:
             self._open, self._published, self._done = {}, set(), set()
             self._failed = {}
@@ -176,7 +176,7 @@ class Graveyard:
 
     async def bury(self, what: DeadLetter) -> Because | None:
         """Put an entry into the dead letter topic. May be repeated. Returns why it is given up:
-        it was refused for so long, or went through so many; None: it is there."""
+        refused for too long, or a cycle; None: it is there."""
         async with self._one_by_one:
             position = what.position
             if position not in self._open:
@@ -194,7 +194,7 @@ class Graveyard:
             raise error or LedgerUnavailable("it is not its turn", retry_after_s=RETRY_AFTER_S)
 
     def _is_hopeless(self, position: Position) -> bool:
-        """Whether a letter was refused for so long that it is given up."""
+        """Whether a letter was refused for too long."""
         waited_ms = self._now_ms() - self._since_ms(position)
         is_long = waited_ms >= self._refused_max_s * 1000
         return is_long and self._refusals[position] >= REFUSALS_MIN
@@ -236,7 +236,7 @@ class Graveyard:
             self._done.update(position for position in positions if position in self._open)
 
     async def tidy(self) -> None:
-        """Forget the numbers of entries that are acknowledged."""
+        """Remove the numbers of acknowledged entries."""
         done = list(self._done)
         await self._put({}, *(f"{_LETTER}{_text(position)}" for position in done))
         for position in done:
@@ -245,8 +245,8 @@ class Graveyard:
             self._open.pop(position, None)
 
     async def start_over(self) -> None:
-        """The cursor was moved: what dies once more has a letter once more, and until then nothing
-        is missing in its key."""
+        """The cursor was moved: entries that fail again get new letters, and until then their keys
+        have no gap."""
         cursor = await self._tenure.get()
         gone = [_ROUND] if _ROUND in cursor.properties else []
         for name, value in cursor.properties.items():
@@ -261,8 +261,8 @@ class Graveyard:
             self._last_of.pop(name, None)
 
     def forgetting(self, key: bytes) -> Callable[[], Awaitable[None]]:
-        """Nothing need be known of a key any more: what makes that durable. It may be repeated, and
-        does nothing when another letter of that key has a number by then."""
+        """Returns a function that durably forgets a key. It may be repeated, and does nothing if
+        another letter of the key was numbered meanwhile."""
         name = _key_name(remembered(key))
         number = self._last_of.get(name)
 
@@ -275,9 +275,9 @@ class Graveyard:
         return forget
 
     async def _publish_all(self) -> None:
-        """Publish what is not, in the order of its numbers, until one cannot be: the next may not
-        be either. That one is passed over until it is tried itself, so that none waits for another
-        one. What cannot be published under its number any more has none."""
+        """Publish the unpublished, in the order of their numbers, until one fails: the next may
+        fail too. That one is skipped until it is retried itself, so that none waits for another.
+        A letter that cannot be published under its number anymore loses it."""
         waiting = self._open.keys() - self._published - self._failed.keys()
         published = len(self._published)
         try:

@@ -1,5 +1,4 @@
-"""What consumers are told as soon as what they acknowledged is durable, and the spans that last
-until then."""
+"""Responses that wait until acknowledgements are durable, and the spans that last until then."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -15,20 +14,20 @@ from services.errors import DomainError
 
 
 class Stream(Protocol):
-    """The way to a consumer."""
+    """A consumer's stream."""
 
     def put(self, *items: Delivery | pb.ConsumeResponse) -> None:
-        """Send these, after all that were put before."""
+        """Queue messages, after all queued before."""
         ...
 
     def finish(self, error: Exception | None = None, *, at_once: bool = True) -> None:
-        """Nothing more is to come: at once with an error, else after what was put."""
+        """End the stream: at once with an error, else after the queued messages."""
         ...
 
 
 class _Waiting(NamedTuple):
-    """An answer, and the number of the Persist that it waits for; without a response: a farewell,
-    which ends the stream, with an error or in good order. The span is of what is answered."""
+    """A response, and the number of the Persist that it waits for; without a response, the end of
+    the stream, with an error or without. The span covers the request."""
 
     number: int
     stream: Stream
@@ -59,8 +58,8 @@ class Answers:
         error: DomainError | None = None,
         span: Span = INVALID_SPAN,
     ) -> None:
-        """Answer a consumer, or, without a response, let it go, when everything is durable up to
-        the Persist of this number; 0: it is. The span, of what is answered, ends with that."""
+        """Send a response, or end the stream if there is none, once everything up to this Persist
+        is durable; 0: now. The request's span ends then."""
         waiting = _Waiting(number, stream, response, error, span)
         if number:
             self._waiting.append(waiting)
@@ -70,11 +69,11 @@ class Answers:
             waiting.give()
 
     def followed(self, number: int) -> list[SpanContext]:
-        """The contexts of those spans that wait for the Persist of this number, so far."""
+        """The contexts of the spans that wait for this Persist so far."""
         return self._followed.get(number, [])
 
     def durable(self, number: int) -> None:
-        """Everything is durable up to the Persist of this number."""
+        """Everything up to this Persist is durable."""
         for each in [each for each in self._followed if each <= number]:
             del self._followed[each]
         while self._waiting and self._waiting[0].number <= number:
@@ -87,7 +86,7 @@ class Answers:
             self._waiting.popleft().give()
 
     def stop(self, error: DomainError) -> None:
-        """Nothing becomes durable here any more."""
+        """Nothing becomes durable anymore: end the waiting streams."""
         for waiting in self._waiting:
             waiting.stream.finish(error)
             spans.fail(waiting.span, error.reason, error.message)
@@ -100,7 +99,7 @@ def settled_response(
     *,
     error: status_pb2.Status | None = None,
 ) -> pb.ConsumeResponse:
-    """The answer to a request: what became of each of its items, or why it is refused."""
+    """The response to a request: the outcome of each item, or the refusal."""
     answer = pb.Settled(request_id=request_id, error=error)
     if any(outcome is not Outcome.DONE for outcome in outcomes):
         answer.outcomes.extend(_OUTCOMES[outcome] for outcome in outcomes)

@@ -1,4 +1,4 @@
-"""Entries that were read and are not sent yet, as long as there is room for them."""
+"""Entries that were read and are not sent yet, within a byte budget."""
 
 from collections import OrderedDict
 from typing import Final
@@ -7,11 +7,11 @@ from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.types import Position
 
 OVERHEAD_BYTES: Final = 512
-"""What an entry takes besides its bytes, about."""
+"""The approximate overhead of an entry."""
 
 
 class Caches:
-    """How much all caches of the process keep together, and may.
+    """The total size of all caches of the process, and its limit.
 
     Attributes:
         size_bytes, bytes_max: that.
@@ -23,8 +23,8 @@ class Caches:
 
 
 class EntryCache:
-    """At most so many bytes; the oldest go first. Whoever adds an entry when all caches together
-    have too much makes room in its own."""
+    """Evicts the oldest entries first. A cache that adds an entry while all caches together are
+    over their limit evicts its own."""
 
     def __init__(self, bytes_max: int, caches: Caches) -> None:
         self._bytes_max = bytes_max
@@ -34,18 +34,18 @@ class EntryCache:
 
     @property
     def size_bytes(self) -> int:
-        """How much there is, in bytes."""
+        """The size of the cached entries, in bytes."""
         return self._bytes
 
     def __contains__(self, position: Position) -> bool:
         return position in self._entries
 
     def peek(self, position: Position) -> StoredEntry | None:
-        """An entry, which stays; None: it is not kept."""
+        """A cached entry, which stays cached; None: it is not cached."""
         return self._entries.get(position)
 
     def put(self, entry: StoredEntry) -> None:
-        """Keep an entry."""
+        """Cache an entry."""
         position = Position(entry.position.ledger_id, entry.position.entry_id)
         self.take(position)  # it may be read more than once
         self._entries[position] = entry
@@ -64,14 +64,14 @@ class EntryCache:
         self._caches.size_bytes += size_bytes
 
     def take(self, position: Position) -> StoredEntry | None:
-        """An entry, which is not kept any longer; None: it was not."""
+        """Remove an entry and return it; None: it was not cached."""
         entry = self._entries.pop(position, None)
         if entry is not None:
             self._count(-_size(entry))
         return entry
 
     def clear(self) -> None:
-        """Keep nothing."""
+        """Drop all entries."""
         self._entries.clear()
         self._count(-self._bytes)
 

@@ -1,11 +1,11 @@
-"""One subscription that this instance has: who is connected, what changes about it, and its end.
+"""A subscription held by this instance: its consumers, changes to it, and its end.
 
     consumers ──▶ sessions ──▶ the machine, and what carries out its decisions (performing.py)
                                    ▲
     administrators ──▶ Live ───────┘ another machine, other filters
 
-Only who has the lease on the subscription's cursor makes anything durable. When the lease is lost,
-everything stops at once, and nothing that comes later counts: the cursor service refuses the epoch.
+Only the holder of the lease on the subscription's cursor makes anything durable. When the lease is
+lost everything stops at once, and later calls fail: the cursor service refuses the epoch.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ _FIRST: Final = Position(0, 0)
 
 @dataclass(slots=True, eq=False)
 class _Joiner:
-    """Somebody who connects, and what came of it."""
+    """A consumer that is connecting, and its outcome."""
 
     joining: Joining
     session: Session | None = None
@@ -61,22 +61,22 @@ class _Joiner:
 
     @property
     def is_done(self) -> bool:
-        """Whether anything did."""
+        """Whether there is an outcome."""
         return self.session is not None or self.error is not None
 
 
 class Unread(NamedTuple):
-    """Where what was not read yet begins."""
+    """The first entry that was not read yet."""
 
 
 class Live:
     """See the module.
 
     Attributes:
-        sessions: who is connected, by number.
-        idle_since_s: since when nobody is, by the loop's clock; None: somebody is.
+        sessions: connected consumers, by number.
+        idle_since_s: when the last consumer left, by the loop's clock; None while any is connected.
         filtering: its filters.
-        analyzing: held by who analyzes its backlog.
+        analyzing: held while the backlog is analyzed.
     """
 
     def __init__(
@@ -96,11 +96,11 @@ class Live:
         asked: Budget | None = None,
         leased_s: float | None = None,
     ) -> None:
-        """`epoch` is the one that the lease was acquired with; what consumers have is named by it
-        as long as this has the subscription. `leased_s` is when the lease was asked for, by the
-        loop's clock; None: now. `room`, `caches`, `delayed` and `asked` (see Work) are what all
-        subscriptions share; None: nobody else has any. `answered` and `handed_over` are told how
-        long the filter service took, and how long keys drained."""
+        """`epoch` is the epoch of the acquired lease; it is part of every delivery's token.
+        `leased_s` is when the lease was requested, by the loop's clock; None: now. `room`,
+        `caches`, `delayed` and `asked` (see Work) are shared by all subscriptions; None: not
+        shared. `answered` and `handed_over` record how long the filter service took, and how long
+        keys drained."""
         self.topic = topic
         self.name = name
         self.epoch = epoch
@@ -161,7 +161,7 @@ class Live:
 
     @property
     def machine(self) -> Subscription:
-        """What decides; for reading only."""
+        """The machine, for reading only."""
         return self._performing.machine
 
     @property
@@ -171,17 +171,17 @@ class Live:
 
     @property
     def totals(self) -> Counter[str]:
-        """What was counted since the subscription was taken."""
+        """Counters since the subscription was taken."""
         return self._performing.totals
 
     @property
     def cache_bytes(self) -> int:
-        """How much is kept of entries that are not sent yet, in bytes."""
+        """The size of cached entries that are not sent yet, in bytes."""
         return self._performing.cache.size_bytes
 
     @property
     def changing(self) -> asyncio.Lock:
-        """Held while another machine takes the place of this one, or the filters change."""
+        """Held while the machine is replaced or the filters change."""
         return self._performing.changing
 
     @property
@@ -191,7 +191,7 @@ class Live:
 
     @property
     def cache_bytes_max(self) -> int:
-        """How much of that may be kept."""
+        """The limit of `cache_bytes`."""
         return self._config.cache_bytes_max
 
     @property
@@ -206,33 +206,33 @@ class Live:
 
     @property
     def assignment_version(self) -> int:
-        """How often it changed which consumer owns what."""
+        """How often the assignment of slots to consumers changed."""
         return self._performing.assignment_version
 
     @property
     def failures(self) -> int:
-        """How often something unforeseen happened to it."""
+        """How often it failed unexpectedly."""
         return self._work.failures
 
     @property
     def changes(self) -> int:
-        """How many changes wait for their turn or are being made."""
+        """How many changes are queued or under way."""
         return self._work.changes
 
     @property
     def stopped(self) -> DomainError | None:
-        """Why nothing is done any more; None: it is."""
+        """Why it stopped; None while it runs."""
         return self._work.stopped
 
     # ---- life
 
     async def load(self) -> None:
-        """Begin with what is durable."""
+        """Start from durable state."""
         self._performing.begin(await self._durable())
         self._work.start(self._waiting.keep)
 
     async def _durable(self) -> Durable:
-        """What is durable, as far as the log goes. Nobody else changes it meanwhile."""
+        """The durable state, limited to the log as it is. The lease keeps it from changing."""
         tenure = self._tenure
         cursor = await tenure.get()
         chains = from_properties(cursor.properties).needed_after(cursor.mark_delete)
@@ -256,7 +256,7 @@ class Live:
         return Durable(acknowledged, left, attempts, keys, self._graveyard.begun, waits)
 
     def stop(self, error: DomainError) -> None:
-        """Stop at once. Consumers are told why."""
+        """Stop at once and end every stream with this error."""
         self._work.stop(error)
 
     def _at_stop(self, error: DomainError) -> None:
@@ -271,8 +271,7 @@ class Live:
         self._performing.answers.stop(error)
 
     async def close(self, timeout_s: float) -> None:
-        """Stop in good order: what was acknowledged is made durable first, and the lease given
-        back."""
+        """Stop gracefully: make acknowledgements durable, then release the lease."""
         was_lost = self.stopped is not None
         try:
             async with asyncio.timeout(timeout_s):
@@ -293,8 +292,8 @@ class Live:
     # ---- consumers
 
     async def subscribe(self, joining: Joining) -> Session:
-        """Somebody connects. Who waits to connect joins with whoever does, and slots are assigned
-        anew once for all of them.
+        """Connect a consumer. Consumers that wait to connect join together, and slots are
+        reassigned once for all of them.
 
         Raises:
             SubscriptionBusy, TooManyConsumers, InvalidKeyRange, RangeConflict, NoSlotsLeft.
@@ -317,7 +316,7 @@ class Live:
         return joiner.session
 
     async def _admit_waiting(self, first: Joining) -> None:
-        """Who comes first says how the subscription behaves."""
+        """Admit all waiting consumers. The first one's options apply to the subscription."""
         await asyncio.sleep(0)  # when many connect at once, the lease is renewed in between
         self._work.check()
         self._let_leave()
@@ -339,7 +338,7 @@ class Live:
                 each.session, each.error = None, self.stopped
 
     def _admit(self, joiner: _Joiner) -> None:
-        """Take somebody in, or say why not."""
+        """Admit a consumer, or record why not."""
         joining = joiner.joining
         session = Session(self._numbers, joining, self._performing, self._sending, self.leave)
         try:
@@ -353,7 +352,7 @@ class Live:
         self.idle_since_s = None
 
     async def ready(self) -> None:
-        """Return when requests can be given to the machine: not amid a change of place."""
+        """Wait until the machine accepts requests: not while it is being replaced."""
         changing = self._performing.changing
         if changing.locked():
             async with changing:
@@ -361,9 +360,8 @@ class Live:
         self._work.check()
 
     def leave(self, session: Session) -> None:
-        """Somebody's stream ended, without a word. Streams that end together, as all of a process
-        do, leave together: to assign slots anew for each of a thousand takes longer than a lease.
-        """
+        """A stream ended without Leave. Streams that end together, as those of one process do,
+        leave together: reassigning slots for each of a thousand takes longer than a lease."""
         if self._forget(session) and self.stopped is None:
             if not self._leaving:
                 asyncio.get_running_loop().call_soon(self._let_leave)
@@ -377,7 +375,7 @@ class Live:
                 performing.apply(performing.machine.leave(*leaving, now_ms=performing.now_ms()))
 
     def say_goodbye(self, session: Session, error: DomainError | None = None) -> None:
-        """Somebody leaves in good order: its stream ends when what it acknowledged is durable."""
+        """A consumer leaves gracefully: its stream ends once its acknowledgements are durable."""
         if not self._forget(session):
             return
         performing = self._performing
@@ -426,7 +424,7 @@ class Live:
     # ---- another machine
 
     async def _change_options(self, joining: Joining) -> None:
-        """Nobody is connected: who comes first says how the subscription behaves."""
+        """The first consumer's options differ: replace the machine."""
         performing = self._performing
         self._graveyard.dead_letter_topic = joining.dead_letter_topic
         if (joining.options, joining.placement) == (self.options, self.placement):
@@ -443,8 +441,8 @@ class Live:
         performing.begin(durable)
 
     async def reset(self, mark_delete: Position | None) -> None:
-        """Go on from another place. Consumers stay; nothing of what they have counts any more. What
-        is begun is finished, whether somebody still waits for it or not.
+        """Continue from another position. Consumers stay connected; their deliveries become stale.
+        Once begun, the reset completes even if its caller is gone.
 
         Raises:
             CursorsUnavailable, ServiceBusy: nothing was begun.
@@ -471,9 +469,9 @@ class Live:
             self._assign(self.sessions.values())
 
     async def _keep_needed_chains(self) -> None:
-        """Of the chains those are kept that what is not acknowledged needs, the first from the
-        beginning on: where the subscription is moved back, it filters all that comes before. So
-        that does not depend on what was written since."""
+        """Drop the chains that only acknowledged entries need, and apply the first remaining one
+        from the beginning: it filters everything that a move back delivers again. So the result
+        does not depend on what was written since."""
         cursor = await self._tenure.get()
         chains = from_properties(cursor.properties)
         kept = chains.needed_after(cursor.mark_delete)
@@ -486,8 +484,8 @@ class Live:
     async def set_filters(
         self, chain: Chain, start: Position | Unread | None, *, is_shadow: bool, caller: str
     ) -> Cursor:
-        """Filter by a chain from a position on. What is begun is finished, whether somebody still
-        waits for it or not.
+        """Apply a chain from a position on. Once begun, the change completes even if its caller is
+        gone.
 
         Raises:
             InvalidExpression, InvalidChain, FiltersUnavailable, TooManyFilters,
@@ -521,8 +519,8 @@ class Live:
         *,
         caller: str,
     ) -> Cursor:
-        """Change the subscription's own properties, which its filters see. What is begun is
-        finished, as above.
+        """Change the subscription's own properties, which its filters read. Completes once begun,
+        as above.
 
         Raises:
             InvalidProperty, InvalidChain, InvalidExpression, FiltersUnavailable,
@@ -557,7 +555,7 @@ class Live:
         return await self._one_by_one(change)
 
     async def _one_by_one(self, change: Callable[[], Awaitable[Cursor]]) -> Cursor:
-        """A change is checked by what the one before has left."""
+        """Make one change at a time: each is validated against the result of the one before."""
 
         async def in_turn() -> Cursor:
             async with self._changing_filters:
@@ -566,8 +564,8 @@ class Live:
         return await self._work.finished(in_turn)
 
     def _from_now_on(self, *, is_shadow: bool) -> Position | None:
-        """Where a change without a start begins: at what waits because a filter failed, since who
-        mends that filter means it; or where what was not read yet does."""
+        """Where a change without a start begins: at the first entry that waits because a filter
+        failed, which a corrected filter is meant for; else at the first unread entry."""
         failed = None if is_shadow else self.machine.judging.first_failed()
         return self._unread if failed is None else failed
 
@@ -586,7 +584,7 @@ class Live:
     # ---- what administrators ask
 
     def release_key(self, key: bytes) -> bool:
-        """Let a key go on; whether it was held."""
+        """Release a key. Returns whether it was held."""
         performing = self._performing
         held = performing.machine.gaps.state(performing.machine.lane_key(key))
         with self._work.contained():
@@ -595,16 +593,15 @@ class Live:
         return held is not None and held.after is not AfterDeadLetter.CONTINUE
 
     async def cursor(self) -> Cursor:
-        """The subscription, as its cursor keeps it."""
+        """The subscription's cursor."""
         return await self._tenure.get()
 
     def buried(self, position: Position) -> TopicName | None:
-        """Where an entry was dead-lettered; None: it was not, or that is not known any more."""
+        """The topic that an entry was dead-lettered to; None: it was not, or that is forgotten."""
         return self._graveyard.buried.get(position)
 
     def passed(self, position: Position) -> Because | None:
-        """Why an entry was acknowledged though nobody received it; None: it was not, or that is not
-        known any more."""
+        """Why an entry was passed over; None: it was not, or that is forgotten."""
         return self._performing.passed.get(position)
 
     async def entry(self, position: Position) -> ledger_pb2.StoredEntry | None:

@@ -1,12 +1,12 @@
-"""Carries out what a subscription's machine decides.
+"""Performs the effects of a subscription's machine.
 
     events ──▶ machine ──effects──▶ the log, the cursor, filters, the dead letter topic, consumers
                   ▲                                   │
                   └─────────── outcomes ◀─────────────┘
 
-Outcomes are given to the machine as they come, in one thread and without waiting, so they never
-meet. What is still under way for a machine when another one takes its place counts no more: each
-machine has a generation.
+Outcomes go to the machine as they arrive, in one thread and without waiting, so they never
+interleave. When a machine is replaced, outcomes of its effects are dropped: each machine has a
+generation.
 """
 
 import asyncio
@@ -60,16 +60,15 @@ from services.runtime.metrics import Recorder, nowhere
 log = structlog.get_logger()
 
 PASSED_MAX: Final = 10_000
-"""Of how many entries that were passed it is remembered why, for those who ask."""
+"""For how many passed-over entries the cause is remembered, for Explain."""
 
 JUDGED_BYTES_MAX: Final = 4 * 1024 * 1024
-"""How many bytes of entries' metadata are fetched to be judged again at a time. The others are
-asked for after them."""
+"""How many bytes of metadata are fetched at a time to judge entries again; the rest follows."""
 
 
 class _Changing(asyncio.Lock):
-    """Held while something changes under which the machine is not asked; `over` is called whenever
-    a change ends, whatever came of it."""
+    """Held during a change while the machine must not be called; `over` is called when the change
+    ends, however it ends."""
 
     def __init__(self, over: Callable[[], None]) -> None:
         super().__init__()
@@ -84,14 +83,14 @@ class Performing:
     """See the module.
 
     Attributes:
-        options, placement: how the machine behaves.
-        machine: what decides.
-        generation: which machine it is.
-        answers: what consumers are told when something is durable.
+        options, placement: the machine's settings.
+        machine: decides.
+        generation: counts the machines.
+        answers: responses that wait until acknowledgements are durable.
         cache: entries that were read and are not sent yet.
-        changing: held while another machine takes this one's place, or the filters change.
-        assignment_version: how often it changed which consumer owns what.
-        passed: which entries were acknowledged though nobody received them, the last ones, and why.
+        changing: held while the machine is replaced or the filters change.
+        assignment_version: how often the assignment of slots changed.
+        passed: the last entries that were passed over, and why.
     """
 
     def __init__(
@@ -110,10 +109,9 @@ class Performing:
         read_entries_max: int,
         handed_over: Recorder = nowhere,
     ) -> None:
-        """`streams` are the ways to consumers; `delayed` is what all subscriptions keep of what is
-        to be delivered later; the machine is given `read_entries_max` entries of
-        what was read at a time; `handed_over` is told how long keys drained, in
-        seconds."""
+        """`streams` are the consumers' streams; `delayed` is the memory that all subscriptions
+        share for delayed messages; the machine takes at most `read_entries_max` entries at a time;
+        `handed_over` records how long keys drained, in seconds."""
         self.options = Options()
         self.placement = Placement.CONSISTENT_HASHING
         self.generation = 0
@@ -149,7 +147,7 @@ class Performing:
         self.machine = self._machine(Durable(Acknowledged(None)), first_delivery=1)
 
     def begin(self, durable: Durable) -> None:
-        """Another machine takes the place of this one, and begins with what is durable."""
+        """Replace the machine by one that starts from durable state."""
         self.generation += 1
         self._past.update(self.machine.totals)
         self._reader = None
@@ -161,11 +159,11 @@ class Performing:
 
     @property
     def totals(self) -> Counter[str]:
-        """What was counted, by all machines that there were."""
+        """The counters of all machines so far."""
         return self._past + Counter(self.machine.totals)
 
     def stop(self) -> None:
-        """Nothing is carried out any more."""
+        """Stop performing effects."""
         self.generation += 1
         self._news.set()
         self.cache.clear()
@@ -174,18 +172,18 @@ class Performing:
             self._timer.cancel()
 
     async def all_durable(self) -> None:
-        """Return when nothing is left to make durable."""
+        """Wait until nothing is left to make durable."""
         while not self.machine.is_idle:
             self._work.check()
             self._news.clear()
             await self._news.wait()
 
     def now_ms(self) -> int:
-        """What time it is."""
+        """The time in ms since 1970."""
         return self._ports.now_ms()
 
     def apply(self, effects: Iterable[Effect]) -> None:
-        """Begin to do what the machine wants."""
+        """Start performing effects."""
         do, generation = self._work.start_for_machine, self.generation
         for effect in effects:
             match effect:
@@ -264,7 +262,7 @@ class Performing:
         self._put(consumer, pb.ConsumeResponse(assigned=assigned))
 
     def contained(self) -> AbstractContextManager[None]:
-        """What was not foreseen is the matter of this subscription alone."""
+        """See Work.contained."""
         return self._work.contained()
 
     # ---- time
@@ -288,8 +286,7 @@ class Performing:
                 self.apply(self.machine.tick(self.now_ms()))
 
     def _changed(self) -> None:
-        """A change is over. What was due meanwhile is looked at now; and the machine may be another
-        one, with timers of its own."""
+        """A change ended. Timers may be due by now, and the machine may be another one."""
         self._set_timer()
 
     # ---- the log, and what filters say
@@ -311,7 +308,7 @@ class Performing:
         self.apply(self.machine.read(known, self.now_ms()))
 
     async def _next_entries(self, after: Position | None) -> Sequence[ledger_pb2.StoredEntry]:
-        """What follows in the log. The stream stays open from one page to the next."""
+        """The next entries of the log. The stream stays open between pages."""
         while True:
             if self._reader is None or self._reader_after != after:
                 self._reader = self._ports.log.follow(self._topic, after)

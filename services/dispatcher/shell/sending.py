@@ -1,4 +1,4 @@
-"""From deliveries to what is sent: each with its entry, and none that counts no more.
+"""Deliveries on their way out: each gets its entry; revoked ones are dropped.
 
 deliveries ──▶ kept, or fetched? ──▶ one message ──▶ sent
                   │ neither  ▲
@@ -29,10 +29,10 @@ from services.runtime.room import Room, Share
 
 RESPONSE_ENTRIES_MAX: Final = 500
 RESPONSE_BYTES_MAX: Final = 2 * 1024 * 1024
-"""How many entries, and bytes of them, one message to a consumer holds; one entry always is."""
+"""How many entries, and bytes of entries, one message to a consumer holds; at least one entry."""
 
 ENTRY_BYTES: Final = 64 * 1024
-"""How large entries are thought to be before any was fetched."""
+"""The assumed size of an entry before any was fetched."""
 
 
 class Sending:
@@ -49,7 +49,7 @@ class Sending:
         *,
         bytes_max: int,
     ) -> None:
-        """`bytes_max` is how much of what was fetched for one consumer is not sent."""
+        """`bytes_max` bounds what is fetched for one consumer and not sent yet."""
         self.room = room
         self._bytes_max = bytes_max
         self._entry_bytes = ENTRY_BYTES

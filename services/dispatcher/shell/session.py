@@ -1,4 +1,4 @@
-"""A consumer's stream: what it asks of the subscription's machine, and what is on its way to it."""
+"""A consumer's stream: its requests to the machine, and its outgoing messages."""
 
 import asyncio
 from collections import deque
@@ -21,18 +21,18 @@ from services.dispatcher.shell.performing import Performing
 from services.dispatcher.shell.sending import RESPONSE_ENTRIES_MAX, Sending
 
 OUTBOX_ITEMS_MAX: Final = 100_000
-"""How many messages wait for a consumer that does not read, before it is cut off. Deliveries are
-bounded by its permits; this bounds the rest."""
+"""How many messages may wait for a slow consumer before it is disconnected. Deliveries are bounded
+by its permits; this bounds the rest."""
 
 OUTBOX_BYTES_MAX: Final = 8 * 1024 * 1024
-"""How many bytes of other messages than deliveries wait for it, before it is cut off."""
+"""How many bytes of messages other than deliveries may wait for it before it is disconnected."""
 
 UNANSWERED_MAX: Final = 1_000
-"""How many requests of a consumer may be unanswered, before it is cut off."""
+"""How many unanswered requests a consumer may have before it is disconnected."""
 
 
 class Joining(NamedTuple):
-    """How somebody subscribes."""
+    """The parameters of a subscribe request."""
 
     name: str
     options: Options
@@ -54,7 +54,7 @@ class Session:
         sending: Sending,
         leave: Callable[["Session"], None],
     ) -> None:
-        """`leave` is called when the consumer is cut off."""
+        """`leave` is called when the consumer is disconnected for being slow."""
         self.consumer = consumer
         self.joining = joining
         self.connected_ms = performing.now_ms()
@@ -72,14 +72,14 @@ class Session:
 
     @property
     def permits(self) -> int:
-        """How many more messages it takes now."""
+        """How many more messages the consumer accepts now."""
         known = self._performing.machine.consumers.get(self.consumer)
         return 0 if known is None else known.permits
 
-    # ---- what it is sent
+    # ---- outgoing messages
 
     def put(self, *items: Delivery | pb.ConsumeResponse) -> None:
-        """Send these, after all that were put before."""
+        """Queue messages, after all queued before."""
         if self._over:
             return
         self._outbox.extend(items)
@@ -90,18 +90,18 @@ class Session:
             self._cut_off()
 
     def _cut_off(self) -> None:
-        """The consumer does not read."""
+        """Disconnect a consumer that does not read."""
         error = SlowConsumer("the consumer does not read what it is sent", retry_after_s=0.5)
         self.finish(error)
-        # Not at once: the machine's effects are being carried out.
+        # Later: the machine's effects are being performed.
         asyncio.get_running_loop().call_soon(self._leave, self)
 
     def forget_deliveries(self) -> None:
-        """Deliveries that are not sent yet are not sent."""
+        """Drop queued deliveries."""
         self._outbox = deque(each for each in self._outbox if not isinstance(each, Delivery))
 
     def finish(self, error: Exception | None = None, *, at_once: bool = True) -> None:
-        """End the stream: at once with an error, else after what was put."""
+        """End the stream: at once with an error, else after the queued messages."""
         if self._over:
             return
         self._over = True
@@ -117,7 +117,7 @@ class Session:
         return self._error
 
     async def responses(self) -> AsyncGenerator[pb.ConsumeResponse, None]:
-        """What is sent.
+        """The messages to send.
 
         Raises:
             DomainError: why the stream ends.
@@ -153,17 +153,17 @@ class Session:
         return some
 
     def _permitted(self) -> int:
-        """How many deliveries the consumer may have before it."""
+        """How many deliveries may be queued."""
         known = self._performing.machine.consumers.get(self.consumer)
         return 0 if known is None else max(0, known.permits) + len(known.flights)
 
-    # ---- what it asks; the spans are of that, and end with the answer
+    # ---- requests; a span covers a request until its answer
 
     def count_request(self) -> None:
-        """A request came that is answered.
+        """Count a request that will be answered.
 
         Raises:
-            TooManyUnanswered: too many were not.
+            TooManyUnanswered: too many are unanswered.
         """
         if self._unanswered >= UNANSWERED_MAX:
             raise TooManyUnanswered(
@@ -172,13 +172,13 @@ class Session:
         self._unanswered += 1
 
     def permit(self, messages: int) -> None:
-        """It takes more."""
+        """Grant permits."""
         with self._performing.contained():
             performing, now_ms = self._performing, self._performing.now_ms()
             performing.apply(performing.machine.permit(self.consumer, messages, now_ms))
 
     def acknowledge(self, request_id: int, items: Iterable[Ack], span: Span = INVALID_SPAN) -> None:
-        """It is done with deliveries."""
+        """Acknowledge deliveries."""
         with self._performing.contained():
             performing, now_ms = self._performing, self._performing.now_ms()
             effects, outcomes, number = performing.machine.acknowledge(self.consumer, items, now_ms)
@@ -186,7 +186,7 @@ class Session:
             performing.apply(effects)
 
     def acknowledge_through(self, request_id: int, item: Ack, span: Span = INVALID_SPAN) -> None:
-        """It is done with a delivery and everything before it."""
+        """Acknowledge a delivery and everything before it."""
         with self._performing.contained():
             performing, now_ms = self._performing, self._performing.now_ms()
             effects, outcome, number = performing.machine.acknowledge_through(
@@ -196,7 +196,7 @@ class Session:
             performing.apply(effects)
 
     def refuse(self, request_id: int, items: Iterable[Nack], span: Span = INVALID_SPAN) -> None:
-        """It failed to process deliveries."""
+        """Negatively acknowledge deliveries."""
         with self._performing.contained():
             performing, now_ms = self._performing, self._performing.now_ms()
             effects, outcomes = performing.machine.refuse(self.consumer, items, now_ms)
@@ -211,8 +211,8 @@ class Session:
         *,
         no_room: bool = False,
     ) -> None:
-        """It returns deliveries unprocessed. It hears what is taken back with them before the
-        answer, and gets what comes again after it: what comes before would go back as well."""
+        """Return deliveries unprocessed. What is revoked with them is sent before the answer, and
+        redeliveries after it: the consumer would return what comes before as well."""
         with self._performing.contained():
             performing, now_ms = self._performing, self._performing.now_ms()
             effects, outcomes = performing.machine.give_back(
@@ -224,18 +224,18 @@ class Session:
             performing.apply(each for each in effects if not isinstance(each, Revoke))
 
     def renew(self, request_id: int, deliveries: Iterable[int], span: Span = INVALID_SPAN) -> None:
-        """It needs more time."""
+        """Restart the time-outs of deliveries."""
         with self._performing.contained():
             performing, now_ms = self._performing, self._performing.now_ms()
             outcomes = performing.machine.renew(self.consumer, deliveries, now_ms)
             self._answer(request_id, outcomes, span)
 
     def stale(self, request_id: int, count: int, span: Span = INVALID_SPAN) -> None:
-        """It uses tokens of another epoch."""
+        """Answer a request whose tokens are of another epoch."""
         self._answer(request_id, [Outcome.STALE] * count, span)
 
     def refused(self, request_id: int, status: status_pb2.Status) -> None:
-        """A request as a whole is refused."""
+        """Refuse a whole request."""
         self.put(settled_response(request_id, error=status))
 
     def _answer(
@@ -250,5 +250,5 @@ class Session:
 
 
 def _size_bytes(item: Delivery | pb.ConsumeResponse) -> int:
-    """What a message takes of the budget: deliveries are bounded by permits."""
+    """The size of a message in the budget; 0 for deliveries, which permits bound."""
     return 0 if isinstance(item, Delivery) else item.ByteSize()

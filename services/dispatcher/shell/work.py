@@ -1,5 +1,5 @@
-"""What is under way for a subscription: all of it ends when the subscription stops, and what may
-fail is repeated until it succeeds."""
+"""A subscription's tasks: all end when it stops, and calls that may fail are retried until they
+succeed."""
 
 import asyncio
 import contextvars
@@ -24,28 +24,28 @@ T = TypeVar("T")
 
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
-"""How long something that failed waits before it is tried again, doubling from the first to the
-longest; a letter that is refused says itself how long that is."""
+"""The delay before a retry, doubling from the first to the longest; a refused dead letter names its
+own longest delay."""
 
 FAILED_RETRY_AFTER_S: Final = 0.5
-"""How soon consumers connect again to a subscription to which something unforeseen happened."""
+"""After what time consumers reconnect to a subscription that failed unexpectedly."""
 
 WAITING_CHANGES_MAX: Final = 100
-"""How many changes of a subscription wait for their turn or are being made. Each is finished,
-whether its caller still waits or not: so calls_max does not bound them."""
+"""How many changes of a subscription may be queued or under way. Each completes even if its caller
+is gone, so calls_max does not bound them."""
 
 WAITING_CHANGES_BYTES_MAX: Final = 64 * 1024 * 1024
-"""How large the requests are together that ask for those of all subscriptions, in bytes. The
-largest one finds room alone."""
+"""The total size of the requests behind the changes of all subscriptions, in bytes. The largest
+request fits alone."""
 
 
 class Work:
     """See the module.
 
     Attributes:
-        stopped: why nothing is done any more; None: it is.
-        failures: how often something unforeseen happened.
-        changes: how many changes wait for their turn or are being made.
+        stopped: why everything stopped; None while it runs.
+        failures: how often it failed unexpectedly.
+        changes: how many changes are queued or under way.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class Work:
         at_stop: Callable[[DomainError], None],
         asked: Budget | None = None,
     ) -> None:
-        """`at_stop` is called once, with the reason. `asked` is the room for requests that ask for
-        changes, which all subscriptions share; None: nobody else has any."""
+        """`at_stop` is called once, with the reason. `asked` is the budget for requests for
+        changes, shared by all subscriptions; None: not shared."""
         self.stopped: DomainError | None = None
         self.failures = 0
         self.changes = 0
@@ -87,8 +87,7 @@ class Work:
         self._cancel_all()
 
     def _cancel_all(self) -> None:
-        """Cancel what is under way until it has ended: once is not always enough (see `end`), and
-        nobody may ask whether it has."""
+        """Cancel all tasks until they have ended: once is not always enough (see `end`)."""
         for task in self._running:
             task.cancel()
         if self._running:
@@ -96,9 +95,9 @@ class Work:
 
     @contextmanager
     def contained(self) -> Iterator[None]:
-        """What was not foreseen is the matter of this subscription alone. Nobody knows what state
-        its machine is in: it is dropped, its streams end, and who connects next takes the
-        subscription anew, with what is durable."""
+        """Limit an unexpected exception to this subscription. The state of its machine is unknown:
+        the machine is dropped, its streams end, and the next consumer takes the subscription again
+        from durable state."""
         try:
             yield
         except DomainError:
@@ -107,7 +106,7 @@ class Work:
             self._fail()
 
     def _fail(self) -> None:
-        """Amid an exception: stop because of it."""
+        """Stop because of the exception being handled."""
         self.failures += 1
         log.exception("subscription failed", topic=str(self._topic), subscription=self._name)
         self.stop(
@@ -118,14 +117,14 @@ class Work:
         )
 
     async def ended(self) -> None:
-        """Return when nothing is under way any more."""
+        """Wait until no task is running."""
         await end(*self._running)
 
     def start(
         self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
     ) -> asyncio.Task[None]:
-        """Do something. It belongs to no call, so it inherits neither a caller's deadline nor its
-        span. What begins when everything has stopped is ended soon."""
+        """Start a task. It belongs to no call and inherits neither deadline nor span. A task that
+        starts after the stop is cancelled soon."""
         return self._start(contextvars.Context(), work, *arguments)
 
     def _start(
@@ -144,7 +143,7 @@ class Work:
     def start_for_machine(
         self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
     ) -> None:
-        """Do something that ends with the machine that wants it."""
+        """Start a task that ends with the current machine."""
         if self.stopped is not None:
             return
         task = self.start(work, *arguments)
@@ -152,12 +151,12 @@ class Work:
         task.add_done_callback(self._of_machine.discard)
 
     async def end_of_machine(self) -> None:
-        """End what the machine wants: another one takes its place."""
+        """End the machine's tasks: it is being replaced."""
         await end(*self._of_machine)
 
     async def finished(self, change: Callable[[], Awaitable[T]]) -> T:
-        """Make a change to its end, whether somebody still waits for it or not. So it inherits the
-        caller's span, and not its deadline: beyond that every call of it would fail.
+        """Complete a change even if its caller is gone. It inherits the caller's span but not its
+        deadline, beyond which all its calls would fail.
 
         Raises:
             ServiceBusy: too many wait already; nothing was done.
@@ -185,7 +184,7 @@ class Work:
         return found
 
     def _begin_change(self) -> Callable[[object], None]:
-        """Count a change until what is returned is called."""
+        """Count a change until the returned function is called."""
         size_bytes = ASKED_BYTES.get()
         if self.changes >= WAITING_CHANGES_MAX or not self._asked.fits(size_bytes):
             raise busy("too many changes wait for their turn", limit="WAITING_CHANGES_MAX")
@@ -201,7 +200,7 @@ class Work:
     async def repeated(
         self, do: Callable[[], Awaitable[T]], *, unless: type[DomainError] | None = None
     ) -> T:
-        """Do something until it succeeds, or is refused in the one way that is expected.
+        """Retry until it succeeds, or is refused in the one expected way.
 
         Raises:
             DomainError: that one; or it never will succeed: everything has stopped.
@@ -240,7 +239,7 @@ class Work:
 
 
 def _longest_wait_s(error: DomainError) -> float:
-    """How long what failed so waits at most before it is tried again. Most refusals of letters pass
-    in moments; where somebody has to do something about it, that may take hours."""
+    """The longest delay before the retry. Most refusals of dead letters pass in moments; one that
+    an operator must resolve may take hours."""
     longest_s = error.retry_after_s if isinstance(error, LetterRefused) else None
     return longest_s or BACKOFF_MAX_S
