@@ -216,7 +216,7 @@ class DurablePolicies:
         policy = await self._readable(level)
         if policy is None:
             raise CursorsUnavailable(
-                "what was set cannot be read; set it again", retry_after_s=RETRY_AFTER_S
+                "the stored policy is unreadable; set it again", retry_after_s=RETRY_AFTER_S
             )
         return policy
 

@@ -134,7 +134,9 @@ class Deduplication:
                 break
             names = [each.producer for each in claims]
             await self._make_room(topic, names, now_ms, limit=limit, wanted=outcome.wanted)
-        raise TooManyProducers("the topic tracks as many producers as it may", max_producers=limit)
+        raise TooManyProducers(
+            f"the topic tracks its limit of {limit:,} producers", max_producers=limit
+        )
 
     async def confirm(
         self, topic: TopicName, writer: Writer, confirmation: Confirmation
@@ -186,7 +188,9 @@ class Deduplication:
         if (await self._policies.effective(topic)).enabled.value:
             tracked = await self._store.producer(topic, name)
         if tracked is None:
-            raise ProducerNotFound("nothing is remembered of this producer", producer_name=name)
+            raise ProducerNotFound(
+                "unknown producer: it stored nothing, or was forgotten", producer_name=name
+            )
         return tracked
 
     async def producers(self, topic: TopicName, *, size: int, token: str) -> ProducerPage:

@@ -93,7 +93,7 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
         topic = wire.read_topic(request.topic)
         if len(request.producer_names) > wire.PRODUCERS_MAX:
             raise InvalidProducerName(
-                f"at most {wire.PRODUCERS_MAX:,} producers at a time", field="producer_names"
+                f"a call names at most {wire.PRODUCERS_MAX:,} producers", field="producer_names"
             )
         names = [wire.read_producer(name) for name in request.producer_names]
         keep_within_s = await self._deduplication.keep(topic, names, only_due=request.only_due)
@@ -111,7 +111,9 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
     ) -> pb.ListProducersResponse:
         topic = wire.read_topic(request.topic)
         if not 0 <= request.page_size <= PAGE_MAX:
-            raise InvalidPage(f"a page holds 1 to {PAGE_MAX:,} producers", field="page_size")
+            raise InvalidPage(
+                f"page_size must be 1 to {PAGE_MAX:,}, or 0 for {PAGE_DEFAULT:,}", field="page_size"
+            )
         page = await self._deduplication.producers(
             topic, size=request.page_size or PAGE_DEFAULT, token=request.page_token
         )
@@ -159,11 +161,14 @@ class DedupServicer(pb_grpc.DedupServiceServicer):
         while (request := await context.read()) is not aio.EOF:
             weights.enter_context(weighed(request))
             if request.HasField("header") != (header is None):
-                raise InvalidState("the first message has the header, no other", field="header")
+                raise InvalidState(
+                    "the header is required in the first message, and allowed in no other",
+                    field="header",
+                )
             header = request.header if header is None else header
             _add_states(producers, request.producers)
         if header is None or not header.HasField("through"):
-            raise InvalidState("a state covers the log up to somewhere", field="header.through")
+            raise InvalidState("header.through is required", field="header.through")
         outcome = await self._deduplication.load(
             wire.read_topic(header.topic),
             wire.read_number("header.incarnation", header.incarnation, InvalidState),
@@ -279,7 +284,7 @@ def _unfinished(state: pb.ProducerState) -> Chunk | None:
     field = "producers.unfinished"
     chunk = wire.read_chunk(field, state.unfinished, InvalidState)
     if chunk.is_last:
-        raise InvalidState("the last chunk leaves nothing unfinished", field=field)
+        raise InvalidState("the last chunk of a message cannot be unfinished", field=field)
     return chunk
 
 
@@ -290,7 +295,7 @@ def _level(request: pb.SetPolicyRequest | pb.GetPolicyRequest) -> Level:
         case "namespace":
             return Level.of_namespace(check_namespace(request.namespace, "namespace"))
         case _:
-            raise InvalidPolicy("a policy is one of a namespace or a topic", field="level")
+            raise InvalidPolicy("level is required: set one of namespace, topic", field="level")
 
 
 def _policy(values: pb.PolicyValues) -> Policy:
@@ -300,7 +305,7 @@ def _policy(values: pb.PolicyValues) -> Policy:
         return check_number(name, getattr(values, name), f"values.{name}")
 
     if values.on_full not in _ON_FULL:
-        raise InvalidPolicy("an unknown action", field="values.on_full")
+        raise InvalidPolicy("on_full must be EVICT or REFUSE", field="values.on_full")
     return Policy(
         enabled=values.enabled if values.HasField("enabled") else None,
         producer_inactivity_timeout_minutes=number("producer_inactivity_timeout_minutes"),

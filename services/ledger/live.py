@@ -203,7 +203,7 @@ class Session:
                 or self._size_bytes + unit.size_bytes > self._window.size_bytes
             ):
                 raise WindowExceeded(
-                    "more is unanswered than the window lets through",
+                    "too much is unanswered for the window",
                     window_messages=self._window.messages,
                     window_bytes=self._window.size_bytes,
                 )
@@ -467,7 +467,7 @@ class LiveTopic:
 
     def _busy(self) -> DomainError:
         return LedgerBusy(
-            "all producers together have as much unanswered as the service takes",
+            f"too many unanswered bytes (limit {self._budget.bytes_max:,} for all producers)",
             retry_after_s=OPEN_RETRY_AFTER_S,
             unanswered_bytes_max=self._budget.bytes_max,
         )
@@ -484,7 +484,8 @@ class LiveTopic:
             log.exception("topic failed", topic=str(self.topic))
             self.stop(
                 TopicFailed(
-                    "something unforeseen happened to the topic", retry_after_s=OPEN_RETRY_AFTER_S
+                    "the topic failed unexpectedly and is opened again",
+                    retry_after_s=OPEN_RETRY_AFTER_S,
                 )
             )
 
@@ -600,7 +601,7 @@ class LiveTopic:
             )
         if self._writer.phase is Phase.LIVE:
             return StoreUnavailable(
-                "what the producer sent before is still being stored",
+                "earlier messages of the producer are still being stored",
                 retry_after_s=OPEN_RETRY_AFTER_S,
             )
         return Recovering(
@@ -943,7 +944,7 @@ class LiveTopic:
                 entries_max=self._replay_entries_max,
             )
         raise Recovering(
-            "the topic waits until its deduplication state is rebuilt",
+            "the topic waits for its deduplication state to be rebuilt",
             retry_after_s=BACKOFF_MAX_S,
             entries_to_replay=self._lacking_entries,
         )

@@ -96,7 +96,7 @@ class Readers:
         """
         if self.streams >= self._streams_max:
             raise TooManyStreams(
-                "as many streams are read as may be",
+                f"too many read streams (limit {self._streams_max:,})",
                 retry_after_s=RETRY_AFTER_S,
                 read_streams_max=self._streams_max,
             )
@@ -114,7 +114,7 @@ class Readers:
             SlowReader: its reader takes nothing, and others wait.
         """
         error = SlowReader(
-            "the reader does not take what it is sent, and others wait",
+            "the reader is too slow, and others wait for its memory",
             retry_after_s=RETRY_AFTER_S,
         )
         async with until_cut() as cut:

@@ -174,7 +174,7 @@ class Ledger:
         config = self._config
         if self._streams >= config.publish_streams_max:
             raise TooManyStreams(
-                "as many producers are connected as may be",
+                f"too many connected producers (limit {config.publish_streams_max:,})",
                 retry_after_s=1.0,
                 publish_streams_max=config.publish_streams_max,
             )
@@ -506,7 +506,7 @@ class Ledger:
                 if may_cut:
                     live = self._live.pop(topic, None)
                     if live is not None:
-                        live.stop(Draining("the topic was let go", retry_after_s=0.1))
+                        live.stop(Draining("the topic was released", retry_after_s=0.1))
                 trimmed = await self._store.trim(topic, before, renewing=True, steps_max=1)
             removed_entries += trimmed.removed_entries
             if trimmed.first is None or trimmed.first >= before:
@@ -612,7 +612,7 @@ class Ledger:
                     idle_since.pop(topic)
                     if self._live.get(topic) is live:
                         del self._live[topic]
-                    live.stop(Draining("the topic was let go"))
+                    live.stop(Draining("the topic was released"))
 
     def _keep_within_s(self) -> float:
         """How soon connected producers are to be reported as alive again."""

@@ -312,7 +312,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         self, request: pb.TrimTopicRequest, context: Context
     ) -> pb.TrimTopicResponse:
         if not request.HasField("before"):
-            raise InvalidRange("a trim says what to keep", field="before")
+            raise InvalidRange("before is required", field="before")
         before = _position("before", request.before)
         trimmed, held_back_by = await self._ledger.trim(_topic(request.topic), before)
         return pb.TrimTopicResponse(
@@ -337,7 +337,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
                 if request is aio.EOF:
                     break
                 if not request.HasField("publications"):
-                    raise NotOpened("only the first request opens the stream", field="open")
+                    raise NotOpened("only the first request of a stream may be Open", field="open")
                 units, resumes = self._units(opened, request.publications)
                 opened.topic.submit(session, units)
                 if resumes and not session.closing:
@@ -353,7 +353,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         ends a hold, the next one does; or, when there is none, the second value says so."""
         session = opened.session
         if not publications.publications:
-            raise InvalidPublication("there is nothing to publish", field="publications")
+            raise InvalidPublication("publications is empty", field="publications")
         foreign = publications.ledger_id not in (0, opened.topic.ledger_id)
         units: list[Unit] = []
         resumes = False
@@ -364,7 +364,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             request_id = publication.request_id
             if request_id in seen or session.is_unanswered(request_id):
                 raise InvalidPublication(
-                    "a request id is used again before its receipt",
+                    "request_id is in use by an unanswered publication",
                     field="publications.request_id",
                     request_id=request_id,
                 )
@@ -395,7 +395,9 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             _check_together(entries)
             if any(entry.chunk for entry in entries):
                 raise InvalidPublication(
-                    "a chunk is published alone", field="publications.entries", count=count
+                    "a chunk must be the only entry of its publication",
+                    field="publications.entries",
+                    count=count,
                 )
         return unit_of(session.number, publication.request_id, entries, resume=publication.resume)
 
@@ -403,14 +405,15 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         metadata, payload = entry.metadata, entry.payload
         if len(payload) > self._limits.message_bytes:
             raise EntryTooLarge(
-                "the payload is larger than it may be",
+                f"a payload is at most {self._limits.message_bytes:,} bytes",
                 field="entries.payload",
                 payload_bytes=len(payload),
                 max_message_bytes=self._limits.message_bytes,
             )
         if metadata.producer_name != producer:
             raise InvalidEntry(
-                "an entry names the producer of its stream", field="entries.metadata.producer_name"
+                "producer_name must be the producer of the stream",
+                field="entries.metadata.producer_name",
             )
         lowest, highest, messages = _ids(metadata)
         chunk = _chunk(metadata, len(payload), self._limits)
@@ -425,7 +428,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         packed = metadata.SerializeToString()
         if len(packed) > METADATA_BYTES_MAX:
             raise EntryTooLarge(
-                "the metadata is larger than it may be",
+                f"metadata is at most {METADATA_BYTES_MAX:,} bytes",
                 field="entries.metadata",
                 metadata_bytes=len(packed),
                 metadata_bytes_max=METADATA_BYTES_MAX,
@@ -489,7 +492,9 @@ def _topic(text: str) -> TopicName:
 
 def _page_size(asked: int) -> int:
     if not 0 <= asked <= PAGE_MAX:
-        raise InvalidPage(f"a page holds 1 to {PAGE_MAX:,}", field="page_size")
+        raise InvalidPage(
+            f"page_size must be 1 to {PAGE_MAX:,}, or 0 for {PAGE_DEFAULT:,}", field="page_size"
+        )
     return asked or PAGE_DEFAULT
 
 
@@ -498,7 +503,7 @@ def _ledger_token(token: str) -> int:
     if not token:
         return -1
     if not _LEDGER_TOKEN.fullmatch(token) or int(token) > SEQUENCE_ID_MAX:
-        raise InvalidPage("no page has this token", field="page_token")
+        raise InvalidPage("invalid page_token", field="page_token")
     return int(token)
 
 
@@ -507,7 +512,7 @@ def _producer_token(token: str) -> str:
     try:
         return check_producer_name(token) if token else ""
     except InvalidNameError as error:
-        raise InvalidPage("no page has this token", field="page_token") from error
+        raise InvalidPage("invalid page_token", field="page_token") from error
 
 
 def _page_token(token: str) -> str:
@@ -515,7 +520,7 @@ def _page_token(token: str) -> str:
     try:
         return str(TopicName.parse(token)) if token else ""
     except InvalidNameError as error:
-        raise InvalidPage("no page has this token", field="page_token") from error
+        raise InvalidPage("invalid page_token", field="page_token") from error
 
 
 def _producer(name: str) -> str:
@@ -540,19 +545,19 @@ def _position(field: str, position: entry_pb2.Position) -> Position:
 def _positions(given: Any) -> list[Position]:
     if not 1 <= len(given) <= POSITIONS_MAX:
         raise InvalidRange(
-            f"1 to {POSITIONS_MAX:,} entries are read at a time",
+            f"a call reads 1 to {POSITIONS_MAX:,} entries",
             field="positions",
             count=len(given),
         )
     positions = [_position("positions", each) for each in given]
     if any(earlier >= later for earlier, later in pairwise(positions)):
-        raise InvalidRange("each position comes after the one before", field="positions")
+        raise InvalidRange("positions must be ascending", field="positions")
     return positions
 
 
 def _opening(request: Any) -> Opening:
     if request is aio.EOF or not request.HasField("open"):
-        raise NotOpened("a stream starts with Open", field="open")
+        raise NotOpened("the first request of a stream must be Open", field="open")
     given = request.open
     if len(given.instance) > INSTANCE_BYTES_MAX:
         raise InvalidProducerName(
@@ -573,7 +578,7 @@ def _opening(request: Any) -> Opening:
 def _ids(metadata: entry_pb2.EntryMetadata) -> tuple[int, int, int | None]:
     """The lowest and highest id, and the number of messages if the entry is a batch."""
     if not metadata.HasField("sequence_id"):
-        raise InvalidSequenceId("an entry has a sequence id", field="entries.metadata.sequence_id")
+        raise InvalidSequenceId("sequence_id is required", field="entries.metadata.sequence_id")
     lowest = _sequence_id("entries.metadata.sequence_id", metadata.sequence_id)
     highest = lowest
     if metadata.HasField("highest_sequence_id"):
@@ -591,7 +596,7 @@ def _ids(metadata: entry_pb2.EntryMetadata) -> tuple[int, int, int | None]:
     span = sum(steps) if steps else (messages or 1) - 1
     if highest - lowest != span or (steps and (len(steps) + 1 != messages or min(steps) < 1)):
         raise InvalidEntry(
-            "the sequence ids of a batch lead from the lowest to the highest, one for each message",
+            "the sequence ids of a batch must lead from the lowest to the highest, one a message",
             field="entries.metadata.highest_sequence_id",
             sequence_id=lowest,
             highest_sequence_id=highest,
@@ -621,18 +626,19 @@ def _chunk(
         return None
     if not (has("uuid") and has("chunk_id") and has("num_chunks_from_msg") and has(_TOTAL)):
         raise InvalidEntry(
-            "a chunk has a uuid, a place, a number of chunks and a total size",
+            "a chunk needs uuid, chunk_id, num_chunks_from_msg and total_chunk_msg_size",
             field="entries.metadata.chunk_id",
         )
     chunk_id, num_chunks = metadata.chunk_id, metadata.num_chunks_from_msg
     total_bytes = metadata.total_chunk_msg_size
     if metadata.HasField("num_messages_in_batch") or metadata.HasField("marker_type"):
         raise InvalidEntry(
-            "a chunk is neither a batch nor a marker", field="entries.metadata.chunk_id"
+            "a chunk cannot be a batch or a marker", field="entries.metadata.chunk_id"
         )
     if total_bytes > limits.large_message_bytes or num_chunks > limits.chunks:
         raise EntryTooLarge(
-            "the message is larger, or has more chunks, than it may",
+            f"a large message is at most {limits.large_message_bytes:,} bytes in "
+            f"{limits.chunks:,} chunks",
             field="entries.metadata.total_chunk_msg_size",
             total_chunk_msg_size=total_bytes,
             max_large_message_bytes=limits.large_message_bytes,
@@ -642,7 +648,7 @@ def _chunk(
     others = num_chunks - 1
     if num_chunks > 0 and not 0 < payload_bytes <= total_bytes - others:
         raise InvalidEntry(
-            "a chunk, and what its size leaves for each of the others, is at least one byte long",
+            "total_chunk_msg_size leaves less than one byte for a chunk",
             field="entries.payload",
             payload_bytes=payload_bytes,
             total_chunk_msg_size=total_bytes,
@@ -674,16 +680,16 @@ def _check_fields(metadata: entry_pb2.EntryMetadata) -> None:
             count=len(metadata.properties),
         )
     if metadata.partition_key_b64_encoded and not _is_base64(metadata.partition_key):
-        raise InvalidEntry("a key of bytes is their base64", field="entries.metadata.partition_key")
+        raise InvalidEntry("partition_key must be base64", field="entries.metadata.partition_key")
     if metadata.deliver_at_time < 0:
         raise InvalidEntry(
-            "a delivery time is not negative",
+            "deliver_at_time must not be negative",
             field="entries.metadata.deliver_at_time",
             given=metadata.deliver_at_time,
         )
     if metadata.compression and not metadata.HasField("uncompressed_size"):
         raise InvalidEntry(
-            "a compressed entry says how large it was",
+            "uncompressed_size is required of a compressed entry",
             field="entries.metadata.uncompressed_size",
         )
 
@@ -692,10 +698,13 @@ def _check_together(entries: list[Entry]) -> None:
     """Entries that are published together are messages with different ids, in order."""
     if any(earlier.highest >= later.highest for earlier, later in pairwise(entries)):
         raise InvalidPublication(
-            "entries are in the order of their highest sequence ids", field="publications.entries"
+            "entries must be in the order of their highest sequence ids",
+            field="publications.entries",
         )
     if any(entry.marker for entry in entries):
-        raise InvalidPublication("a marker is published alone", field="publications.entries")
+        raise InvalidPublication(
+            "a marker must be the only entry of its publication", field="publications.entries"
+        )
     messages = sum(entry.message_count for entry in entries)
     if messages > BATCH_MESSAGES_MAX:
         raise InvalidPublication(
@@ -705,7 +714,7 @@ def _check_together(entries: list[Entry]) -> None:
         )
     if len({each for entry in entries for each in entry.sequence_ids}) < messages:
         raise InvalidPublication(
-            "messages that are published together have different ids", field="publications.entries"
+            "duplicate sequence id in a publication", field="publications.entries"
         )
 
 
@@ -720,7 +729,9 @@ def _range(request: pb.ReadRequest, log: LogState) -> ReadRange:
         case "after":
             after = _position("after", request.after)
         case _:
-            raise InvalidRange("a read says where to start", field="start")
+            raise InvalidRange(
+                "start is required: set one of earliest, latest, at, after", field="start"
+            )
     through = _position("through", request.through) if request.HasField("through") else None
     return ReadRange(
         after,

@@ -120,7 +120,7 @@ class ClusterRedis:
                 self._owners[slot] = node
             except AskError as error:
                 node, asking = _named(error, node), True
-        raise ClusterDownError("the nodes do not agree who has the slot")
+        raise ClusterDownError("the nodes disagree about the slot's owner")
 
     def _client(self, node: Node) -> Any:
         if node not in self._clients:

@@ -76,7 +76,7 @@ class MemoryStateStore:
         state = self.states.get(topic)
         listed = [] if state is None else list(state.producers.items())
         if not re.fullmatch("[0-9]{0,20}", token):
-            raise InvalidPage("no page has this token", field="page_token")
+            raise InvalidPage("invalid page_token", field="page_token")
         first = int(token or "0")
         more = first + size < len(listed)
         return ProducerPage(listed[first : first + size], str(first + size) if more else "")

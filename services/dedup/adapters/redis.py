@@ -200,7 +200,7 @@ class RedisStateStore:
 
     async def producers(self, topic: TopicName, *, size: int, token: str) -> ProducerPage:
         if not _CURSOR.fullmatch(token) or int(token or 0) >= 2**64:
-            raise InvalidPage("no page has this token", field="page_token")
+            raise InvalidPage("invalid page_token", field="page_token")
         key = topic_key(topic)
         meta = await self._command("HGET", key, META)
         if meta is None:
@@ -313,7 +313,7 @@ class RedisStateStore:
             token = await self._command("GET", POLICIES)
         if token is None:
             raise StateUnavailable(
-                "the deduplication state forgets at once", retry_after_s=RETRY_AFTER_S
+                "Redis dropped a key that was just written", retry_after_s=RETRY_AFTER_S
             )
         return str(token, "ascii", "replace")
 

@@ -93,7 +93,7 @@ class Policy:
         unknown = set(values) - {each.name for each in fields(cls)}
         if unknown:
             name = min(unknown)
-            raise InvalidPolicy(f"{level} sets an unknown value: {name}", field=f"{level}.{name}")
+            raise InvalidPolicy(f"{level} has an unknown key: {name}", field=f"{level}.{name}")
         return cls(
             enabled=_boolean(level, values, "enabled"),
             on_full=_on_full(level, values),
@@ -200,7 +200,9 @@ def check_namespace(name: str, field: str) -> str:
     try:
         TopicName.parse(f"{name}/a")
     except InvalidNameError as error:
-        raise InvalidPolicy(f"no such namespace can be: {name}", field=field) from error
+        raise InvalidPolicy(
+            f"invalid namespace, want tenant/namespace: {name}", field=field
+        ) from error
     return name
 
 
@@ -227,7 +229,7 @@ def _topic(name: str) -> TopicName:
     try:
         return TopicName.parse(name)
     except InvalidNameError as error:
-        raise InvalidPolicy(f"no such topic can be: {name}", field=name) from error
+        raise InvalidPolicy(f"invalid topic name: {name}", field=name) from error
 
 
 def _boolean(level: str, values: Mapping[str, Any], name: str) -> bool | None:

@@ -95,7 +95,7 @@ def _about(
         return None, None, [now_ms] * count
     about = json.loads(text)
     if about["layout"] != LAYOUT:
-        raise ValueError(f"layout {about['layout']}, known is {LAYOUT}")
+        raise ValueError(f"unknown layout {about['layout']}, want {LAYOUT}")
     position = Position(*(int(each) for each in about["position"]))
     return int(about["incarnation"]), position, [int(each) for each in about["active_ms"]]
 
@@ -113,7 +113,7 @@ def _mark(text: str) -> tuple[int, Chunk | None]:
     chunk_id, num_chunks, total_bytes, uuid = inside
     chunk = Chunk(unquote(uuid), _number(chunk_id), _number(num_chunks), _number(total_bytes))
     if check_chunk(chunk).is_last:
-        raise ValueError("the last chunk leaves nothing unfinished")
+        raise ValueError("the last chunk of a message cannot be unfinished")
     return highest, chunk
 
 

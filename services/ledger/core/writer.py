@@ -495,7 +495,7 @@ class TopicWriter:
         assert self.tail is not None
         self._reading = False
         if entries and entries[-1].position > self.tail:
-            return self._fence(Fenced("another writer has stored what follows"))
+            return self._fence(Fenced("another writer has appended to the topic"))
         self.last_error = None
         through = entries[-1].position if entries and remaining else self.tail
         confirmation = confirmation_of(self._behind.confirmed, through, entries, remaining)
