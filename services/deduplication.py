@@ -3,7 +3,7 @@
 The ledger asks and the dedup service answers; both use these values, and services/runtime/
 deduplication.py carries them over the wire. The rules are in services/dedup/core.
 
-    Writer        who asks: incarnation, epoch, end of the log, last revision seen
+    Writer        the asking process: incarnation, epoch, end of its log, last revision seen
     Claim         the ids of one publication, or one chunk
     Verdict       the answer to a claim
     Confirmation  what the log has stored since the last one
@@ -77,7 +77,7 @@ def continues(before: Chunk, chunk: Chunk) -> bool:
 
 
 class Writer(NamedTuple):
-    """Who asks; dedup.proto says it in full."""
+    """The process that may append to the topic; see dedup.proto."""
 
     incarnation: int
     epoch: int
@@ -131,8 +131,8 @@ class Withdrawal(NamedTuple):
 
 
 class Verdict(IntEnum):
-    """What the writer must do with a claim; dedup.proto says it in full. (An IntEnum for speed:
-    its members hash as fast as numbers, and there is one for each message.)"""
+    """What the writer must do with a claim; see dedup.proto. (An IntEnum for speed: there is one
+    for each message, and its members hash as fast as numbers.)"""
 
     NEW = auto()
     IN_FLIGHT = auto()

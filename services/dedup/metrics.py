@@ -44,7 +44,7 @@ class DedupMetrics:
         self._tell(metrics)
 
     def called(self, operation: str, outcome: object) -> None:
-        """A writer is told this."""
+        """A call ended with this outcome."""
         name = outcome if isinstance(outcome, str) else type(outcome).__name__.lower()
         self.calls[operation, name] += 1
 
@@ -60,8 +60,8 @@ class DedupMetrics:
 
     @contextmanager
     def unforeseen(self, work: str, of: object = "") -> Iterator[None]:
-        """What nobody foresaw is the matter of this topic or policy alone, and ends no process: it
-        is counted and logged."""
+        """Contain an unexpected exception in this topic or policy: it is counted and logged, and
+        the process goes on."""
         try:
             yield
         except DomainError:

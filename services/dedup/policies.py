@@ -20,8 +20,8 @@ does not come back, and the rest follows:
 - When the property is written and the token is not, because a replica or the state store died
   between, SetPolicy has not returned, and it is not known whether the policy counts. It counts at
   the latest when what is cached is read again (REREAD_S); the same call, made again, ends it.
-- A state store that lost the token is given another by whoever misses it, and everybody reads
-  again.
+- A state store that lost the token is given another by the first replica that misses it, and all
+  read again.
 - Only a state store that goes back to an earlier state of its own, as a Redis replica that takes
   over may, can show a token again that was replaced. That, too, ends after REREAD_S.
 
@@ -161,7 +161,7 @@ class DurablePolicies:
 
     async def forget(self, topic: TopicName) -> None:
         """Remove a deleted topic's policy. Where there is none, the token stays: topics that come
-        and go make nobody read again."""
+        and go cause no rereads."""
         if topic.is_system:
             return
         level = Level.of_topic(topic)

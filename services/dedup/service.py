@@ -281,7 +281,7 @@ class Deduplication:
 
     async def purge(self, now_ms: int) -> None:
         """Forget, on every topic, what policy says is to be forgotten. A store's clock that was set
-        forward ages nobody. A topic whose policy cannot be told holds no others back."""
+        forward ages no producer. A topic whose policy cannot be told holds no others back."""
         async for topic in self._store.topics():
             try:
                 with self._metrics.unforeseen("purge", topic):
@@ -342,7 +342,7 @@ class Deduplication:
     async def _make_room(
         self, topic: TopicName, claiming: Sequence[str], now_ms: int, *, limit: int, wanted: int
     ) -> None:
-        # Who is claiming right now must not be the one who goes.
+        # The claiming producers must not be the ones evicted.
         await self._store.keep(topic, claiming, now_ms)
         evicted = await self._forget(topic, 0, max(0, limit - wanted - limit // EVICTION_SLACK))
         log.warning("producers evicted: the topic is full", topic=str(topic), count=evicted)

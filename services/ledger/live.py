@@ -59,12 +59,12 @@ from services.runtime.cutting import Cut
 log = structlog.get_logger()
 
 OPEN_RETRY_AFTER_S: Final = 0.5
-"""What a producer is told to wait when its topic is not ready."""
+"""RetryInfo for a producer whose topic is not ready."""
 
 
 UNREAD_RECEIPTS_MAX: Final = 10_000
 """How many receipts a producer may leave unread, beyond the messages that its window lets it have
-unanswered: some 400 bytes each. Who keeps to its window and reads has fewer."""
+unanswered: about 400 bytes each. A producer that keeps to its window and reads has fewer."""
 
 LOOK_UP_IDS_MAX: Final = 1_000
 """About how many ids of a producer are looked up in the log at a time."""
@@ -127,7 +127,7 @@ class Window(NamedTuple):
 
 
 class Pulse:
-    """Wakes everyone who waits for something to have happened."""
+    """Wakes every waiter when something has happened."""
 
     def __init__(self) -> None:
         self._next = asyncio.Event()
@@ -338,7 +338,7 @@ class LiveTopic:
             last_append_ms: when the last entry was appended, as LedgerStore.last_append_ms says it
                 after the topic was taken: no later one's time lies before.
             replay_entries_max: how many entries that deduplication lacks are replayed from here; if
-                it lacks more, the topic waits until somebody else has loaded them. 0: any number.
+                it lacks more, the topic waits for a rebuild to load them. 0: any number.
         """
         self.topic = state.topic
         self.grown = Pulse()
@@ -403,12 +403,12 @@ class LiveTopic:
 
     @property
     def producers(self) -> list[str]:
-        """Who is connected."""
+        """The names of the connected producers."""
         return list(self._names)
 
     @property
     def idle(self) -> bool:
-        """Whether nobody is connected and nothing is left to do."""
+        """Whether no producer is connected and no work is left."""
         return not self._sessions and self._writer.idle
 
     async def open(
@@ -474,9 +474,9 @@ class LiveTopic:
 
     @contextmanager
     def _contained(self) -> Iterator[None]:
-        """What was not foreseen is the matter of this topic alone. Nobody knows what state its
-        machine is in: it is dropped, its streams end, and the topic is taken anew by who opens it
-        next, which aligns it with its log."""
+        """Contain an unexpected exception in this topic. Its machine may be in any state: it is
+        dropped and its streams end; the next Open takes the topic again, which aligns it with its
+        log."""
         try:
             yield
         except Exception:
@@ -494,7 +494,7 @@ class LiveTopic:
         self._writer.resume(session.number)
 
     def close(self, session: Session) -> None:
-        """Disconnect a producer. What was let through goes on."""
+        """Disconnect a producer. Units that were let through are still stored."""
         self._forget(session)
         session.forget_all()
         self._sessions.pop(session.number, None)
@@ -503,8 +503,8 @@ class LiveTopic:
             self._drop_instance(session.producer)
 
     async def _mark_alive(self, producer: str) -> None:
-        """From the moment on at which it is told that it is connected, a producer is not forgotten
-        for lack of activity."""
+        """Keep a producer from being forgotten for lack of activity, before it is told that it is
+        connected."""
         await self.keep([producer], only_due=True)
 
     async def keep(self, producers: Sequence[str], *, only_due: bool = False) -> None:
@@ -738,7 +738,7 @@ class LiveTopic:
         return self._writer.aligned(revision)
 
     async def _keep_connected(self) -> None:
-        """After a recovery: what was lost was activity, too. Who is connected is alive."""
+        """Report connected producers as alive after a recovery, which loses their activity too."""
         if self._lacks_since_s is None:
             return
         try:
@@ -890,7 +890,7 @@ class LiveTopic:
         if not goes_on:
             self._replay = replay = None
             if after is not None and after.ledger_id == BEFORE_THE_LOG:
-                return None  # of a replay that nobody knows the beginning of
+                return None  # the beginning of this replay is unknown
             await self._count(after)
         page = await self._store.replay(
             self.topic,
@@ -916,7 +916,7 @@ class LiveTopic:
         return [self._alive(each) for each in logged], self._remaining(page)
 
     def _alive(self, logged: Logged) -> Logged:
-        """What deduplication is told of an entry: who is connected is active now, however long ago
+        """An entry as deduplication is to learn it: a connected producer is active now, whenever
         the entry was appended."""
         if logged.producer not in self._names:
             return logged
@@ -961,7 +961,7 @@ class LiveTopic:
 
     async def _reopen(self) -> list[Effect]:
         try:
-            # Only if nobody else took it since: units that wait here come from streams that another
+            # Only if no other writer took it since: waiting units come from streams that another
             # writer's producers know nothing of.
             with _owned():
                 state = await self._store.take(
@@ -976,7 +976,7 @@ class LiveTopic:
 @contextmanager
 def _owned() -> Iterator[None]:
     """The store is asked about a topic that was taken: where it knows none, another writer has
-    deleted it. Whoever opens it next has it made anew."""
+    deleted it. The next Open makes it again."""
     try:
         yield
     except TopicNotFound as error:
@@ -984,7 +984,7 @@ def _owned() -> Iterator[None]:
 
 
 def _is_another(noted: bytes | None, instance: bytes) -> bool | None:
-    """Whether what was last stored came from another instance; None: nobody knows."""
+    """Whether another instance stored the last message; None: unknown."""
     return None if noted is None else not instance or noted != instance
 
 

@@ -25,8 +25,8 @@ from services.ledger.core.columns import Columns
 from services.ledger.core.entry import Entry, StoredEntry
 from services.ledger.core.receipt import Fate
 
-NOBODY: Final[Mapping[str, bytes]] = MappingProxyType({})
-"""No producer's instance."""
+NO_INSTANCES: Final[Mapping[str, bytes]] = MappingProxyType({})
+"""The producers' instances stay as they are."""
 
 
 class TopicNotFound(DomainError):
@@ -132,7 +132,7 @@ class LedgerStore(Protocol):
     async def take(
         self, topic: TopicName, *, create: bool, ledger_id: int | None = None
     ) -> LogState:
-        """Become the topic's writer: its ledger_id grows by one, and whoever wrote before is
+        """Become the topic's writer: its ledger_id grows by one, and the writer before is
         fenced. A topic that was deleted comes back with a higher incarnation and ledger_id.
 
         Raises:
@@ -148,7 +148,7 @@ class LedgerStore(Protocol):
         entries: Sequence[Entry],
         append_ms: int,
         *,
-        instances: Mapping[str, bytes] = NOBODY,
+        instances: Mapping[str, bytes] = NO_INSTANCES,
     ) -> None:
         """Append all of the entries, durably, or none: the first as entry 0 of the ledger, or after
         the tail if that is in the ledger. With them, in the same transaction, goes who stores under
@@ -293,7 +293,7 @@ class LedgerStore(Protocol):
 
     async def renew(self, topic: TopicName) -> None:
         """Make the topic another incarnation of itself, so that what deduplication remembers of it,
-        or is told of it late, counts no more. Whoever writes it must take it again."""
+        or is told of it late, counts no more. Its writer must take it again."""
         ...
 
     async def cuts_unfinished(self, topic: TopicName, before: Position) -> bool:

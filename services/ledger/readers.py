@@ -1,4 +1,4 @@
-"""Who reads: how many streams, and the bytes of pages that were read and are not taken yet.
+"""Read streams: how many there are, and the bytes of pages that were read and not sent yet.
 
 room for the largest page ──▶ read ──▶ what it is smaller goes back ──▶ sent ──▶ the rest, too
 """
@@ -25,18 +25,18 @@ ENTRY_BYTES: Final = 512
 """About what an entry takes in memory, beside its metadata and its payload."""
 
 RETRY_AFTER_S: Final = 1.0
-"""What a reader is told to wait before it opens its stream again."""
+"""RetryInfo for a reader that is to open its stream again."""
 
 
 class TooManyStreams(DomainError):
-    """As many producers are connected, or as many streams are read, as may be."""
+    """Too many producers are connected, or too many streams read: the detail names the limit."""
 
     kind = Kind.EXHAUSTED
     reason = "TOO_MANY_STREAMS"
 
 
 class SlowReader(DomainError):
-    """A reader does not take what it is sent, and others wait for the room that this takes up."""
+    """A reader is too slow, and other readers wait for the memory that its pages take."""
 
     kind = Kind.UNAVAILABLE
     reason = "SLOW_READER"

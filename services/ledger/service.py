@@ -129,7 +129,7 @@ class Trim(NamedTuple):
 
 
 class TopicLocks(Locks[TopicName]):
-    """A lock for each topic that somebody holds one of, or waits for."""
+    """A lock for each topic; one that is free and not waited for takes no memory."""
 
 
 class Ledger:
@@ -498,9 +498,9 @@ class Ledger:
         deduplication is made to forget them, and its producer starts it again.
         """
         removed_entries = 0
-        may_cut = True  # what is complete, or overtaken, stays so
+        may_cut = True  # a complete or overtaken message stays that
         while True:
-            # Step by step: who opens the topic has a turn between.
+            # Step by step, so that an Open gets its turn in between.
             async with self._changing.of(topic):
                 may_cut = may_cut and await self._store.cuts_unfinished(topic, before)
                 if may_cut:
@@ -542,7 +542,7 @@ class Ledger:
             await self._dedup.forget_topic(topic, incarnation, deleted=True)
         except DedupUnavailable as error:
             # Harmless: the next incarnation of the topic starts from nothing, and the purge
-            # forgets what is inactive.
+            # forgets inactive producers.
             log.warning("deduplication state not dropped", topic=str(topic), reason=error.reason)
 
     async def _delete_cursors(self, topic: TopicName) -> None:
@@ -685,7 +685,7 @@ class Ledger:
             log.exception("not trimmed by retention", topic=str(topic))
 
     async def finish(self, timeout_s: float) -> None:
-        """Let what is under way end, confirmations included, and do nothing more."""
+        """Finish the work under way, confirmations included, then stop."""
         try:
             async with asyncio.timeout(timeout_s):
                 for live in list(self._live.values()):
@@ -701,7 +701,7 @@ class Ledger:
             live.drain()
 
     def cut(self) -> None:
-        """Close the streams of those who did not."""
+        """Close the streams of producers that did not move away."""
         for live in self._live.values():
             live.stop(Draining("the service is shutting down", retry_after_s=0.5))
 

@@ -30,7 +30,7 @@ R = TypeVar("R")
 log = structlog.get_logger()
 
 RETRY_AFTER_S: Final = 0.5
-"""What a caller is told to wait when the cursor service does not answer."""
+"""RetryInfo for a caller when the cursor service does not answer."""
 
 PAGE_SIZE: Final = 1_000
 """How many cursors a page holds."""
@@ -46,7 +46,7 @@ CONFLICTS: Final = frozenset({"VERSION_CONFLICT", "ALREADY_MARK_DELETED", NOT_FO
 EXPECTED: Final = frozenset(
     {"", "STORE_UNAVAILABLE", "STORE_FULL", "SERVICE_BUSY", "DRAINING", NOT_OWNER}
 )
-"""Why it does nothing now; for any other reason, somebody has to look."""
+"""Reasons that pass by themselves; any other is logged as an error, for an operator."""
 
 
 class CursorClient:

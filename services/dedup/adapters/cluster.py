@@ -84,7 +84,7 @@ class ClusterRedis:
                 return await self._routed(slot, args, options)
 
     async def time(self) -> tuple[int, int]:
-        """The clock of one node, for everybody the same: the owner of the policies' slot."""
+        """The clock of one node, the same for all replicas: the owner of the policies' slot."""
         script = 'return redis.call("TIME")'
         seconds, microseconds = await self.execute_command("EVAL", script, 1, POLICIES)
         return int(seconds), int(microseconds)
@@ -142,7 +142,7 @@ class ClusterRedis:
             raise
 
     async def _learn(self) -> None:
-        """Find out where the slots are, once for all who want to know."""
+        """Look up the slots' owners; concurrent callers share one look-up."""
         learned = self._learned
         async with self._learning:
             if self._learned != learned:

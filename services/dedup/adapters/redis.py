@@ -1,8 +1,8 @@
 """The state of topics in Redis or Valkey: one hash a topic, one script a verb. One server, a master
 behind Sentinels and a cluster are alike here (connect.py, cluster.py): each command has one key.
 
-No command is retried here. After a lost reply nobody knows whether a script ran, and a blind second
-run would judge the first run's claims as copies of themselves. The caller is told
+No command is retried here. After a lost reply it is not known whether a script ran, and a
+blind second run would judge the first run's claims as copies of themselves. The caller is told
 (StateUnavailable), and its next call finds out by position and revision.
 """
 
@@ -56,7 +56,7 @@ from services.deduplication import (
 from services.errors import Fenced, InvalidPage
 
 RETRY_AFTER_S: Final = 0.2
-"""What a caller is told to wait when Redis does not answer."""
+"""RetryInfo for a caller when Redis does not answer."""
 
 CLOCK_AGE_MAX_S: Final = 10.0
 """How long one reading of Redis's clock is carried forward by the monotonic clock here."""
@@ -105,7 +105,7 @@ class Script:
         text, in the same way as any command: a cluster's other nodes are not asked for that.
 
         Raises:
-            StateUnavailable: nobody knows whether it ran.
+            StateUnavailable: it is not known whether it ran.
         """
         key = topic_key(topic)
         with spans.database(names.REDIS, "EVALSHA", self._name), _translated():

@@ -1,8 +1,8 @@
-"""The fold over many entries at once, for whoever reads whole logs in parts.
+"""The fold over many entries at once, for jobs that read whole logs in parts.
 
 `advance` takes one entry after the other. With nothing in flight, most of them need not be looked
 at: a plain entry, or the first chunk of a large message, decides alone, whatever was before; a
-later chunk continues what was before it, or changes nothing. So of one producer only the last entry
+later chunk continues the one before it, or changes nothing. So of one producer only the last entry
 that decides counts, and the chunks that follow it:
 
       plain 7   chunk 0 of 8   chunk 1   plain 9   chunk 0 of 10   chunk 1   chunk 2

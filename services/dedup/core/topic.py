@@ -140,7 +140,7 @@ class TopicState:
         taken_ms: int | None,
     ) -> "tuple[TopicState, bool]":
         """The state with this in its place, and whether it took the place: it does unless what is
-        there covers as much. Whoever writes stays the writer; all that it had claimed is withdrawn.
+        there covers as much. The writer stays; its open claims are withdrawn.
         `taken_ms` is given when it comes from the newest snapshot.
 
         Raises:

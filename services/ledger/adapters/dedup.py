@@ -1,7 +1,7 @@
 """The dedup service, over one Exchange stream a topic.
 
 A stream costs a topic's groups half of what unary calls do. It is opened when it is first needed,
-and dropped at the first irregularity: after a lost answer nobody knows what the answer was, and the
+and dropped at the first irregularity: after a lost reply its content is unknown, and the
 writer's alignment finds out.
 """
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 RETRY_AFTER_S: Final = 0.5
-"""What a producer is told to wait when deduplication does not answer."""
+"""RetryInfo for a producer when deduplication does not answer."""
 
 KEEP_MAX: Final = 10_000
 """How many producers one KeepProducers names."""

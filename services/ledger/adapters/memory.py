@@ -14,7 +14,7 @@ from services.ledger.core.find import Finder
 from services.ledger.core.marks import folded, is_cut, last_unfinished, last_whole, remembered
 from services.ledger.core.receipt import Fate, Missing
 from services.ledger.ports import (
-    NOBODY,
+    NO_INSTANCES,
     LedgerRange,
     LogState,
     Newest,
@@ -99,7 +99,7 @@ class MemoryLedgerStore:
         entries: Sequence[Entry],
         append_ms: int,
         *,
-        instances: Mapping[str, bytes] = NOBODY,
+        instances: Mapping[str, bytes] = NO_INSTANCES,
     ) -> None:
         log = self._log(topic)
         if log.ledger_id != ledger_id or log.tail != expected_tail:

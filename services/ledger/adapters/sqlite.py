@@ -27,7 +27,7 @@ from services.ledger.core.marks import (
 )
 from services.ledger.core.receipt import Fate, Missing
 from services.ledger.ports import (
-    NOBODY,
+    NO_INSTANCES,
     EntryCorrupt,
     LedgerRange,
     LogState,
@@ -188,7 +188,7 @@ _LAST_APPEND: Final = """SELECT append_ms FROM block
 _CLOCK: Final = "SELECT append_ms FROM topic_clock WHERE topic = ?"
 _HOLDING: Final = """SELECT block, lowest, highest FROM producer_block
     WHERE topic = ? AND producer = ? AND highest >= ? AND lowest <= ?"""
-_NOBODYS: Final = "SELECT id FROM topic WHERE name IS NULL LIMIT 1"
+_DELETED_TOPIC: Final = "SELECT id FROM topic WHERE name IS NULL LIMIT 1"
 _LOG: Final = """name, incarnation, ledger_id, created_ms, first_ledger, first_entry, tail_ledger,
     tail_entry, entries, messages, size_bytes"""
 
@@ -258,7 +258,7 @@ class SqliteLedgerStore:
         entries: Sequence[Entry],
         append_ms: int,
         *,
-        instances: Mapping[str, bytes] = NOBODY,
+        instances: Mapping[str, bytes] = NO_INSTANCES,
     ) -> None:
         assert entries
         same = expected_tail is not None and expected_tail.ledger_id == ledger_id
@@ -1078,7 +1078,7 @@ def _first_from(db: apsw.Connection, topic_id: int, position: Position) -> Posit
 
 def _remove_deleted(db: apsw.Connection) -> bool:
     """Remove a few blocks of a deleted topic; whether there is more to remove."""
-    rows = _rows(db, _NOBODYS)
+    rows = _rows(db, _DELETED_TOPIC)
     if not rows:
         return False
     ((topic_id,),) = rows

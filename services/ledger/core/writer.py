@@ -17,7 +17,7 @@ deduplication lacks, withdraws every open claim, and goes on. A new machine star
 takeover, a lost reply and a lost Redis are one procedure. Nothing is judged while it lasts; units
 wait, and after `patience` failures in a row they are told to come again. Where the log cannot be
 read, or is too long to be read here, the machine asks deduplication again before each new attempt:
-somebody else may have brought its state past that place.
+a rebuild may have loaded a state past that place.
 
 The shell's whole duty:
 
@@ -202,8 +202,8 @@ class ReadLog:
 
 @dataclass(frozen=True, slots=True)
 class Reopen:
-    """Take the topic again, unless another writer has: after a failed append nobody knows where it
-    ends. Ends in reopened or reopen_failed."""
+    """Take the topic again, unless another writer has: after a failed append the end of its log is
+    unknown. Ends in reopened or reopen_failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -521,7 +521,7 @@ class TopicWriter:
         return self._fail(error)
 
     def look_up_failed(self, unit: Unit, error: DomainError) -> list[Effect]:
-        """Nobody can say what became of a unit now."""
+        """The look-up of a unit failed."""
         return self._refuse([unit], error) + self._next()
 
     def reopened(self, ledger_id: int, tail: Position | None) -> list[Effect]:
@@ -683,7 +683,7 @@ class TopicWriter:
         effects += self._skip_on_hold() + self._requeue(again)
         if in_flight and not (self._writing or self._ready):
             if not self._unconfirmed:
-                self.phase = Phase.ALIGNING  # let through once, and by nobody who is still here
+                self.phase = Phase.ALIGNING  # let through before, and not to any unit of ours
         elif in_flight:
             self._recheck_after_append = True
         if look_up:
