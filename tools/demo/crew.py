@@ -77,8 +77,6 @@ async def run(
 ) -> None:
     """Work until told to stop."""
     crew = Crew(folder, name, share_refused, Random(f"{seed}/{name}"))
-    over = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     async with connect(ledger, dispatcher) as client:
         consumer = client.consumer(
             TOPIC,
@@ -92,11 +90,8 @@ async def run(
             working = asyncio.create_task(
                 process_by_key(consumer, crew.work, concurrency=AT_ONCE, on_failure=lambda *_: None)
             )
-            ending = asyncio.create_task(over.wait())
-            await asyncio.wait([working, ending], return_when=asyncio.FIRST_COMPLETED)
-            ending.cancel()
-            working.cancel()
-            await asyncio.gather(working, ending, return_exceptions=True)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
+            await asyncio.wait([working])
 
 
 if __name__ == "__main__":

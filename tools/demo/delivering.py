@@ -1,45 +1,42 @@
 """Crews get the flights of each aircraft in order, while things go wrong.
 
 Three crews begin. One more joins, one is killed, the dispatcher is killed; one refuses some flights
-all the time. In the end one sticks on one flight, and everybody else goes on. What the crews wrote
-down is then held against the data set.
+all the time. In the end one sticks on one flight, and all others go on. What the crews wrote down
+is then held against the data set.
 """
 
 import asyncio
 import signal
-import sys
 import time
-from asyncio.subprocess import Process
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from seqgate.client import connect
-from tools.demo.application import LOG_LINES, ApplicationFailed
+from tools.demo.applications import Application
 from tools.demo.crew import TOPIC
 from tools.demo.flights import Flight
 from tools.demo.screen import Screen, Step
-from tools.stack.child import bound_to_us, tell
 from tools.stack.stack import Stack
 
 FLIGHTS_MAX: Final = 40_000
-"""How many flights are delivered: it takes a crew longer to work on one than to publish it."""
+"""Flights that are delivered: a crew works longer on one than it takes to publish it."""
 
 SHARE_REFUSED: Final = 0.01
-"""How many flights the crew refuses that does."""
 
 POLL_S: Final = 0.05
-"""How often it is looked how far the crews are."""
 
 PATIENCE_S: Final = 30.0
-"""After how long without a flight that was ended nothing more is going to be."""
+"""When no crew has ended a flight for so long, none will."""
 
 WINDOW_S: Final = 2.0
-"""Over how long it is measured how fast the others are, before one sticks, and then."""
+"""Over how long the speed of the others is measured, before one sticks, and then."""
 
 IN_FLIGHT_MAX: Final = 100_000
-"""How many flights are under way to the log at a time."""
+"""Flights that are being published at a time."""
+
+STUCK: Final = "crew-3"
 
 
 class Delivered(NamedTuple):
@@ -57,7 +54,6 @@ class Delivered(NamedTuple):
         keys_blocked_by_the_stuck_one: aircraft whose flights waited while one crew stuck.
         others_slowdown: how many times as fast the others were before.
         dispatcher_crashes, crew_crashes: what was killed.
-        seconds: how long it took.
     """
 
     delivered: int
@@ -83,13 +79,16 @@ class Delivered(NamedTuple):
         )
 
 
+Place = tuple[int, int]
+
+
 class Note(NamedTuple):
     """A line that a crew wrote."""
 
     at_ns: int
     what: str
     crew: str
-    position: tuple[int, int]
+    position: Place
     key: str
 
 
@@ -98,16 +97,29 @@ async def deliver(
 ) -> Delivered:
     """Publish flights, have them delivered, and judge how."""
     mine = chosen(flights)
-    await _publish(stack, mine)
-    step = screen.step("delivering", len(mine))
-    crews = Crews(stack, folder, seed, Counter(each.key for each in mine if each.key))
+    async with (
+        connect(stack.address("ledger")) as client,
+        client.producer(TOPIC, name="tower", max_pending_messages=IN_FLIGHT_MAX) as producer,
+    ):
+        await asyncio.gather(
+            *(
+                producer.send_nowait(each.payload, key=each.key, properties=each.properties)
+                for each in mine
+            )
+        )
+    crews = _Crews(stack, folder, seed, mine, screen.step("delivering", len(mine)))
     started = time.monotonic()
     try:
-        stuck_ns, blocked = await _deliver(stack, crews, len(mine), screen, step)
+        stuck_ns, blocked = await _deliver(stack, crews, screen)
     finally:
         await crews.end()
     notes = sorted(note for name in crews.names for note in _notes(folder, name)[0])
-    return _judged(notes, crews, len(mine), stuck_ns, blocked, time.monotonic() - started)
+    delivered = _judged(notes, crews.killed_ns, len(mine))
+    return delivered._replace(
+        keys_blocked_by_the_stuck_one=blocked,
+        others_slowdown=_slowdown(notes, stuck_ns),
+        seconds=round(time.monotonic() - started, 1),
+    )
 
 
 def chosen(flights: Sequence[Flight]) -> list[Flight]:
@@ -115,132 +127,109 @@ def chosen(flights: Sequence[Flight]) -> list[Flight]:
     return [each for each in flights[: min(FLIGHTS_MAX, len(flights) // 2)] if each.key]
 
 
-class Crews:
+class _Crews:
     """Their processes, and how far they are."""
 
-    def __init__(self, stack: Stack, folder: Path, seed: int, flights: Counter[str]) -> None:
-        self.left = flights
-        """Of each aircraft that has some: how many flights nobody ended yet."""
+    def __init__(
+        self, stack: Stack, folder: Path, seed: int, flights: Sequence[Flight], step: Step
+    ) -> None:
         self._stack = stack
         self._folder = folder
         self._seed = seed
-        self._processes: dict[str, Process] = {}
+        self._total = len(flights)
+        self._step = step
+        self._running: dict[str, Application] = {}
         self._read: dict[str, int] = {}
-        self._ended: set[tuple[int, int]] = set()
-        self.names: list[str] = []
+        """How far the notes of each crew were read."""
+        self._ended: set[Place] = set()
+        self.left = Counter(each.key for each in flights if each.key)
+        """Flights of each aircraft that no crew has ended."""
         self.stuck = False
         self.killed_ns: dict[str, int] = {}
 
-    async def begin(self, name: str, *, share_refused: float = 0.0) -> None:
+    @property
+    def names(self) -> list[str]:
+        """All crews, killed ones included."""
+        return list(self._read)
+
+    async def begin(self, name: str, share_refused: float = 0.0) -> None:
         """Start one."""
         addresses = [self._stack.address(each) for each in ("ledger", "dispatcher")]
-        arguments = [*addresses, str(self._folder), name, str(share_refused), str(self._seed)]
-        with (self._folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = await asyncio.create_subprocess_exec(
-                *bound_to_us([sys.executable, "-m", "tools.demo.crew", *arguments]),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        self.names.append(name)
+        arguments = [*addresses, self._folder, name, share_refused, self._seed]
+        log = self._folder / f"{name}.log"
+        self._running[name] = Application("tools.demo.crew", lambda: arguments, log)
+        await self._running[name].start()
+        self._read[name] = 0
 
     async def kill(self, name: str) -> None:
         """SIGKILL one."""
-        process = self._processes.pop(name)
-        tell(process, signal.SIGKILL)
-        await process.wait()
+        await self._running.pop(name).end()
         self.killed_ns[name] = time.monotonic_ns()
 
-    def say(self, name: str, number: signal.Signals) -> None:
+    def send(self, name: str, number: signal.Signals) -> None:
         """Send one a signal."""
-        tell(self._processes[name], number)
+        self._running[name].send(number)
 
     async def end(self) -> None:
         """Let all go home."""
-        for process in self._processes.values():
-            tell(process, signal.SIGTERM)
-        await asyncio.gather(*(process.wait() for process in self._processes.values()))
+        await asyncio.gather(*(each.end(signal.SIGTERM) for each in self._running.values()))
 
-    def ended(self) -> int:
-        """How many flights were ended so far, by whomever.
+    async def until(self, share: float = 1, enough: Callable[[], bool] | None = None) -> None:
+        """Return when this share of the flights was ended or it is enough, or when none was ended
+        for PATIENCE_S.
 
         Raises:
-            ApplicationFailed: a crew went home by itself.
+            ApplicationFailed: a crew ended by itself.
         """
-        for name, process in self._processes.items():
-            if process.returncode is not None:
-                lines = (self._folder / f"{name}.log").read_text(errors="replace").splitlines()
-                raise ApplicationFailed(f"{name} ended: {' '.join(lines[-LOG_LINES:])}")
-        for name in self.names:
-            notes, self._read[name] = _notes(self._folder, name, self._read.get(name, 0))
+        before, since = -1, time.monotonic()
+        while time.monotonic() - since <= PATIENCE_S:
+            await asyncio.to_thread(self._look)
+            ended = len(self._ended)
+            self._step(ended)
+            if enough() if enough else ended >= share * self._total:
+                return
+            if ended != before:
+                before, since = ended, time.monotonic()
+            await asyncio.sleep(POLL_S)
+
+    def _look(self) -> None:
+        for crew in self._running.values():
+            crew.check()
+        for name, offset in self._read.items():
+            notes, self._read[name] = _notes(self._folder, name, offset)
             for note in notes:
                 if note.what == "end" and note.position not in self._ended:
                     self._ended.add(note.position)
                     self.left[note.key] -= 1
             self.stuck |= any(note.what == "stuck" for note in notes)
         self.left = +self.left
-        return len(self._ended)
 
 
-async def _publish(stack: Stack, flights: Sequence[Flight]) -> None:
-    async with connect(stack.address("ledger")) as client:
-        producer = client.producer(TOPIC, name="tower", max_pending_messages=IN_FLIGHT_MAX)
-        async with producer:
-            await asyncio.gather(
-                *(
-                    producer.send_nowait(each.payload, key=each.key, properties=each.properties)
-                    for each in flights
-                )
-            )
-
-
-async def _deliver(
-    stack: Stack, crews: Crews, total: int, screen: Screen, step: Step
-) -> tuple[int, int]:
+async def _deliver(stack: Stack, crews: _Crews, screen: Screen) -> tuple[int, int]:
     """What happens on the way. Returns when one crew stuck, and how many aircraft then waited."""
-
-    async def until(share: float) -> None:
-        await _until(crews, lambda ended: ended >= share * total, step)
-
-    def is_only_the_stuck_left(_: int) -> bool:
-        return not crews.left or (crews.stuck and len(crews.left) == 1)
-
     await crews.begin("crew-1")
-    await crews.begin("crew-2", share_refused=SHARE_REFUSED)
-    await crews.begin("crew-3")
-    await until(0.15)
+    await crews.begin("crew-2", SHARE_REFUSED)
+    await crews.begin(STUCK)
+    await crews.until(0.15)
     screen.tell("a fourth crew joins")
     await crews.begin("crew-4")
-    await until(0.3)
+    await crews.until(0.3)
     screen.tell("kill -9 of the dispatcher")
     await stack.kill("dispatcher")
     await stack.run("dispatcher")
-    await until(0.45)
+    await crews.until(0.45)
     screen.tell("kill -9 of a crew")
     await crews.kill("crew-1")
-    await until(0.6)
+    await crews.until(0.6)
     screen.tell("one crew sticks on one flight")
     stuck_ns = time.monotonic_ns()
-    crews.say("crew-3", signal.SIGUSR1)
-    await _until(crews, is_only_the_stuck_left, step)
-    rest = len(crews.left)
-    screen.tell(f"everything else is delivered; {rest} aircraft wait; the crew goes on")
-    crews.say("crew-3", signal.SIGUSR2)
-    await until(1.0)
-    return stuck_ns, rest
-
-
-async def _until(crews: Crews, done: Callable[[int], bool], step: Step) -> None:
-    """Return when this many flights were ended, or none was for so long that none will be."""
-    before, since = -1, time.monotonic()
-    while True:
-        ended = await asyncio.to_thread(crews.ended)
-        step.at(ended)
-        if ended != before:
-            before, since = ended, time.monotonic()
-        if done(ended) or time.monotonic() - since > PATIENCE_S:
-            return
-        await asyncio.sleep(POLL_S)
+    crews.send(STUCK, signal.SIGUSR1)
+    await crews.until(enough=lambda: len(crews.left) <= crews.stuck)
+    waiting = len(crews.left)
+    screen.tell(f"everything else is delivered; {waiting} aircraft wait; the crew goes on")
+    crews.send(STUCK, signal.SIGUSR2)
+    await crews.until()
+    return stuck_ns, waiting
 
 
 def _notes(folder: Path, crew: str, offset: int = 0) -> tuple[list[Note], int]:
@@ -260,59 +249,59 @@ def _notes(folder: Path, crew: str, offset: int = 0) -> tuple[list[Note], int]:
     return notes, offset + len(lines)
 
 
-def _judged(
-    notes: Sequence[Note],
-    crews: Crews,
-    total: int,
-    stuck_ns: int,
-    blocked: int,
-    seconds: float,
-) -> Delivered:
-    begun: dict[str, tuple[int, int]] = {}
-    ended: dict[str, tuple[int, int]] = {}
-    working: dict[str, dict[tuple[int, int], str]] = defaultdict(dict)
-    first: set[tuple[int, int]] = set()
-    done: set[tuple[int, int]] = set()
-    order = exclusivity = 0
+class _Order:
+    """Positions that each come for the first time, in their order for each key."""
+
+    def __init__(self) -> None:
+        self.seen: set[Place] = set()
+        self.violations = 0
+        self._last: dict[str, Place] = {}
+
+    def see(self, key: str, position: Place) -> None:
+        if position not in self.seen:
+            self.seen.add(position)
+            last = self._last.get(key, (0, 0))
+            self.violations += position < last
+            self._last[key] = max(position, last)
+
+
+def _judged(notes: Sequence[Note], killed_ns: dict[str, int], total: int) -> Delivered:
+    """What the notes say; not how long it took, nor how the stuck crew held up others."""
+    begun, ended = _Order(), _Order()
+    working: dict[str, dict[Place, str]] = defaultdict(dict)
+    exclusivity = 0
     for note in notes:
         mine = working[note.key]
         if note.what == "begin":
             exclusivity += any(
-                crew != note.crew and crews.killed_ns.get(crew, note.at_ns + 1) > note.at_ns
+                crew != note.crew and killed_ns.get(crew, note.at_ns + 1) > note.at_ns
                 for crew in mine.values()
             )
             mine[note.position] = note.crew
-            if note.position not in first:
-                first.add(note.position)
-                order += note.position < begun.get(note.key, (0, 0))
-                begun[note.key] = max(note.position, begun.get(note.key, (0, 0)))
+            begun.see(note.key, note.position)
         elif note.what in ("end", "refuse"):
             mine.pop(note.position, None)
-            if note.what == "end" and note.position not in done:
-                done.add(note.position)
-                order += note.position < ended.get(note.key, (0, 0))
-                ended[note.key] = max(note.position, ended.get(note.key, (0, 0)))
+            if note.what == "end":
+                ended.see(note.key, note.position)
     return Delivered(
-        delivered=len(done),
+        delivered=len(ended.seen),
         deliveries=sum(note.what == "begin" for note in notes),
         refused=sum(note.what == "refuse" for note in notes),
-        missing=total - len(done),
-        key_order_violations=order,
+        missing=total - len(ended.seen),
+        key_order_violations=begun.violations + ended.violations,
         exclusivity_violations=exclusivity,
-        keys_blocked_by_the_stuck_one=blocked,
-        others_slowdown=_slowdown(notes, stuck_ns),
+        keys_blocked_by_the_stuck_one=0,
+        others_slowdown=0,
         dispatcher_crashes=1,
-        crew_crashes=len(crews.killed_ns),
-        seconds=round(seconds, 1),
+        crew_crashes=len(killed_ns),
+        seconds=0,
     )
 
 
 def _slowdown(notes: Sequence[Note], stuck_ns: int) -> float:
     """How many times as fast the other crews were before one stuck."""
     window_ns = int(WINDOW_S * 1e9)
-    others = [
-        note.at_ns - stuck_ns for note in notes if note.what == "end" and note.crew != "crew-3"
-    ]
+    others = [note.at_ns - stuck_ns for note in notes if note.what == "end" and note.crew != STUCK]
     before = sum(-window_ns < at_ns <= 0 for at_ns in others)
     after = sum(0 < at_ns <= window_ns for at_ns in others)
     return round(before / max(1, after), 2)

@@ -6,7 +6,6 @@ moves them about; their kinds stay, so that each run has all of them.
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable
 from enum import Enum
 from pathlib import Path
 from random import Random
@@ -14,11 +13,13 @@ from typing import Final, NamedTuple
 
 from redis.asyncio import Redis
 
+from tools.demo.airlines import Airlines
+from tools.demo.stations import Stations
 from tools.stack.stack import Stack
 
 
 class Kind(Enum):
-    """A fault, and how it is told."""
+    """A fault, and its text on the screen."""
 
     KILL_AIRLINE = "kill -9 of an airline's process"
     KILL_STATIONS = "kill -9 of the weather stations' process"
@@ -63,7 +64,15 @@ _ORDER: Final = (
     Kind.KILL_LEDGER,
 )
 """The stations are killed before anything that they publish to: a small demo ends early, and needs
-an attempt that was ended."""
+an aborted attempt."""
+
+_SERVICES: Final = {
+    Kind.KILL_LEDGER: ("ledger",),
+    Kind.KILL_BOTH: ("ledger",),
+    Kind.KILL_DEDUP: ("dedup",),
+    Kind.KILL_ALL: ("ledger", "dedup", "redis"),
+}
+"""What is killed, in this order, and started again in the other one."""
 
 
 def plan(random: Random) -> list[Fault]:
@@ -76,55 +85,34 @@ def plan(random: Random) -> list[Fault]:
     ]
 
 
-class Faults:
-    """Makes them happen."""
+async def happen(kind: Kind, stack: Stack, airlines: Airlines, stations: Stations) -> None:
+    """Make a fault happen; returns when everything runs again."""
+    files, copy = stack.folder / "redis", stack.folder / "redis-copy"
+    if kind in (Kind.KILL_AIRLINE, Kind.KILL_BOTH):
+        await airlines.kill_one()
+    if kind is Kind.KILL_STATIONS:
+        await stations.kill()
+    for name in _SERVICES.get(kind, ()):
+        await stack.kill(name)
+    for name in reversed(_SERVICES.get(kind, ())):
+        await stack.run(name)
+    if kind is Kind.COPY_REDIS:
+        await asyncio.to_thread(_copy, files, copy)
+    if kind is Kind.WIPE_REDIS:
+        await forget(stack)
+    if kind is Kind.RESTORE_REDIS:
+        await stack.kill("redis")
+        await asyncio.to_thread(_copy, copy, files)
+        await stack.run("redis")
 
-    def __init__(
-        self,
-        stack: Stack,
-        *,
-        kill_airline: Callable[[], Awaitable[None]],
-        kill_stations: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._stack = stack
-        self._kill_airline = kill_airline
-        self._kill_stations = kill_stations
-        self._files = stack.folder / "redis"
-        self._copy = stack.folder / "redis-copy"
 
-    async def happen(self, kind: Kind) -> None:
-        """Make one happen; returns when everything runs again."""
-        match kind:
-            case Kind.KILL_AIRLINE:
-                await self._kill_airline()
-            case Kind.KILL_STATIONS:
-                await self._kill_stations()
-            case Kind.KILL_LEDGER:
-                await self._kill("ledger")
-            case Kind.KILL_DEDUP:
-                await self._kill("dedup")
-            case Kind.KILL_BOTH:
-                await asyncio.gather(self._kill_airline(), self._kill("ledger"))
-            case Kind.KILL_ALL:
-                await self._kill("ledger", "dedup", "redis")
-            case Kind.COPY_REDIS:
-                await asyncio.to_thread(_copy, self._files, self._copy)
-            case Kind.WIPE_REDIS:
-                async with Redis.from_url(self._stack.redis_url) as redis:
-                    await redis.flushall()
-            case Kind.RESTORE_REDIS:
-                await self._stack.kill("redis")
-                await asyncio.to_thread(_copy, self._copy, self._files)
-                await self._stack.run("redis")
-
-    async def _kill(self, *names: str) -> None:
-        for name in names:
-            await self._stack.kill(name)
-        for name in reversed(names):
-            await self._stack.run(name)
+async def forget(stack: Stack) -> None:
+    """Redis loses everything."""
+    async with Redis.from_url(stack.redis_url) as redis:
+        await redis.flushall()
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Redis writes on meanwhile; it understands an append-only file whose end is cut off."""
+    """Redis writes on meanwhile; it reads an append-only file whose end is cut off."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target)

@@ -170,7 +170,7 @@ class _Gate:
             self.again += flight.id in self._acknowledged
             self.arrived[flight.id] = flight.payload
             settling.append((flight.id, self._consumer.ack_nowait(flight)))
-            self._step.at(len(self.arrived))
+            self._step(len(self.arrived))
         for message_id, settled in settling:
             with suppress(StaleTokenError):  # its delivery was cut off: it comes again
                 await settled

@@ -22,7 +22,7 @@ from opentelemetry import trace
 
 from seqgate.client import connect
 from seqgate.telemetry import tracing
-from tools.demo.application import ApplicationFailed
+from tools.demo.applications import ApplicationFailed
 from tools.stack.stack import Stack
 from tools.trace.receiver import Received, otlp_receiver
 from tools.trace.tree import journey, write_spans

@@ -15,20 +15,14 @@ killed is killed. An attempt that was released passes, over any number of connec
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator
 from random import Random
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from grpc import (
-    GenericRpcHandler,
-    StatusCode,
-    aio,
-    method_handlers_generic_handler,
-    stream_stream_rpc_method_handler,
-)
+from grpc import StatusCode, aio
 
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
+from tools.stack.handlers import handlers
 
 RECONNECT_QUICKLY = (
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -85,7 +79,8 @@ class Line:
         self._server = aio.server()
         self._gate = Gate(random)
         self._streams: set[_Stream] = set()
-        self._server.add_generic_rpc_handlers((_handler(self._publish),))
+        service = pb.DESCRIPTOR.services_by_name["LedgerService"]
+        self._server.add_generic_rpc_handlers([handlers(service, Publish=self._publish)])
         self._port = self._server.add_insecure_port("127.0.0.1:0")
 
     @property
@@ -101,27 +96,22 @@ class Line:
     def release(self, attempts: Collection[Standing]) -> None:
         """Let these go on."""
         self._gate.release({attempt.uuid for attempt in attempts})
-        self._look_again()
+        self._look()
 
     def open(self) -> None:
         """Let everything go on, and stop at nothing any more."""
         self._gate.open()
-        self._look_again()
+        self._look()
 
     def forget(self) -> None:
-        """Who was sending is dead. The streams learn it by themselves, a moment later."""
+        """The sender is dead. The streams notice by themselves, a moment later."""
         self._streams.clear()
 
     async def __aenter__(self) -> Self:
         await self._server.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._server.stop(None)
         await self._channel.close()
 
@@ -150,20 +140,9 @@ class Line:
             trailing = tuple(await call.trailing_metadata() or ())
             await context.abort(code, await call.details(), trailing)
 
-    def _look_again(self) -> None:
+    def _look(self) -> None:
         for stream in self._streams:
-            stream.look_again()
-
-
-def _handler(publish: Any) -> GenericRpcHandler:
-    """The ledger's service, with no method but Publish."""
-    service = pb.DESCRIPTOR.services_by_name["LedgerService"].full_name
-    method = stream_stream_rpc_method_handler(
-        publish,
-        request_deserializer=pb.PublishRequest.FromString,
-        response_serializer=pb.PublishResponse.SerializeToString,
-    )
-    return method_handlers_generic_handler(service, {"Publish": method})
+            stream.changed.set()
 
 
 class _Stream:
@@ -173,7 +152,7 @@ class _Stream:
         self.standing: Standing | None = None
         self._gate = gate
         self._call = call
-        self._changed = asyncio.Event()
+        self.changed = asyncio.Event()
         self._unanswered: set[int] = set()
         self._attempt = ""
         self._settled = False
@@ -188,20 +167,16 @@ class _Stream:
                     await self._call.write(each)
             await self._call.done_writing()
         except (aio.AioRpcError, asyncio.InvalidStateError):
-            return  # who reads learns why
+            return  # the reader of responses gets the status
 
     def receive(self, response: pb.PublishResponse) -> None:
-        """Note what is answered. An answer without a place says that the message is stored already,
-        or cannot be for now: it is not a message to be in the middle of."""
+        """Note an answer. A receipt without a position is of a message that is stored already, or
+        cannot be for now: no message to stop in the middle of."""
         for receipt in response.receipts.receipts:
             self._unanswered.discard(receipt.request_id)
             if not receipt.HasField("position"):
                 self._settled = True
-        self.look_again()
-
-    def look_again(self) -> None:
-        """Something has changed."""
-        self._changed.set()
+        self.changed.set()
 
     async def _pass(self, publication: pb.Publication) -> None:
         """Return when a publication may go on."""
@@ -211,8 +186,8 @@ class _Stream:
         while self._gate.stops(chunk) and not self._settled:
             if not self._unanswered:
                 self.standing = Standing(chunk.producer_name, chunk.uuid, chunk.chunk_id)
-            self._changed.clear()
-            await self._changed.wait()
+            self.changed.clear()
+            await self.changed.wait()
         self.standing = None
         self._unanswered.add(publication.request_id)
 

@@ -6,39 +6,14 @@ about itself is believed.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from seqgate.client import Message
+from tools.demo.flights import Flight
+from tools.demo.weather import Weather
 
 EXAMPLES_MAX: Final = 3
-"""How many examples of each broken promise are kept."""
-
-Identity = tuple[str, int]
-"""A producer's name, and a sequence id."""
-
-
-class Original(Protocol):
-    """What was to be published."""
-
-    @property
-    def producer(self) -> str:
-        """By whom."""
-
-    @property
-    def sequence_id(self) -> int:
-        """Under which id."""
-
-    @property
-    def payload(self) -> bytes:
-        """The message's bytes."""
-
-    @property
-    def key(self) -> str | None:
-        """Its key."""
-
-    @property
-    def properties(self) -> dict[str, str]:
-        """What else it carries."""
+"""Examples of each broken promise that are kept."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,23 +47,18 @@ class Findings(Noted):
     @property
     def broken(self) -> int:
         """How many promises are broken."""
-        return (
-            self.stored_twice
-            + self.lost
-            + self.out_of_order
-            + self.altered
-            + self.unknown
-            + self.receipts_wrong
-            + self.marks_wrong
+        of_messages = (
+            self.stored_twice + self.lost + self.out_of_order + self.altered + self.unknown
         )
+        return of_messages + self.receipts_wrong + self.marks_wrong
 
 
 class Proof:
     """Collects evidence; `findings` judges it."""
 
-    def __init__(self, originals: Iterable[Original]) -> None:
+    def __init__(self, originals: Iterable[Flight | Weather]) -> None:
         self._expected = {(each.producer, each.sequence_id): each for each in originals}
-        self._where: dict[Identity, str] = {}
+        self._where: dict[tuple[str, int], str] = {}
         self._last: dict[str, int] = {}
         self._findings = Findings()
 
@@ -113,21 +83,20 @@ class Proof:
             self._findings.note("altered", f"{identity} at {where}")
 
     def see_receipt(self, producer: str, sequence_id: int, message_id: str) -> None:
-        """A producer was told that this message is there. Comes after all messages."""
+        """A producer has this receipt. Comes after all messages."""
         self._findings.receipts += 1
         where = self._where.get((producer, sequence_id))
         if where != message_id:
-            self._findings.note(
-                "receipts_wrong", f"({producer}, {sequence_id}): {message_id}, is at {where}"
-            )
+            example = f"({producer}, {sequence_id}): {message_id}, is at {where}"
+            self._findings.note("receipts_wrong", example)
 
     def see_mark(self, producer: str, persisted: int | None) -> None:
-        """Deduplication remembers this as the producer's last id. Comes after all messages."""
+        """Deduplication has this as the producer's last id. Comes after all messages."""
         if persisted != self._last.get(producer):
             self._findings.note("marks_wrong", f"{producer}: {persisted}")
 
     def findings(self) -> Findings:
-        """What it comes to, once everything was seen."""
+        """The verdict, once everything was seen."""
         for identity in self._expected.keys() - self._where.keys():
             self._findings.note("lost", str(identity))
         return self._findings

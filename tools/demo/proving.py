@@ -14,69 +14,49 @@ from tools.demo.chunk_proof import ChunkProof, LargeFindings
 from tools.demo.flights import Flight
 from tools.demo.journal import acknowledged
 from tools.demo.line import Standing
-from tools.demo.proof import Findings, Original, Proof
-from tools.demo.screen import Screen, Step
+from tools.demo.proof import Findings, Proof
+from tools.demo.screen import Screen
 from tools.demo.weather import Weather
 from tools.stack.stack import Stack
 
-Carriers = Mapping[str, list[Flight]]
-Airports = Mapping[str, list[Weather]]
 
-
-class Proving:
-    """Collects what was published, and judges it."""
-
-    def __init__(
-        self, stack: Stack, carriers: Carriers, airports: Airports, producers: Path
-    ) -> None:
-        self._stack = stack
-        self._carriers = carriers
-        self._airports = airports
-        self._producers = producers
-        self._flights = Proof(chain.from_iterable(carriers.values()))
-        self._weather = Proof(chain.from_iterable(airports.values()))
-        self._chunks = ChunkProof()
-
-    async def run(
-        self, screen: Screen, crashes: list[list[Standing]]
-    ) -> tuple[Findings, LargeFindings]:
-        """Collect all evidence, and judge it."""
-        sent = sum(len(own) for own in self._airports.values())
-        flights = sum(len(own) for own in self._carriers.values())
-        await self._read(screen.step("proving", flights + sent))
-        async for stored in _entries(self._stack):
-            self._chunks.see_entry(stored)
-        for standing in crashes:
-            self._chunks.see_crash(standing)
-        await self._see_producers(self._flights, self._carriers)
-        await self._see_producers(self._weather, self._airports)
-        return self._flights.findings(), self._chunks.findings(self._weather.findings(), sent)
-
-    async def _read(self, step: Step) -> None:
-        """Read the topic as any application does."""
-        seen = 0
-        async with (
-            connect(self._stack.address("ledger")) as client,
-            client.reader(TOPIC, follow=False, on_dropped=self._chunks.see_dropped) as reader,
-        ):
-            async for message in reader:
-                if message.producer_name in self._airports:
-                    self._weather.see_message(message)
-                    self._chunks.see_message(message)
-                else:
-                    self._flights.see_message(message)
-                seen += 1
-                if seen % 1_000 == 0:
-                    step.at(seen)
-        step.at(seen)
-
-    async def _see_producers(
-        self, proof: Proof, producers: Mapping[str, Sequence[Original]]
-    ) -> None:
+async def prove(
+    stack: Stack,
+    carriers: Mapping[str, Sequence[Flight]],
+    airports: Mapping[str, Sequence[Weather]],
+    folder: Path,
+    crashes: Sequence[Sequence[Standing]],
+    screen: Screen,
+) -> tuple[Findings, LargeFindings]:
+    """Collect all evidence, and judge it. Journals are in `folder`."""
+    flights, weather = list(chain(*carriers.values())), list(chain(*airports.values()))
+    of_flights, of_weather, of_chunks = Proof(flights), Proof(weather), ChunkProof()
+    step = screen.step("proving", len(flights) + len(weather))
+    seen = 0
+    async with (
+        connect(stack.address("ledger")) as client,
+        client.reader(TOPIC, follow=False, on_dropped=of_chunks.see_dropped) as reader,
+    ):
+        async for message in reader:
+            if message.producer_name in airports:
+                of_weather.see_message(message)
+                of_chunks.see_message(message)
+            else:
+                of_flights.see_message(message)
+            seen += 1
+            if seen % 1_000 == 0:
+                step(seen)
+    step(seen)
+    async for stored in _entries(stack):
+        of_chunks.see_entry(stored)
+    for standing in crashes:
+        of_chunks.see_crash(standing)
+    for proof, producers in ((of_flights, carriers), (of_weather, airports)):
         for name in producers:
-            for receipt in acknowledged(self._producers, name):
+            for receipt in acknowledged(folder, name):
                 proof.see_receipt(name, receipt.sequence_id, receipt.message_id)
-            proof.see_mark(name, await _persisted(self._stack, name))
+            proof.see_mark(name, await _persisted(stack, name))
+    return of_flights.findings(), of_chunks.findings(of_weather.findings(), len(weather))
 
 
 async def _entries(stack: Stack) -> AsyncIterator[ledger_pb2.StoredEntry]:
@@ -91,7 +71,7 @@ async def _entries(stack: Stack) -> AsyncIterator[ledger_pb2.StoredEntry]:
 
 
 async def batches_cut(stack: Stack) -> int:
-    """How many batches overlapped what was stored, as far as Redis remembers."""
+    """How many batches overlapped what was stored, since Redis last lost its state."""
     async with aio.insecure_channel(stack.address("dedup")) as channel:
         stub = dedup_pb2_grpc.DedupServiceStub(channel)
         request = dedup_pb2.GetTopicStatusRequest(topic=TOPIC)

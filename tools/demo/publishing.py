@@ -12,14 +12,14 @@ from random import Random
 from typing import Final
 
 from tools.demo.airlines import Airlines
-from tools.demo.faults import Faults, Kind, plan
+from tools.demo.faults import Fault, Kind, happen, plan
 from tools.demo.journal import Counter
 from tools.demo.line import Standing
 from tools.demo.screen import Screen
 from tools.demo.stations import Stations
+from tools.stack.stack import Stack
 
 LOOK_INTERVAL_S: Final = 0.05
-"""How often progress is looked at."""
 
 
 class Publishing:
@@ -27,68 +27,60 @@ class Publishing:
 
     Attributes:
         faults: how many things went wrong.
-        crashes: the large messages in whose middle something crashed, for each time.
+        crashes: the large messages that each crash interrupted.
     """
 
     def __init__(
-        self, screen: Screen, airlines: Airlines, stations: Stations, faults: Faults
+        self, screen: Screen, stack: Stack, airlines: Airlines, stations: Stations
     ) -> None:
         self._screen = screen
+        self._stack = stack
         self._airlines = airlines
         self._stations = stations
-        self._faults = faults
         self._step = screen.step("publishing", airlines.flights)
         self.faults = 0
         self.crashes: list[list[Standing]] = []
 
     async def run(self, random: Random) -> None:
         """Publish; returns when all of it is acknowledged."""
-        publishing = asyncio.create_task(self._publish())
-        try:
+        async with asyncio.TaskGroup() as tasks:
+            publishing = [
+                tasks.create_task(each.publish()) for each in (self._airlines, self._stations)
+            ]
             for fault in plan(random):
-                due = fault.at * self._airlines.flights
-                await self._until(publishing, partial(self._is_time, fault.kind, due))
-                if publishing.done() or self._all_is_stored():
+                await self._until(publishing, partial(self._is_time, fault))
+                # State that is lost when everything is stored would not come back: publishing
+                # brings it back.
+                if self._stored == self._airlines.flights and not self._stations.publishing:
                     break
                 await self._happen(fault.kind)
-            self._stations.finish()
+            self._stations.line.open()
             await self._until(publishing, lambda: False)
-            await publishing
-        finally:
-            publishing.cancel()
-            await asyncio.wait([publishing])
-        self._step.at(self._airlines.flights)
+        self._step(self._airlines.flights)
 
-    async def _publish(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._airlines.publish())
-            tasks.create_task(self._stations.publish())
+    @property
+    def _stored(self) -> int:
+        return self._airlines.total(Counter.CHECKPOINT)
 
-    async def _until(self, publishing: asyncio.Task[None], enough: Callable[[], bool]) -> None:
+    async def _until(
+        self, publishing: list[asyncio.Task[None]], enough: Callable[[], bool]
+    ) -> None:
         """Show the progress, until it is enough or everything is published."""
-        while not publishing.done() and not enough():
-            self._step.at(self._airlines.total(Counter.CHECKPOINT))
-            await asyncio.wait([publishing], timeout=LOOK_INTERVAL_S)
+        while not all(task.done() for task in publishing) and not enough():
+            self._step(self._stored)
+            await asyncio.wait(publishing, timeout=LOOK_INTERVAL_S)
 
-    def _is_time(self, kind: Kind, due: float) -> bool:
-        """Whether so many flights are stored, and, if it matters to them, all weather stations are
-        in the middle of a message."""
-        stored = self._airlines.total(Counter.CHECKPOINT)
-        return stored >= due and (self._stations.stand or not kind.interrupts_stations)
-
-    def _all_is_stored(self) -> bool:
-        """Whether nothing is left that could come after a fault. Deduplication state that is lost
-        comes back when somebody publishes."""
-        stored = self._airlines.total(Counter.CHECKPOINT)
-        return stored == self._airlines.flights and self._stations.finished
+    def _is_time(self, fault: Fault) -> bool:
+        is_due = self._stored >= fault.at * self._airlines.flights
+        return is_due and (self._stations.stand or not fault.kind.interrupts_stations)
 
     async def _happen(self, kind: Kind) -> None:
-        standing = self._stations.standing if kind.interrupts_stations else []
+        standing = self._stations.line.standing if kind.interrupts_stations else []
         began = time.monotonic()
-        await self._faults.happen(kind)
+        await happen(kind, self._stack, self._airlines, self._stations)
         self.faults += 1
         where = f", inside {len(standing)} large messages" if standing else ""
         self._screen.tell(f"{kind.value}{where}: {time.monotonic() - began:.2f} s")
         if standing:
             self.crashes.append(standing)
-            self._stations.go_on(standing)
+            self._stations.line.release(standing)

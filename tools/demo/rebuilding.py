@@ -1,20 +1,24 @@
-"""Redis forgets everything, and a Spark job brings it back from the log."""
+"""Redis has lost everything, and Spark jobs bring it back from the log.
+
+`python -m tools.demo.rebuilding LEDGER DEDUP CURSOR` runs the jobs in one session: it rebuilds what
+was lost, compares everything with the whole log, and audits the log. Each job prints its own JSON
+lines, and then one with its exit status.
+"""
 
 import asyncio
 import json
 import sys
+import time
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
-
-from redis.asyncio import Redis
 
 from tools.stack.stack import Stack
 
 ENDED: Final = "ended"
-"""The kind of the line that says how a job ended."""
+"""The kind of the line with a job's exit status."""
 
-OK: Final = 0
-FOUND: Final = 1
-"""How a job ends that found differences, or what it is there to find."""
+ENDED_WELL: Final = (0, 1)
+"""Exit statuses of a job; 1: it found differences, or what it is there to find."""
 
 
 class JobFailed(Exception):
@@ -22,8 +26,8 @@ class JobFailed(Exception):
 
 
 class Rebuilt(NamedTuple):
-    """What the rebuild did; `differences` is how many producers are then other than the log says,
-    and `failed` how many topics were not rebuilt."""
+    """What the rebuild did; `differences` counts producers that then differ from the log, and
+    `failed` topics that were not rebuilt."""
 
     topics: int
     producers: int
@@ -49,12 +53,6 @@ class Audited(NamedTuple):
     seconds: float
 
 
-async def forget(stack: Stack) -> None:
-    """Redis loses everything, while nobody publishes."""
-    async with Redis.from_url(stack.redis_url) as redis:
-        await redis.flushall()
-
-
 async def recover(stack: Stack) -> tuple[Rebuilt, Audited]:
     """Rebuild every topic whose state was lost, from snapshots and the log after them; compare with
     what the whole log says; and prove from the log alone that nothing is stored twice.
@@ -64,17 +62,15 @@ async def recover(stack: Stack) -> tuple[Rebuilt, Audited]:
     """
     jobs = await _jobs(stack)
     rebuilt, compared, audited = jobs["rebuild"], jobs["compare"], jobs["audit"]
-    summary = _summary(rebuilt)
     topics = [line for line in compared if line["kind"] == "topic"]
+    failed = [line for line in rebuilt if line["kind"] == "topic" and line["outcome"] != "loaded"]
+    failed += [line for line in topics if line["outcome"] not in ("equal", "different")]
+    summary = _summary(rebuilt)
     return (
         Rebuilt(
-            topics=summary["topics"],
-            producers=summary["producers"],
-            entries=summary["entries"],
-            seconds=summary["seconds"],
+            **{name: summary[name] for name in Rebuilt._fields[:-2]},
             differences=sum(line["differing"] for line in topics),
-            failed=sum(line["kind"] == "topic" and line["outcome"] != "loaded" for line in rebuilt)
-            + sum(line["outcome"] not in ("equal", "different") for line in topics),
+            failed=len(failed),
         ),
         Audited(
             **{name: _summary(audited)[name] for name in Audited._fields[:-1]},
@@ -84,31 +80,57 @@ async def recover(stack: Stack) -> tuple[Rebuilt, Audited]:
 
 
 async def _jobs(stack: Stack) -> dict[str, list[dict[str, Any]]]:
-    """Run the jobs; what each said, line by line."""
+    """Run the jobs; what each printed, line by line."""
     addresses = [stack.address(name) for name in ("ledger", "dedup", "cursor")]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tools.demo.jobs", *addresses),
+        *(sys.executable, "-m", __name__, *addresses),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        said, complained = await process.communicate()
+        printed, trouble = await process.communicate()
     except BaseException:
         process.kill()
         await process.wait()
         raise
     jobs: dict[str, list[dict[str, Any]]] = {}
     lines = []
-    for line in map(json.loads, said.decode().splitlines()):
+    for line in map(json.loads, printed.decode().splitlines()):
         lines.append(line)
         if line["kind"] == ENDED:
             jobs[line["job"]], lines = lines, []
-            if line["status"] not in (OK, FOUND):
+            if line["status"] not in ENDED_WELL:
                 raise JobFailed(f"{line['job']} ended with {line['status']}")
     if process.returncode != 0:
-        raise JobFailed(f"the jobs ended with {process.returncode}: {complained.decode()[-2000:]}")
+        raise JobFailed(f"the jobs ended with {process.returncode}: {trouble.decode()[-2000:]}")
     return jobs
 
 
 def _summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
     return next(line for line in lines if line["kind"] == "summary")
+
+
+def main() -> None:
+    # The demo itself has no Spark.
+    from seqgate.spark import local_session
+    from tools.audit.__main__ import main as audit
+    from tools.rebuild.__main__ import main as rebuild
+
+    ledger, dedup, cursor = sys.argv[1:]
+    log = ["--json", "--ledger", ledger]
+    everything = [*log, "--dedup", dedup, "--cursor", cursor]
+    spark = local_session("seqgate demo")
+    jobs: dict[str, Callable[[], int]] = {
+        "rebuild": lambda: rebuild(everything, spark),
+        "compare": lambda: rebuild([*everything, "--dry-run", "--diff", "*"], spark),
+        "audit": lambda: audit(log, spark),
+    }
+    for name, run in jobs.items():
+        started = time.monotonic()
+        status = run()
+        seconds = round(time.monotonic() - started, 1)
+        print(json.dumps({"kind": ENDED, "job": name, "status": status, "seconds": seconds}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,104 +1,85 @@
 """The weather stations' process, started again with other chunks each time, and their line."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, closing
 from itertools import cycle
 from pathlib import Path
 from random import Random
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
-from tools.demo.application import Application
+from tools.demo.applications import Application
 from tools.demo.journal import Counter, Journal
-from tools.demo.line import Line, Standing
+from tools.demo.line import Line
 from tools.demo.weather import Weather
 
 CHUNK_BYTES: Final = (4 * 1024, 2 * 1024, 5 * 1024, 3 * 1024)
-"""How large chunks are, from one start of the process to the next: a month makes 12 to 33."""
+"""Chunk sizes, from one start of the process to the next: a month makes 12 to 33 chunks."""
 
 
 class Stations:
-    """One for each airport."""
+    """One for each airport. See `stations`."""
 
     def __init__(
-        self, folder: Path, weather: Mapping[str, list[Weather]], *, ledger: str, random: Random
+        self,
+        application: Application,
+        line: Line,
+        journals: Mapping[str, Journal],
+        months: Mapping[str, int],
     ) -> None:
-        """
-        Args:
-            folder: where the stations keep their journals.
-            weather: what each airport has to publish.
-            ledger: the address to publish to.
-            random: where messages are interrupted.
-        """
-        self._folder = folder
-        self._months = {airport: len(own) for airport, own in weather.items()}
-        self._journals = {airport: Journal(folder, airport) for airport in weather}
-        self._line = Line(ledger, random)
-        self._chunk_bytes = cycle(CHUNK_BYTES)
-        log = folder / "stations.log"
-        self._application = Application("tools.demo.station", self._arguments, log)
+        self._application = application
+        self.line = line
+        self._journals = journals
+        self._months = months
         self.crashes = 0
 
     @property
-    def standing(self) -> list[Standing]:
-        """The messages in whose middle the line has stopped."""
-        return self._line.standing
+    def publishing(self) -> set[str]:
+        """The stations that have not published everything."""
+        return {
+            airport
+            for airport, journal in self._journals.items()
+            if journal[Counter.CHECKPOINT] < self._months[airport]
+        }
 
     @property
     def stand(self) -> bool:
-        """Whether every station that has not finished is in the middle of a message, and stopped
-        there."""
-        stopped = {attempt.producer for attempt in self.standing}
-        return all(
-            airport in stopped for airport in self._months if not self._has_finished(airport)
-        )
-
-    @property
-    def finished(self) -> bool:
-        """Whether every station has published everything."""
-        return all(map(self._has_finished, self._months))
-
-    def go_on(self, attempts: Sequence[Standing]) -> None:
-        """Let these attempts pass, up to the middle of the next."""
-        self._line.release(attempts)
-
-    def finish(self) -> None:
-        """Stop at nothing any more."""
-        self._line.open()
-
-    async def __aenter__(self) -> Self:
-        await self._line.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._application.kill()
-        await self._line.__aexit__(kind, error, trace)
-        for journal in self._journals.values():
-            journal.close()
+        """Whether every station that has not finished is stopped in the middle of a message."""
+        return self.publishing <= {attempt.producer for attempt in self.line.standing}
 
     async def publish(self) -> None:
         """Run the process until every station has published everything.
 
         Raises:
-            ApplicationFailed: it ended otherwise than well, or by being killed.
+            ApplicationFailed: it failed.
         """
         await self._application.run()
 
     async def kill(self) -> None:
-        """SIGKILL the process, if it has something to publish still."""
-        if self._application.runs and not self.finished:
-            await self._application.kill()
-            self._line.forget()
+        """SIGKILL the process, if it still has something to publish."""
+        if self._application.runs and self.publishing:
+            await self._application.end()
+            self.line.forget()
             self.crashes += 1
 
-    def _has_finished(self, airport: str) -> bool:
-        return self._journals[airport][Counter.CHECKPOINT] == self._months[airport]
 
-    def _arguments(self) -> Sequence[str]:
-        months = max(self._months.values())
-        given = (self._line.address, self._folder, months, next(self._chunk_bytes))
-        return [str(each) for each in given]
+@asynccontextmanager
+async def stations(
+    folder: Path, weather: Mapping[str, Sequence[Weather]], *, ledger: str, random: Random
+) -> AsyncIterator[Stations]:
+    """The stations, with their process; `random` says where the line interrupts messages."""
+    months = {airport: len(own) for airport, own in weather.items()}
+    chunk_bytes = cycle(CHUNK_BYTES)
+    with ExitStack() as closed:
+        journals = {
+            airport: closed.enter_context(closing(Journal(folder, airport))) for airport in weather
+        }
+        async with Line(ledger, random) as line:
+
+            def arguments() -> list[object]:
+                return [line.address, folder, max(months.values()), next(chunk_bytes)]
+
+            application = Application("tools.demo.station", arguments, folder / "stations.log")
+            try:
+                yield Stations(application, line, journals, months)
+            finally:
+                await application.end()
