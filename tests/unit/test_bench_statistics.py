@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.bench.measurement import Limit, Measured, rate
-from tools.bench.rounds import Round
-from tools.bench.statistics import (
+from tools.bench.figures import (
+    Round,
     Spread,
     in_series,
     median,
     over_rounds,
     percentile,
     percentile_over_rounds,
+    rate,
     ratio,
 )
 
@@ -102,11 +102,11 @@ def test_what_was_measured_in_turn_is_compared_turn_by_turn() -> None:
     slow_machine_now_and_then = [Round(calls, 1.0, []) for calls in (100, 10, 1000)]
     ours = [Round(calls, 1.0, []) for calls in (90, 8, 500)]
 
-    found = rate(
-        "ours", "calls", ours, each=2, beside=Measured("theirs", slow_machine_now_and_then)
-    )
+    theirs = rate("theirs", "calls", slow_machine_now_and_then, each=2)
+    found = rate("ours", "calls", ours, theirs, each=2, paired=True)
 
     assert found.value == 180
-    assert found.limit == Limit("theirs", 200)
+    assert found.limit is theirs
+    assert theirs.value == 200
     assert found.pairs == Spread(0.8, 0.5, 0.9)
     assert found.ratio == 0.8

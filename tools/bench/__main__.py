@@ -19,26 +19,23 @@ from rich.console import Console
 
 from tools.bench import (
     admit,
+    clients,
     dispatch,
     filtered,
     filtering,
-    large,
     limits,
-    publish,
-    read,
     rebuild,
     recovery,
     report,
-    scraped,
     store,
-    traced,
 )
-from tools.bench.bench import ROOT, SECONDS, UNDEDUPLICATED, Bench, null_ledger
-from tools.bench.measurement import BenchError, Measurement
+from tools.bench.bench import SECONDS, UNDEDUPLICATED, Bench, null_ledger
+from tools.bench.figures import BenchError, Measurement
+from tools.bench.worker import ROOT
 from tools.stack.stack import Stack, StackError
 
 WIDTH: Final = 160
-"""How wide tables are where nobody's terminal says it."""
+"""Of tables, without a terminal."""
 
 INTERRUPTED: Final = 130
 
@@ -57,12 +54,12 @@ GROUPS: Final = {
     "admit": Group(admit.unary, needs=("redis", "grpc")),
     "exchange": Group(admit.exchange, needs=("redis", "grpc")),
     "store": Group(store.append, needs=("disk",)),
-    "publish": Group(publish.publish, needs=("disk", "redis", "grpc")),
-    "read": Group(read.read),
-    "price": Group(publish.price),
-    "tracing": Group(traced.traced),
-    "metrics": Group(scraped.scraped),
-    "large": Group(large.large, needs=("disk",)),
+    "publish": Group(clients.publish, needs=("disk", "redis", "grpc")),
+    "read": Group(clients.read),
+    "price": Group(clients.price),
+    "tracing": Group(clients.tracing),
+    "metrics": Group(clients.metrics),
+    "large": Group(clients.large, needs=("disk",)),
     "dispatch": Group(dispatch.dispatch),
     "filter": Group(filtering.filtering),
     "filtered": Group(filtered.filtered),
@@ -173,7 +170,7 @@ def main() -> int:
     except (BenchError, StackError) as error:
         print(error, file=sys.stderr)
         return 1
-    report.write(options.report, text)
+    options.report.write_text(text + "\n")
     if options.json:
         print(text)
     return 0

@@ -1,32 +1,22 @@
 """What every group of measurements has: running services, time, and the limits found so far."""
 
-import asyncio
 import math
-import os
-import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from tools.bench.measurement import BenchError, Limit, Measurement
-from tools.bench.rounds import ROUNDS
-from tools.bench.workload import Job, Outcome, Workload, outcomes_from_json
-from tools.stack.child import bound_to_us, tell
+from tools.bench.figures import ROUNDS, BenchError, Limit, Measurement, Round
+from tools.bench.load import Workload
+from tools.bench.logs import Logs, fill
+from tools.bench.worker import child, in_worker
 from tools.stack.stack import Stack
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-
 SECONDS: Final = 0.4
-"""How long one round of a measurement takes, unless asked otherwise."""
-
-LOAD_GRACE_S: Final = 120.0
-"""How long the load process may take beyond the time it measures."""
-
-STOP_TIMEOUT_S: Final = 5.0
-"""How long a child may take to end when it is asked to."""
+"""A round, unless asked otherwise."""
 
 UNDEDUPLICATED: Final = "bench/off"
 """The namespace where policy switches deduplication off."""
@@ -45,7 +35,7 @@ class Bench:
 
     stack: Stack
     folder: Path
-    null_ledger: NullLedger
+    null: NullLedger
     seconds: float
     _found: dict[str, Measurement] = field(default_factory=dict)
 
@@ -53,95 +43,65 @@ class Bench:
         """Have measurements serve as limits."""
         self._found.update((each.name, each) for each in measurements)
 
-    def pid(self, service: str) -> int:
-        """The id of a service's process."""
-        pids = self.stack.endpoints["pids"]
-        assert isinstance(pids, dict)
-        return int(pids[service])
+    def pids(self, *processes: str) -> dict[str, int]:
+        """Process ids by name; `null` is the null ledger's."""
+        running: Any = self.stack.endpoints["pids"]
+        return {name: self.null.pid if name == "null" else running[name] for name in processes}
 
     def limit(self, name: str, *, each: float = 1) -> Limit:
-        """A rate that was found, as a limit of something of which one such call does `each`."""
+        """A rate that was found, as the limit of something of which one call does `each`."""
         return Limit(name, self._found[name].value * each)
 
     def scaled(self, number: int) -> int:
-        """As much of something as there is time for: less where rounds are shorter than usual."""
+        """Less of something where rounds are shorter than usual."""
         return math.ceil(number * min(1.0, self.seconds / SECONDS))
 
     async def load(
         self,
         workloads: Sequence[Workload],
         *,
+        rounds: int = ROUNDS,
         seconds: float | None = None,
         environment: Mapping[str, str] | None = None,
-        others: Mapping[str, int] | None = None,
-    ) -> Mapping[str, Outcome]:
-        """Have a process of its own do these, in turn.
+    ) -> dict[str, list[Round]]:
+        """Have a client process do these in turn. Returns their rounds by name."""
+        arguments = (list(workloads), rounds, seconds or self.seconds)
+        done: dict[str, list[Round]] = await in_worker(
+            "tools.bench.load", *arguments, environment=environment
+        )
+        return done
+
+    @asynccontextmanager
+    async def another(
+        self, *, logs: Sequence[Logs] = (), policies: str = "", **services: Any
+    ) -> AsyncIterator["Bench"]:
+        """A bench with services and a folder of its own, for as long as it is used.
 
         Args:
-            seconds: where a round takes another time than usual.
-            environment: what the process is told besides.
-            others: the ids of processes of other stacks that workloads name.
+            logs: what the ledger's store has at the start.
+            policies: the policy file.
+            services: how to start its stack.
         """
-        pids: dict[str, int] = {"null": self.null_ledger.pid}
-        running = self.stack.endpoints["pids"]
-        assert isinstance(running, dict)
-        pids.update(running, **(others or {}))
-        job = Job(list(workloads), ROUNDS, seconds or self.seconds, pids)
-        answer = await converse("tools.bench.load", job.to_json(), LOAD_GRACE_S, environment)
-        return outcomes_from_json(answer)
-
-
-async def converse(
-    module: str, given: str, within_s: float, environment: Mapping[str, str] | None = None
-) -> str:
-    """What a process that runs this module answers.
-
-    Raises:
-        BenchError: it failed, or did not end in time.
-    """
-    process = await asyncio.create_subprocess_exec(
-        *bound_to_us([sys.executable, "-m", module]),
-        cwd=ROOT,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **(environment or {})},
-    )
-    try:
-        async with asyncio.timeout(within_s):
-            answer, trouble = await process.communicate(given.encode())
-    except TimeoutError:
-        raise BenchError(f"{module} did not end") from None
-    finally:
-        await _end(process)
-    if process.returncode:
-        raise BenchError(f"{module} failed: {trouble.decode(errors='replace')}")
-    return answer.decode()
+        with tempfile.TemporaryDirectory(dir=self.folder) as name:
+            stack = Stack(Path(name), **services)
+            stack.policy_file.write_text(policies)
+            if logs:
+                await fill(stack.folder / "ledger" / "ledger.db", logs)
+            async with stack:
+                yield Bench(stack, stack.folder, self.null, self.seconds)
 
 
 @asynccontextmanager
 async def null_ledger() -> AsyncIterator[NullLedger]:
-    """The ledger that only answers, in a process of its own; it ends with its standard input."""
-    process = await asyncio.create_subprocess_exec(
-        *bound_to_us([sys.executable, "-m", "tools.bench.null_ledger"]),
-        cwd=ROOT,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
+    """The services that only answer, in a process of their own."""
+    async with child("tools.bench.null_ledger") as process:
+        assert process.stdout is not None
         port = (await process.stdout.readline()).decode().strip()
         if not port:
             raise BenchError("the null ledger did not start")
         yield NullLedger(f"127.0.0.1:{port}", process.pid)
-        process.stdin.close()
-        async with asyncio.timeout(STOP_TIMEOUT_S):
-            await process.wait()
-    finally:
-        await _end(process)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    tell(process, signal.SIGKILL)
-    await process.wait()
+def command(module: str) -> tuple[str, ...]:
+    """The command that runs a module of the benchmark in the place of a service."""
+    return (sys.executable, "-m", f"tools.bench.{module}")

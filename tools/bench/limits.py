@@ -1,13 +1,10 @@
 """What the machine, Redis and gRPC allow, without any service of ours."""
 
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from redis.asyncio import Redis
 
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
@@ -15,8 +12,7 @@ from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from services.dedup.adapters.connect import connect_redis
 from services.dedup.adapters.redis import RedisStateStore
 from tools.bench.bench import Bench
-from tools.bench.measurement import Measurement, latency, rate
-from tools.bench.rounds import rounds_of
+from tools.bench.figures import Measurement, in_turn, latency, rate, rounds_of
 from tools.bench.writer import CLAIMS, admit_through, claims_text
 
 BLOCK_BYTES: Final = (1_000, 20_000, 100_000, 1_000_000)
@@ -71,25 +67,16 @@ async def disk(bench: Bench) -> list[Measurement]:
 
 async def redis(bench: Bench) -> list[Measurement]:
     """How often Redis answers on one connection, one call at a time."""
-    async with _redis(bench) as connection:
-        client: Any = connection  # its types mix text and bytes
-        found = [rate(PING, "calls", await rounds_of(client.ping, bench.seconds))]
-        script = client.register_script("return 1")
-        found.append(rate(TRIVIAL_SCRIPT, "calls", await rounds_of(script, bench.seconds)))
-        store = RedisStateStore(connection)
-        for claims in CLAIMS:
-            rounds = await rounds_of(
-                await admit_through(store, f"bench/raw/admit-{claims}", claims), bench.seconds
-            )
-            found.append(rate(admit_script(claims), "calls", rounds))
-        return found
-
-
-@asynccontextmanager
-async def _redis(bench: Bench) -> AsyncIterator[Redis]:
     url = bench.stack.redis_url
     async with connect_redis(url, timeout_s=REDIS_TIMEOUT_S, connections_max=1) as connection:
-        yield connection
+        client: Any = connection  # its types mix text and bytes
+        calls = {PING: client.ping, TRIVIAL_SCRIPT: client.register_script("return 1")}
+        store = RedisStateStore(connection)
+        for claims in CLAIMS:
+            call = await admit_through(store, f"bench/raw/admit-{claims}", claims)
+            calls[admit_script(claims)] = call
+        rounds = await in_turn(list(calls.values()), bench.seconds)
+    return [rate(name, "calls", each) for name, each in zip(calls, rounds, strict=True)]
 
 
 async def grpc(bench: Bench) -> list[Measurement]:
@@ -97,16 +84,14 @@ async def grpc(bench: Bench) -> list[Measurement]:
     and a small publication that a ledger acknowledges without storing it."""
     async with (
         aio.insecure_channel(bench.stack.address("ledger")) as ledger,
-        aio.insecure_channel(bench.null_ledger.address) as null_ledger,
+        aio.insecure_channel(bench.null.address) as null_ledger,
     ):
         health: Any = health_pb2_grpc.HealthStub(ledger)
 
         async def check() -> None:
             await health.Check(health_pb2.HealthCheckRequest())
 
-        unary = await rounds_of(check, bench.seconds)
-
-        stub = pb_grpc.LedgerServiceStub(null_ledger)
+        stub: Any = pb_grpc.LedgerServiceStub(null_ledger)
         stream = stub.Publish()
         await stream.write(pb.PublishRequest(open=pb.Open(topic="bench/null/ping-pong")))
         await stream.read()
@@ -118,7 +103,7 @@ async def grpc(bench: Bench) -> list[Measurement]:
             await stream.write(request)
             await stream.read()
 
-        streamed = await rounds_of(publish, bench.seconds)
+        unary, streamed = await in_turn([check, publish], bench.seconds)
         stream.cancel()
     return [
         rate(UNARY, "calls", unary),

@@ -1,8 +1,8 @@
 """Logs that are put straight into a ledger's store, before its service starts.
 
 One topic of a kind is appended, block by block, as the service does it; the others are copies of
-its rows. Producers take turns, and each numbers its entries from 0, so what comes of a log is
-arithmetic.
+its rows. Producers take turns, and each numbers its entries from 0. Payloads are empty: nothing
+reads them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ INCARNATION: Final = 1
 APPENDED_MS: Final = 1_700_000_000_000
 
 METADATA: Final = bytes(40)
-"""As large as that of a message without properties. Payloads are empty: nothing here reads any."""
+"""As large as that of a message without properties."""
 
 _COPY_TOPICS: Final = """INSERT INTO topic
     SELECT id + n, ? || n, incarnation, ledger_id, created_ms, first_ledger, first_entry,
@@ -79,24 +79,24 @@ async def fill(path: Path, all_logs: Sequence[Logs]) -> None:
             for block in range(logs.blocks):
                 first = block * BLOCK_ENTRIES
                 numbers = range(first, min(first + BLOCK_ENTRIES, logs.entries))
-                entries = [_entry(each) for each in numbers]
+                entries = [entry(producer(each % PRODUCERS), each // PRODUCERS) for each in numbers]
                 await store.append(name, LEDGER_ID, tail, entries, APPENDED_MS + block)
                 tail = Position(LEDGER_ID, numbers[-1])
         if logs.topics > 1:
             _copy(path, logs)
 
 
-def _entry(number: int) -> Entry:
-    sequence_id, turn = divmod(number, PRODUCERS)
+def entry(producer: str, sequence_id: int, payload: bytes = b"") -> Entry:
+    """A message, as the store takes it."""
     return Entry(
-        producer=producer(turn),
+        producer=producer,
         lowest=sequence_id,
         highest=sequence_id,
         messages=None,
         steps=(),
         marker=False,
         metadata=METADATA,
-        payload=b"",
+        payload=payload,
     )
 
 

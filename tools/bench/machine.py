@@ -25,20 +25,17 @@ def description() -> dict[str, object]:
 
 
 def cpu_s(pid: int) -> float:
-    """For how many seconds a process has computed, all of its threads, in the kernel or not."""
-    # The second field is the name in parentheses, which may hold anything.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    user_ticks, system_ticks = int(fields[11]), int(fields[12])
-    return (user_ticks + system_ticks) / _TICKS_A_SECOND
+    """Processor seconds of a process, all threads, user and system."""
+    return sum(map(int, _stat(Path(f"/proc/{pid}/stat"))[11:13])) / _TICKS_A_SECOND
 
 
 def family_cpu_s(pid: int) -> float:
-    """The same, of a process and all that it started, ended ones included."""
+    """Processor seconds of a process and all that it started, ended ones included."""
     parents: dict[int, list[int]] = {}
     ticks: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = stat.read_text().rpartition(")")[2].split()
+            fields = _stat(stat)
         except OSError:
             continue  # it has ended
         member = int(stat.parent.name)
@@ -50,9 +47,13 @@ def family_cpu_s(pid: int) -> float:
     return sum(ticks.get(member, 0) for member in family) / _TICKS_A_SECOND
 
 
+def _stat(file: Path) -> list[str]:
+    """The fields behind the name, which is in parentheses and may hold anything."""
+    return file.read_text().rpartition(")")[2].split()
+
+
 def busy_s() -> float:
-    """For how many seconds the machine has computed, all cores together, for whomever; what its
-    host took from it included."""
+    """Processor seconds of the whole machine, what its host took from it included."""
     first = Path("/proc/stat").read_text().splitlines()[0].split()
     user, nice, system, _idle, _waiting, interrupts, soft_interrupts, stolen = map(int, first[1:9])
     ticks = user + nice + system + interrupts + soft_interrupts + stolen

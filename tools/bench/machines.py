@@ -12,7 +12,7 @@ import asyncio
 import time
 import tracemalloc
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from heapq import heappush
 from typing import Final
 
@@ -30,8 +30,8 @@ from services.dispatcher.core.effects import (
 from services.dispatcher.core.lags import SCAN_ENTRIES
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Ring
-from services.dispatcher.core.subscription import Ack, Durable, Subscription
-from tools.bench.measurement import BenchError
+from services.dispatcher.core.subscription import Durable, Item, Subscription
+from tools.bench.figures import BenchError
 
 PAGE_ENTRIES: Final = 500
 """How many entries are read at a time: the service's own default."""
@@ -123,6 +123,13 @@ class Machine:
                     pass  # for consumers, or for the log
         return settled
 
+    def share_of_others(self, keys: int) -> float:
+        """The share of the keys that all consumers own but the one that is stuck, or could be."""
+        selector = self.subscription.selector
+        page = Log(keys).page(keys)
+        owners = [selector.owner(selector.slot(each.key)) for each in page if each.key is not None]
+        return 1 - owners.count(STUCK) / len(owners)
+
     def keep_in_flight(self, effects: Sequence[Effect]) -> None:
         """Do what is to be done, and acknowledge nothing."""
         self.settle([each for each in effects if not isinstance(each, Deliver)])
@@ -149,13 +156,15 @@ class Loop:
         return len(done)
 
 
-def timed(step: Callable[[Sequence[Entry]], int], log: Log) -> Iterator[tuple[int, float]]:
-    """Page after page: how many of it were delivered, and how long that took, in seconds."""
-    while True:
+def timed(step: Callable[[Sequence[Entry]], int], log: Log) -> Callable[[], tuple[int, float]]:
+    """The step with the log's next page, timed in seconds."""
+
+    def timed_step() -> tuple[int, float]:
         page = log.page()
         began = time.process_time()
-        delivered = step(page)
-        yield delivered, time.process_time() - began
+        return step(page), time.process_time() - began
+
+    return timed_step
 
 
 # ---- much at a time
@@ -182,9 +191,8 @@ def in_flight(entries: int, keys: int) -> Machine:
     return machine
 
 
-def leave(machine: Machine) -> float:
-    """Have the second consumer go without a word, and come back. Returns how long the former took,
-    in seconds."""
+def leave(machine: Machine) -> tuple[int, float]:
+    """Have the second consumer go without a word, which is timed, and come back."""
     subscription = machine.subscription
     entries = len(subscription.consumers[2].flights)
     began = time.process_time()
@@ -195,27 +203,27 @@ def leave(machine: Machine) -> float:
     machine.keep_in_flight(subscription.permit(2, entries, NOW_MS))
     if len(subscription.consumers[2].flights) != entries:
         raise BenchError("not everything is in flight again")
-    return took_s
+    return 1, took_s
 
 
-def join(machine: Machine) -> float:
-    """Have a consumer join, and go again. Returns how long the former took, in seconds."""
+def join(machine: Machine) -> tuple[int, float]:
+    """Have a consumer join, which is timed, and go again."""
     began = time.process_time()
     machine.subscription.join(9, name="consumer-9", now_ms=NOW_MS)
     took_s = time.process_time() - began
     machine.settle(machine.subscription.close(9, NOW_MS))
-    return took_s
+    return 1, took_s
 
 
-def heaps(entries: int, keys: int) -> float:
-    """How long it takes to put so many entries from a dict into a heap for each key, in seconds."""
+def heaps(entries: int, keys: int) -> tuple[int, float]:
+    """Put so many entries from a dict into a heap for each key, timed."""
     flights = dict(enumerate(Log(keys).page(entries)))
     returned: dict[bytes, list[Position]] = {}
     began = time.process_time()
     for entry in flights.values():
         assert entry.key is not None
         heappush(returned.setdefault(entry.key, []), entry.position)
-    return time.process_time() - began
+    return 1, time.process_time() - began
 
 
 # ---- memory

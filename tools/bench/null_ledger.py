@@ -1,17 +1,16 @@
 """Services that only answer, in one process: python -m tools.bench.null_ledger
 
 Publishing to this ledger, reading from it, consuming from this dispatcher and having entries judged
-by this filter service cost what the client, the messages and gRPC cost, and nothing else. It writes
-its port to standard output, and ends when its standard input does.
+by this filter service cost what the client, the messages and gRPC cost, and nothing else. The
+process writes its port to standard output, and ends when its standard input does.
 """
 
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from itertools import cycle, islice
+from itertools import count, cycle, islice
 from typing import Any, Final
 
-import grpc
 from grpc import aio
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
@@ -21,66 +20,24 @@ from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from services.dispatcher.shell.sending import RESPONSE_ENTRIES_MAX
 from services.ledger.config import LedgerConfig
 from services.ledger.service import READ_BYTES_MAX, READ_ENTRIES_MAX
+from tools.stack.handlers import handlers
 
 PAGES: Final = 20
-"""How often one read gives what is kept of a topic: a page as a rule."""
+"""How often a read gets what is kept of a topic: a page as a rule."""
 
 Context = aio.ServicerContext[Any, Any]
+Pages = list[pb.ReadResponse]
 
 
 class NullLedger:
-    """Says STORED to everything, and keeps only what one answer to a reader holds, or one large
-    message."""
+    """Answers every publication with STORED. Keeps only what one answer to a reader holds, or one
+    large message."""
 
     def __init__(self, config: LedgerConfig) -> None:
         self._config = config
-        self._pages: dict[str, list[pb.ReadResponse]] = {}
+        self._pages: dict[str, Pages] = {}
 
-    def handlers(self) -> grpc.GenericRpcHandler:
-        """What it answers of a ledger; everything else of the service is UNIMPLEMENTED."""
-        return grpc.method_handlers_generic_handler(
-            "seqgate.api.ledger.v1.LedgerService",
-            {
-                "Publish": grpc.stream_stream_rpc_method_handler(
-                    self._publish,
-                    request_deserializer=pb.PublishRequest.FromString,
-                    response_serializer=pb.PublishResponse.SerializeToString,
-                ),
-                "Read": grpc.unary_stream_rpc_method_handler(
-                    self._read,
-                    request_deserializer=pb.ReadRequest.FromString,
-                    response_serializer=pb.ReadResponse.SerializeToString,
-                ),
-            },
-        )
-
-    def consuming(self) -> grpc.GenericRpcHandler:
-        """What it answers of a dispatcher."""
-        return grpc.method_handlers_generic_handler(
-            "seqgate.api.dispatcher.v1.DispatcherService",
-            {
-                "Consume": grpc.stream_stream_rpc_method_handler(
-                    self._consume,
-                    request_deserializer=dispatcher_pb2.ConsumeRequest.FromString,
-                    response_serializer=dispatcher_pb2.ConsumeResponse.SerializeToString,
-                ),
-            },
-        )
-
-    def filtering(self) -> grpc.GenericRpcHandler:
-        """What it answers of a filter service."""
-        return grpc.method_handlers_generic_handler(
-            "seqgate.api.filter.v1.FilterService",
-            {
-                "Evaluate": grpc.stream_stream_rpc_method_handler(
-                    self._evaluate,
-                    request_deserializer=filter_pb2.EvaluateRequest.FromString,
-                    response_serializer=filter_pb2.EvaluateResponse.SerializeToString,
-                ),
-            },
-        )
-
-    async def _publish(self, _requests: object, context: Context) -> None:
+    async def publish(self, _requests: object, context: Context) -> None:
         opening = (await context.read()).open
         opened = pb.Opened(
             producer_name=opening.producer_name or "p",
@@ -92,31 +49,31 @@ class NullLedger:
             max_chunks=self._config.max_chunks,
         )
         await context.write(pb.PublishResponse(opened=opened))
-        entry_id = 0
+        entry_ids = count()
         while (request := await context.read()) is not aio.EOF:
+            publications = request.publications.publications
             response = pb.PublishResponse()
-            for publication in request.publications.publications:
+            for publication in publications:
                 response.receipts.receipts.add(
                     request_id=publication.request_id,
                     status=pb.RECEIPT_STATUS_STORED,
-                    position=entry_pb2.Position(ledger_id=1, entry_id=entry_id),
+                    position=entry_pb2.Position(ledger_id=1, entry_id=next(entry_ids)),
                 )
-                entry_id += 1
-            self._keep(opening.topic, request.publications)
+            pages = self._pages.setdefault(opening.topic, [])
+            _keep(pages, [each.entries[0] for each in publications])
             await context.write(response)
 
-    async def _read(
+    async def read(
         self, request: pb.ReadRequest, _context: Context
     ) -> AsyncIterator[pb.ReadResponse]:
-        """The same, again and again."""
         pages = self._pages[request.topic]
         yield pb.ReadResponse(started=pb.Started())
         for _ in range(PAGES):
             for page in pages:
                 yield page
 
-    async def _consume(self, _requests: object, context: Context) -> None:
-        """Each permit is answered with as many of the messages that are kept, again and again."""
+    async def consume(self, _requests: object, context: Context) -> None:
+        """Answer each permit with as many of the messages that are kept, again and again."""
         topic = (await context.read()).subscribe.topic
         subscribed = dispatcher_pb2.Subscribed(epoch=1)
         await context.write(dispatcher_pb2.ConsumeResponse(subscribed=subscribed))
@@ -140,8 +97,8 @@ class NullLedger:
                 page = dispatcher_pb2.Deliveries(deliveries=islice(cycle(deliveries), some))
                 await context.write(dispatcher_pb2.ConsumeResponse(deliveries=page))
 
-    async def _evaluate(self, _requests: object, context: Context) -> None:
-        """Every entry is accepted."""
+    async def evaluate(self, _requests: object, context: Context) -> None:
+        """Accept every entry."""
         accept = filter_pb2.Outcome(verdict=filter_pb2.VERDICT_ACCEPT)
         while (request := await context.read()) is not aio.EOF:
             batch = request.batch
@@ -149,17 +106,17 @@ class NullLedger:
             verdicts = filter_pb2.Verdicts(outcomes=[accept], which=which)
             await context.write(filter_pb2.EvaluateResponse(verdicts=verdicts))
 
-    def _keep(self, topic: str, publications: pb.Publications) -> None:
-        pages = self._pages.setdefault(topic, [])
-        entries = [each.entries[0] for each in publications.publications]
-        if entries[0].metadata.num_chunks_from_msg > 1:
-            _keep_message(pages, entries)
-        else:
-            _keep_longest(pages, entries)
 
-
-def _keep_longest(pages: list[pb.ReadResponse], entries: list[pb.Entry]) -> None:
-    """Keep the entries of a topic's longest request, if it is longer than the page so far."""
+def _keep(pages: Pages, entries: list[pb.Entry]) -> None:
+    """Keep a topic's longest request, or the chunks of its first message."""
+    if entries[0].metadata.num_chunks_from_msg > 1:
+        for entry in entries:
+            if entry.metadata.chunk_id != sum(len(page.entries.entries) for page in pages):
+                continue  # the message is kept, and this is of another
+            if not pages or pages[-1].ByteSize() + entry.ByteSize() > READ_BYTES_MAX:
+                pages.append(pb.ReadResponse())
+            _add(pages[-1], entry, entry.metadata.chunk_id)
+        return
     longest = entries[:READ_ENTRIES_MAX]
     if pages and len(pages[0].entries.entries) >= len(longest):
         return
@@ -173,16 +130,6 @@ def _keep_longest(pages: list[pb.ReadResponse], entries: list[pb.Entry]) -> None
     pages[:] = [page]
 
 
-def _keep_message(pages: list[pb.ReadResponse], entries: list[pb.Entry]) -> None:
-    """Keep the chunks of a topic's first message."""
-    for entry in entries:
-        if entry.metadata.chunk_id != sum(len(page.entries.entries) for page in pages):
-            continue  # the message is kept, and this is of another
-        if not pages or pages[-1].ByteSize() + entry.ByteSize() > READ_BYTES_MAX:
-            pages.append(pb.ReadResponse())
-        _add(pages[-1], entry, entry.metadata.chunk_id)
-
-
 def _add(page: pb.ReadResponse, entry: pb.Entry, entry_id: int) -> None:
     page.entries.entries.add(
         position=entry_pb2.Position(ledger_id=1, entry_id=entry_id),
@@ -190,6 +137,10 @@ def _add(page: pb.ReadResponse, entry: pb.Entry, entry_id: int) -> None:
         payload=entry.payload,
         append_time=1,
     )
+
+
+def _service(module: Any, name: str) -> Any:
+    return module.DESCRIPTOR.services_by_name[name]
 
 
 async def main() -> None:
@@ -202,7 +153,13 @@ async def main() -> None:
         ]
     )
     null = NullLedger(config)
-    server.add_generic_rpc_handlers([null.handlers(), null.consuming(), null.filtering()])
+    server.add_generic_rpc_handlers(
+        [
+            handlers(_service(pb, "LedgerService"), Publish=null.publish, Read=null.read),
+            handlers(_service(dispatcher_pb2, "DispatcherService"), Consume=null.consume),
+            handlers(_service(filter_pb2, "FilterService"), Evaluate=null.evaluate),
+        ]
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     print(port, flush=True)

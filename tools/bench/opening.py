@@ -8,7 +8,7 @@ asked about two entries, once, and the rest is remembered: opening is what it co
 
 import sys
 from collections.abc import AsyncIterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.payloads import open_batch
@@ -56,16 +56,11 @@ def answer_of(entry: StoredEntry) -> str:
 
 async def run(config: DispatcherConfig) -> None:
     """Serve until told to stop."""
+    options: dict[str, Any] = {"keepalive_s": config.keepalive_s, "as_caller": config}
     async with (
-        following_channel(
-            config.ledger_target, keepalive_s=config.keepalive_s, as_caller=config
-        ) as ledger,
-        following_channel(
-            config.cursor_target, keepalive_s=config.keepalive_s, as_caller=config
-        ) as cursor,
-        peer_channel(
-            config.filter_target, keepalive_s=config.keepalive_s, as_caller=config
-        ) as filter_,
+        following_channel(config.ledger_target, **options) as ledger,
+        following_channel(config.cursor_target, **options) as cursor,
+        peer_channel(config.filter_target, **options) as filter_,
     ):
         await app.serve(
             config,

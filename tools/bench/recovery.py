@@ -7,11 +7,9 @@ a publish after a loss against one after none:
     lost, without one        replay the whole log, publish
 """
 
-import tempfile
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from grpc import aio
@@ -32,9 +30,8 @@ from services.dedup.adapters.redis import RedisStateStore
 from services.dedup.core.topic import Persisted
 from tools.bench import logs
 from tools.bench.bench import Bench
-from tools.bench.logs import INCARNATION, LEDGER_ID, Logs, fill
-from tools.bench.measurement import BenchError, Limit, Measurement, latency, rate
-from tools.bench.rounds import ROUNDS, Round, rounds_of
+from tools.bench.figures import ROUNDS, BenchError, Measurement, Round, latency, rate, rounds_of
+from tools.bench.logs import INCARNATION, LEDGER_ID, Logs
 from tools.stack.stack import Stack
 
 PRODUCERS: Final = (10, 1_000, 10_000, 100_000)
@@ -83,17 +80,18 @@ async def recovery(bench: Bench) -> list[Measurement]:
     """Loads, snapshots, recoveries."""
     lost = [_Lost(snapshot=True, replayed=bench.scaled(each)) for each in TAILS]
     lost += [_Lost(snapshot=False, replayed=bench.scaled(each)) for each in WHOLE]
-    with tempfile.TemporaryDirectory(dir=bench.folder) as name:
-        folder = Path(name)
-        await fill(folder / "ledger" / "ledger.db", [each.logs for each in lost])
-        (folder / "policies.toml").write_text(POLICIES)
-        async with Stack(folder, environment=PATIENT) as stack, _services(stack) as services:
-            found = []
-            for states in (logs.PRODUCERS, bench.scaled(LOADED_MAX)):
-                found += await _loads(bench, services, states)
-            for producers in PRODUCERS:
-                found += await _snapshots(bench, services, bench.scaled(producers))
-            return [*found, *await _recoveries(bench, services, lost)]
+    async with (
+        bench.another(
+            logs=[each.logs for each in lost], policies=POLICIES, environment=PATIENT
+        ) as own,
+        _services(own.stack) as services,
+    ):
+        found = []
+        for states in (logs.PRODUCERS, bench.scaled(LOADED_MAX)):
+            found += await _loads(bench, services, states)
+        for producers in PRODUCERS:
+            found += await _snapshots(bench, services, bench.scaled(producers))
+        return [*found, *await _recoveries(bench, services, lost)]
 
 
 class _Services(NamedTuple):
@@ -137,8 +135,7 @@ async def _loads(bench: Bench, services: _Services, states: int) -> list[Measure
     rounds = await rounds_of(run_script, bench.seconds)
     limit = rate(script, "states", rounds, each=states)
     rounds = await rounds_of(lambda: _load(services, pages), bench.seconds)
-    beside = Limit(limit.name, limit.value)
-    return [limit, rate(loading(states), "states", rounds, each=states, limit=beside)]
+    return [limit, rate(loading(states), "states", rounds, limit, each=states)]
 
 
 async def _load(services: _Services, pages: Sequence[dedup_pb2.LoadStateRequest]) -> None:
@@ -194,8 +191,7 @@ async def _snapshots(bench: Bench, services: _Services, producers: int) -> list[
     moved = await rounds_of(lambda: services.cursor.MarkDelete(move), bench.seconds)
     noun = f"{producers:,} producers"
     limit = latency(f"MarkDelete with the properties of {noun}", 0.5, moved)
-    beside = Limit(limit.name, limit.value)
-    return [limit, latency(f"TakeSnapshot, {noun}", 0.5, taken, beside)]
+    return [limit, latency(f"TakeSnapshot, {noun}", 0.5, taken, limit)]
 
 
 # ---- recoveries
@@ -233,11 +229,10 @@ async def _recoveries(
     async with services.client.producer("bench/recovery/nothing-lost") as producer:
         rounds = await rounds_of(lambda: producer.send(b""), bench.seconds)
     nothing = latency(NOTHING_LOST, 0.5, rounds)
-    limit = Limit(nothing.name, nothing.value)
     found = [nothing]
     for each in lost:
         rounds = [Round(1, after_s, [after_s]) async for after_s in _losses(services, each)]
-        found.append(latency(each.name, 0.5, rounds, limit))
+        found.append(latency(each.name, 0.5, rounds, nothing))
     return found
 
 

@@ -1,91 +1,70 @@
-"""Figures for people, as tables, and for machines, as JSON."""
+"""Figures as tables, and as JSON."""
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
 from tools.bench import machine
-from tools.bench.measurement import Measurement
+from tools.bench.figures import Measurement
 
 BUSY_PERCENT: Final = 85.0
-"""A process that computes so much of a core has hardly time for more: most of its work is done by
-one thread. When it is the others who compute so much, the figure says little of us."""
+"""From here on a process has hardly time for more: one thread does most of its work. Where others
+are busy, the figure says little about us."""
 
 
 def as_json(groups: Sequence[tuple[str, Sequence[Measurement]]]) -> str:
     """The whole report."""
-    report = {
-        "machine": machine.description(),
-        "measurements": [
-            _fields(group, each) for group, measurements in groups for each in measurements
-        ],
-    }
-    return json.dumps(report, indent=2)
-
-
-def write(path: Path, text: str) -> None:
-    """Write the report where it is asked for."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n")
+    measurements = [_fields(group, each) for group, found in groups for each in found]
+    return json.dumps({"machine": machine.description(), "measurements": measurements}, indent=2)
 
 
 def print_group(console: Console, group: str, measurements: Sequence[Measurement]) -> None:
-    """A table of what was measured together."""
+    """The table of a group, without columns that would be empty."""
+    columns: dict[str, list[str]] = {
+        "figure": [each.name for each in measurements],
+        "value": [_number(each.value) for each in measurements],
+        "unit": [each.unit for each in measurements],
+        "min … max": [_range(each) for each in measurements],
+        "MB/s": [_number(each.mb_per_s) if each.mb_per_s else "" for each in measurements],
+        "limit": [_limit(each) for each in measurements],
+        "ratio": [_ratio(each) for each in measurements],
+        "% of a core: who is busy": [_computing(each) for each in measurements],
+    }
     table = Table(title=group, title_justify="left", title_style="bold")
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    table.add_column("unit")
-    table.add_column("min … max", justify="right")
-    in_bytes = any(each.mb_per_s is not None for each in measurements)
-    if in_bytes:
-        table.add_column("MB/s", justify="right")
-    table.add_column("limit")
-    table.add_column("ratio", justify="right")
-    computing = any(each.cpu for each in measurements)
-    if computing:
-        table.add_column("% of a core: who is busy")
-    for each in measurements:
-        value, least, most = (_number(number) for number in each.spread)
-        cells = [each.name, value, each.unit, f"{least} … {most}"]
-        if in_bytes:
-            cells.append("" if each.mb_per_s is None else _number(each.mb_per_s))
-        if each.limit is None or each.ratio is None:
-            cells += ["", ""]
-        else:
-            cells += [f"{_number(each.limit.value)}  {each.limit.name}", _ratio(each.ratio, each)]
-        if computing:
-            cells.append(_computing(each))
-        table.add_row(*cells)
+    shown = {name: cells for name, cells in columns.items() if name == "limit" or any(cells)}
+    for name in shown:
+        is_number = name in ("value", "min … max", "MB/s", "ratio")
+        table.add_column(name, justify="right" if is_number else "left")
+    for row in zip(*shown.values(), strict=True):
+        table.add_row(*row)
     console.print(table)
 
 
 def busy(measurement: Measurement) -> str:
     """Which processes could hardly compute more; "none" when all of them wait for something."""
     cpu = measurement.cpu or {}
-    names = [name for name, percent in cpu.items() if percent >= BUSY_PERCENT]
-    return " and ".join(names) or "none"
+    return " and ".join(name for name, each in cpu.items() if each >= BUSY_PERCENT) or "none"
 
 
 def _fields(group: str, measurement: Measurement) -> dict[str, Any]:
-    limit, ratio = measurement.limit, measurement.ratio
+    limit, ratio, pairs = measurement.limit, measurement.ratio, measurement.pairs
+    value, lowest, highest = map(_rounded, measurement.spread)
     fields: dict[str, Any] = {
         "group": group,
         "name": measurement.name,
         "unit": measurement.unit,
-        "value": _rounded(measurement.spread.value),
-        "min": _rounded(measurement.spread.lowest),
-        "max": _rounded(measurement.spread.highest),
-        "rounds": measurement.rounds,
+        "value": value,
+        "min": lowest,
+        "max": highest,
+        "rounds": len(measurement.values),
         "limit": None if limit is None else {"name": limit.name, "value": _rounded(limit.value)},
         "ratio": None if ratio is None else _rounded(ratio),
     }
-    if measurement.pairs is not None:
-        fields["ratio_min"] = _rounded(measurement.pairs.lowest)
-        fields["ratio_max"] = _rounded(measurement.pairs.highest)
+    if pairs is not None:
+        fields |= {"ratio_min": _rounded(pairs.lowest), "ratio_max": _rounded(pairs.highest)}
     if measurement.mb_per_s is not None:
         fields["mb_per_s"] = _rounded(measurement.mb_per_s)
     if measurement.cpu is not None:
@@ -94,16 +73,27 @@ def _fields(group: str, measurement: Measurement) -> dict[str, Any]:
     return fields
 
 
+def _range(measurement: Measurement) -> str:
+    return f"{_number(measurement.spread.lowest)} … {_number(measurement.spread.highest)}"
+
+
+def _limit(measurement: Measurement) -> str:
+    limit = measurement.limit
+    return f"{_number(limit.value)}  {limit.name}" if limit else ""
+
+
+def _ratio(measurement: Measurement) -> str:
+    ratio, pairs = measurement.ratio, measurement.pairs
+    if ratio is None:
+        return ""
+    return f"{ratio:.0%}" + (f"\n{pairs.lowest:.0%} … {pairs.highest:.0%}" if pairs else "")
+
+
 def _computing(measurement: Measurement) -> str:
     if measurement.cpu is None:
         return ""
     shares = ", ".join(f"{name} {percent:.0f}" for name, percent in measurement.cpu.items())
     return f"{shares}: {busy(measurement)}"
-
-
-def _ratio(ratio: float, measurement: Measurement) -> str:
-    pairs = measurement.pairs
-    return f"{ratio:.0%}" + (f"\n{pairs.lowest:.0%} … {pairs.highest:.0%}" if pairs else "")
 
 
 def _number(value: float) -> str:

@@ -6,18 +6,14 @@ from typing import Final
 
 from seqgate.types import Position, TopicName
 from services.ledger.adapters.sqlite import open_sqlite_store
-from services.ledger.core.entry import Entry
-from services.ledger.ports import LedgerStore, LogState
+from services.ledger.ports import LedgerStore
 from tools.bench import limits
 from tools.bench.bench import Bench
-from tools.bench.measurement import Measurement, rate
-from tools.bench.rounds import rounds_of
+from tools.bench.figures import Measurement, rate, rounds_of
+from tools.bench.logs import METADATA, entry
 
 ENTRIES: Final = (1, 100, 1_000)
 PAYLOAD_BYTES: Final = (100, 1_000)
-
-METADATA: Final = bytes(40)
-"""As large as that of a message without properties."""
 
 
 async def append(bench: Bench) -> list[Measurement]:
@@ -35,15 +31,16 @@ async def commits(
 ) -> Measurement:
     """Commits of `count` entries, for `seconds` a round."""
     topic = TopicName.parse(f"bench/store/{count}x{payload_bytes}")
-    log = _Log(await store.take(topic, create=True))
+    log = await store.take(topic, create=True)
+    ledger_id, tail, stored = log.ledger_id, log.tail, 0
     payload = os.urandom(payload_bytes)
-    entries = [_entry(each, payload) for each in range(count)]
+    entries = [entry("p", number, payload) for number in range(count)]
 
     async def commit() -> None:
-        append_ms = time.time_ns() // 1_000_000
-        await store.append(topic, log.ledger_id, log.tail, entries, append_ms)
-        log.tail = Position(log.ledger_id, log.stored + len(entries) - 1)
-        log.stored += len(entries)
+        nonlocal tail, stored
+        await store.append(topic, ledger_id, tail, entries, time.time_ns() // 1_000_000)
+        stored += count
+        tail = Position(ledger_id, stored - 1)
 
     rounds = await rounds_of(commit, seconds)
     block_bytes = count * (payload_bytes + len(METADATA))
@@ -53,29 +50,7 @@ async def commits(
         f"store append, {count:,} {noun} of {payload_bytes:,} B a commit",
         "entries",
         rounds,
+        bench.limit(limits.fdatasync(block_bytes), each=count * share),
         each=count,
-        limit=bench.limit(limits.fdatasync(block_bytes), each=count * share),
         payload_bytes=payload_bytes,
     )
-
-
-def _entry(sequence_id: int, payload: bytes) -> Entry:
-    return Entry(
-        producer="p",
-        lowest=sequence_id,
-        highest=sequence_id,
-        messages=None,
-        steps=(),
-        marker=False,
-        metadata=METADATA,
-        payload=payload,
-    )
-
-
-class _Log:
-    """Where a topic ends."""
-
-    def __init__(self, state: LogState) -> None:
-        self.ledger_id = state.ledger_id
-        self.tail = state.tail
-        self.stored = 0

@@ -1,9 +1,8 @@
 """A writer, as deduplication sees it: its log exists only as numbers.
 
 One producer numbers its messages from 0 and each is an entry, so that sequence ids and entry ids
-are the same. Each call claims the next group, and confirms the group before it, as the ledger does.
-Calls follow one another: a topic has one writer, which needs an answer's revision for its next
-call.
+are the same. Each call claims the next group and confirms the group before it, as the ledger does,
+and has to wait for the call before it: it needs that answer's revision.
 """
 
 import time
@@ -25,13 +24,14 @@ from services.deduplication import (
     Verdict,
     Writer,
 )
-from tools.bench.measurement import BenchError
+from services.dedup.ports import StateStore
+from tools.bench.figures import BenchError
 
 if TYPE_CHECKING:
     from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceAsyncStub
 
 CLAIMS: Final = (1, 100, 1_000)
-"""How many claims a call has."""
+"""Claims in a call."""
 
 PRODUCER: Final = "p"
 LEDGER_ID: Final = 1
@@ -68,8 +68,10 @@ class Log:
         """Where the last group began."""
         return _last(self.stored.start)
 
-    def store(self, revision: int) -> None:
+    def store(self, revision: int, *, new: bool, answer: object) -> None:
         """The claimed group was let through, and is in the log now."""
+        if not new:
+            raise BenchError(f"an Admit was answered with {answer}")
         self.stored = self.next
         self.revision = revision
 
@@ -78,11 +80,8 @@ def _last(stop: int) -> Position | None:
     return Position(LEDGER_ID, stop - 1) if stop else None
 
 
-# ---- straight through the adapter, without a service
-
-
 async def admit_through(store: StateStore, topic: str, group: int) -> Call:
-    """The call, for a topic that is aligned."""
+    """The call, straight through the adapter, without a service."""
     name = TopicName.parse(topic)
     log = Log(group)
     aligned = await store.rollback(name, Writer(1, LEDGER_ID, None), None, [])
@@ -91,34 +90,27 @@ async def admit_through(store: StateStore, topic: str, group: int) -> Call:
     log.revision = aligned.revision
 
     async def call() -> None:
+        now_ms = time.time_ns() // 1_000_000
+        confirmation = None
+        if log.tail is not None:
+            entries = ProducerEntries(PRODUCER, tuple(log.stored), now_ms)
+            confirmation = Confirmation(log.before, log.tail, (entries,), len(log.stored))
         writer = Writer(1, LEDGER_ID, log.tail, log.revision)
         claims = ProducerClaims(PRODUCER, tuple(map(Claim, log.next, log.next)))
-        now_ms = time.time_ns() // 1_000_000
         judged = await store.admit(
-            name, writer, _confirmation(log), [claims], now_ms=now_ms, max_producers=PRODUCERS_MAX
+            name, writer, confirmation, [claims], now_ms=now_ms, max_producers=PRODUCERS_MAX
         )
-        if not isinstance(judged, Judged) or judged.producers[0].verdicts[-1] is not Verdict.NEW:
-            raise BenchError(f"an Admit was answered with {judged}")
-        log.store(judged.revision)
+        assert isinstance(judged, Judged), judged
+        new = judged.producers[0].verdicts[-1] is Verdict.NEW
+        log.store(judged.revision, new=new, answer=judged)
 
     return call
 
 
-def _confirmation(log: Log) -> Confirmation | None:
-    if log.tail is None:
-        return None
-    entries = ProducerEntries(PRODUCER, tuple(log.stored), time.time_ns() // 1_000_000)
-    return Confirmation(log.before, log.tail, (entries,), len(log.stored))
-
-
-# ---- through the service
-
-
-async def admit_unary(stub: "DedupServiceAsyncStub", topic: str, group: int) -> Call:
+async def admit_unary(stub: Any, topic: str, group: int) -> Call:
     """The call, as Admit."""
     log = Log(group)
-    reply = await stub.Rollback(_rollback(topic))
-    log.revision = reply.rolled_back.revision
+    log.revision = (await stub.Rollback(_rollback(topic))).rolled_back.revision
 
     async def call() -> None:
         _take(log, await stub.Admit(_admit(topic, log)))
@@ -145,29 +137,26 @@ def _rollback(topic: str) -> pb.RollbackRequest:
 
 
 def _admit(topic: str, log: Log) -> pb.AdmitRequest:
-    return pb.AdmitRequest(
-        topic=topic,
-        writer=pb.Writer(
-            incarnation=1, epoch=LEDGER_ID, position=_to_wire(log.tail), revision=log.revision
-        ),
-        confirmation=None
-        if log.tail is None
-        else pb.Confirmation(
-            after=_to_wire(log.before),
-            through=_to_wire(log.tail),
-            producers=[
-                pb.ProducerEntries(
-                    producer_name=PRODUCER,
-                    highest_sequence_ids=log.stored,
-                    last_append_time=time.time_ns() // 1_000_000,
-                )
-            ],
-            entry_count=len(log.stored),
-        ),
-        claims=[
-            pb.Claims(producer_name=PRODUCER, sequence_ids=log.next, highest_sequence_ids=log.next)
-        ],
+    writer = pb.Writer(
+        incarnation=1, epoch=LEDGER_ID, position=_to_wire(log.tail), revision=log.revision
     )
+    claims = pb.Claims(producer_name=PRODUCER, sequence_ids=log.next, highest_sequence_ids=log.next)
+    request = pb.AdmitRequest(topic=topic, writer=writer, claims=[claims])
+    if log.tail is not None:
+        entries = pb.ProducerEntries(
+            producer_name=PRODUCER,
+            highest_sequence_ids=log.stored,
+            last_append_time=time.time_ns() // 1_000_000,
+        )
+        request.confirmation.CopyFrom(
+            pb.Confirmation(
+                after=_to_wire(log.before),
+                through=_to_wire(log.tail),
+                producers=[entries],
+                entry_count=len(log.stored),
+            )
+        )
+    return request
 
 
 def _to_wire(position: Position | None) -> entry_pb2.Position | None:
@@ -176,6 +165,5 @@ def _to_wire(position: Position | None) -> entry_pb2.Position | None:
 
 def _take(log: Log, response: pb.AdmitResponse) -> None:
     producers = response.verdicts.producers
-    if not producers or producers[0].verdicts[-1] != pb.VERDICT_NEW:
-        raise BenchError(f"an Admit was answered with {response}")
-    log.store(response.verdicts.revision)
+    new = bool(producers) and producers[0].verdicts[-1] == pb.VERDICT_NEW
+    log.store(response.verdicts.revision, new=new, answer=response)
