@@ -34,9 +34,7 @@ from tools.bench.figures import BenchError, Measurement
 from tools.bench.worker import ROOT
 from tools.stack.stack import Stack, StackError
 
-WIDTH: Final = 160
-"""Of tables, without a terminal."""
-
+WIDTH: Final = 160  # of tables, without a terminal
 INTERRUPTED: Final = 130
 
 
@@ -68,17 +66,11 @@ GROUPS: Final = {
 }
 
 
-class Options(NamedTuple):
-    """What was asked for."""
-
-    groups: list[str]
-    seconds: float
-    json: bool
-    report: Path
-
-
-async def run(options: Options, console: Console) -> str:
-    """Measure, and print each group when it is done. Returns the report."""
+async def run(options: argparse.Namespace, console: Console) -> str:
+    """Measure, and print each group when it is done, until terminated. Returns the report."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     scratch = options.report.resolve().parent
     scratch.mkdir(parents=True, exist_ok=True)
     # Beside the project: a temporary file system may be memory, where fdatasync costs nothing.
@@ -87,7 +79,7 @@ async def run(options: Options, console: Console) -> str:
         stack = Stack(folder)
         stack.policy_file.write_text(f'[namespace."{UNDEDUPLICATED}"]\nenabled = false\n')
         async with stack, null_ledger() as null:
-            bench = Bench(stack, folder, null, options.seconds)
+            bench = Bench(stack, folder, null, options.seconds_per_measurement)
             done: list[tuple[str, Sequence[Measurement]]] = []
             for group in options.groups:
                 measurements = await _while_running(stack, GROUPS[group].measure(bench))
@@ -115,7 +107,7 @@ async def _while_running(
         await asyncio.wait({work, ending})
 
 
-def parse(arguments: Sequence[str] | None = None) -> Options:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.bench",
@@ -148,15 +140,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     if not 0 < given.seconds_per_measurement <= 60:
         parser.error("a round takes more than 0 and at most 60 seconds")
     wanted = {*asked, *(need for name in asked for need in GROUPS[name].needs)}
-    groups = [name for name in GROUPS if name in wanted]
-    return Options(groups, given.seconds_per_measurement, given.json, given.report)
-
-
-async def _until_terminated(options: Options, console: Console) -> str:
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await run(options, console)
+    given.groups = [name for name in GROUPS if name in wanted]
+    return given
 
 
 def main() -> int:
@@ -164,7 +149,7 @@ def main() -> int:
     width = None if sys.stdout.isatty() else WIDTH
     console = Console(quiet=options.json, width=width)
     try:
-        text = asyncio.run(_until_terminated(options, console))
+        text = asyncio.run(run(options, console))
     except (KeyboardInterrupt, asyncio.CancelledError):
         return INTERRUPTED
     except (BenchError, StackError) as error:

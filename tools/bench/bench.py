@@ -15,11 +15,8 @@ from tools.bench.logs import Logs, fill
 from tools.bench.worker import child, in_worker
 from tools.stack.stack import Stack
 
-SECONDS: Final = 0.4
-"""A round, unless asked otherwise."""
-
-UNDEDUPLICATED: Final = "bench/off"
-"""The namespace where policy switches deduplication off."""
+SECONDS: Final = 0.4  # a round, unless asked otherwise
+UNDEDUPLICATED: Final = "bench/off"  # the namespace where policy switches deduplication off
 
 
 class NullLedger(NamedTuple):

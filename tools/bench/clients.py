@@ -27,12 +27,8 @@ W = TypeVar("W", bound=Workload)
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
-PAYLOAD_BYTES: Final = 100
-"""Of a small message, as in Kafka's and Pulsar's own benchmarks."""
-
-ENTRY_BYTES: Final = PAYLOAD_BYTES + 50
-"""With its metadata, alone or in a batch, about."""
-
+PAYLOAD_BYTES: Final = 100  # of a small message, as in Kafka's and Pulsar's own benchmarks
+ENTRY_BYTES: Final = PAYLOAD_BYTES + 50  # with its metadata, alone or in a batch, about
 DISK_BLOCK_BYTES: Final = 100_000
 
 LATENCY: Final = "publish, one at a time"
@@ -43,9 +39,7 @@ LARGE_BYTES: Final = 4 * MIB
 CHUNK_BYTES: Final = (MIB, 64 * KIB)
 """A fifth of the largest entry that the service takes, and far less."""
 
-COMMIT_BYTES: Final = 8 * MIB
-"""What the service stores together at most, unless told otherwise."""
-
+COMMIT_BYTES: Final = 8 * MIB  # what the service stores together at most, unless told otherwise
 LARGE_SECONDS_MAX: Final = 0.15
 """Rounds of large messages are short: there are many, and one writes some ten megabytes."""
 
@@ -55,13 +49,10 @@ SERVICES: Final = ("cursor", "dedup", "ledger")
 SAMPLED: Final = {"0": "0 percent", "0.01": "1 percent", "1": "100 percent"}
 """Shares of messages that are traced."""
 
-SCRAPE_INTERVAL_S: Final = 1.0
-"""Prometheus scrapes every 15 seconds or every minute."""
-
+SCRAPE_INTERVAL_S: Final = 1.0  # Prometheus scrapes every 15 seconds or every minute
 SCRAPE_TIMEOUT_S: Final = 10.0
 
-SCRAPED_LENGTH: Final = 3
-"""Rounds are so many times as long as others: each has a scrape in it."""
+SCRAPED_LENGTH: Final = 3  # rounds are so many times as long as others: each has a scrape in it
 
 
 async def publish(bench: Bench) -> list[Measurement]:

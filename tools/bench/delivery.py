@@ -42,12 +42,8 @@ PERMITS: Final = 1_000
 PARCEL_MESSAGES: Final = 1_000
 """Messages that are published at a time: whole batches, so that none is cut by a clock."""
 
-WITHIN_S: Final = 60.0
-"""How long one delivery of a topic may take."""
-
-STUCK: Final = "consumer-0"
-"""The consumer that acknowledges nothing, where one is stuck."""
-
+WITHIN_S: Final = 60.0  # how long one delivery of a topic may take
+STUCK: Final = "consumer-0"  # the consumer that acknowledges nothing, where one is stuck
 EARLIEST: Final = pb.Start(earliest=pb.Earliest())
 LATEST: Final = pb.Start(latest=pb.Latest())
 

@@ -19,29 +19,17 @@ from tools.bench.figures import ROUNDS, Measurement, Round, latency, over_rounds
 from tools.bench.load import Workload
 
 CONSUMERS: Final = (1, 4, 16)
-KEYS: Final = (10, 10_000, 1_000_000)
-"""Consumers, and the keys that they share."""
-
-STUCK_CONSUMERS: Final = 4
-"""Consumers of which one is stuck."""
-
+KEYS: Final = (10, 10_000, 1_000_000)  # that the consumers share
+STUCK_CONSUMERS: Final = 4  # consumers of which one is stuck
 USUAL_KEYS: Final = 10_000
 
 PARKED: Final = ((0, USUAL_KEYS), (1_000_000, USUAL_KEYS), (100_000, 100_000))
 """Messages, and their keys, that wait when a consumer joins."""
 
-IN_FLIGHT: Final = 50_000
-"""Messages that a consumer has when it leaves: as many as it may."""
-
-MEMORY_ENTRIES: Final = 100_000
-"""Messages, or keys, that memory is divided by."""
-
-MEMORY_KEYS: Final = 1_000
-"""Keys of the messages that wait."""
-
-MESSAGES: Final = 20_000
-"""Messages of a topic that is consumed end to end."""
-
+IN_FLIGHT: Final = 50_000  # messages that a consumer has when it leaves: as many as it may
+MEMORY_ENTRIES: Final = 100_000  # messages, or keys, that memory is divided by
+MEMORY_KEYS: Final = 1_000  # keys of the messages that wait
+MESSAGES: Final = 20_000  # messages of a topic that is consumed end to end
 READ: Final = "plain read of the log, metadata and payloads"
 FOLLOWED: Final = "published until a plain read has it"
 DELIVERED: Final = "published until it is delivered"

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 ROUNDS: Final = 3
-CALLS_MAX: Final = 200_000
-"""Calls in a round."""
+CALLS_MAX: Final = 200_000  # calls in a round
 
 
 class BenchError(Exception):

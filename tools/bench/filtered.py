@@ -24,24 +24,16 @@ from tools.bench.delivery import BATCH_MESSAGES, PAYLOAD_BYTES, Backlog, Deliver
 from tools.bench.figures import Measurement, computing, in_turn, rate
 from tools.bench.opening import ANSWER, PROPERTY, WANTED, answer_of
 
-BATCHES: Final = 4_000
-"""Batches of a topic."""
-
-TURNS: Final = 5
-"""Rounds end to end, where they are as long as usual."""
-
+BATCHES: Final = 4_000  # batches of a topic
+TURNS: Final = 5  # rounds end to end, where they are as long as usual
 OPENED_MESSAGES: Final = (BATCH_MESSAGES, 100, 1_000)
 """Messages of a batch that is opened; the client's own default is the last."""
 
-PAGE_ENTRIES: Final = 20
-"""Entries that are looked at again and again, in this process."""
-
+PAGE_ENTRIES: Final = 20  # entries that are looked at again and again, in this process
 KEYS: Final = 1_000
 CONSUMERS: Final = 4
 
-FEW: Final = 10
-"""Property sets, where there are few."""
-
+FEW: Final = 10  # property sets, where there are few
 ACCEPTS_ALL: Final = "delivered, all accepted"
 REJECTS_HALF: Final = "judged, half rejected"
 NO_FILTER: Final = "delivered, no filter"

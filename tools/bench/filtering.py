@@ -27,20 +27,13 @@ from tools.bench.bench import Bench
 from tools.bench.figures import ROUNDS, BenchError, Measurement, Round, in_turn, one_round, rate
 from tools.bench.worker import Meter
 
-BATCH: Final = 1_000
-"""Entries in a batch."""
-
-FEW: Final = 10
-"""Property sets, where there are few."""
-
-WINDOW: Final = 4
-"""Batches that are under way at a time."""
-
+BATCH: Final = 1_000  # entries in a batch
+FEW: Final = 10  # property sets, where there are few
+WINDOW: Final = 4  # batches that are under way at a time
 EXPRESSION: Final = "properties.origin == 'JFK' && properties.carrier != 'UA'"
 
 DECISIONS: Final = 200_000
-DECISION_BYTES: Final = 128 * 1024 * 1024
-"""What is remembered: as much as in the service."""
+DECISION_BYTES: Final = 128 * 1024 * 1024  # both as in the service
 
 
 class Kind(NamedTuple):

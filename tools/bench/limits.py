@@ -15,9 +15,7 @@ from tools.bench.bench import Bench
 from tools.bench.figures import Measurement, in_turn, latency, rate, rounds_of
 from tools.bench.writer import CLAIMS, admit_through, claims_text
 
-BLOCK_BYTES: Final = (1_000, 20_000, 100_000, 1_000_000)
-"""The sizes that are written at a time."""
-
+BLOCK_BYTES: Final = (1_000, 20_000, 100_000, 1_000_000)  # the sizes that are written at a time
 RING_BYTES: Final = 16 * 1024 * 1024
 """How large the file is that is written over and over: as SQLite's write-ahead log, which it copies
 to the database when it has become so large."""

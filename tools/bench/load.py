@@ -19,9 +19,7 @@ from seqgate.telemetry import tracing
 from tools.bench.figures import CALLS_MAX, BenchError, Round
 from tools.bench.worker import Meter
 
-PENDING_MAX: Final = 10_000
-"""Entries that a producer has pending: the client's own default."""
-
+PENDING_MAX: Final = 10_000  # entries that a producer has pending: the client's own default
 PENDING_BYTES_MAX: Final = 20 * 1024 * 1024
 """Bytes that they have together: what the service lets be unanswered, and a burst."""
 
@@ -31,9 +29,7 @@ BURST_BYTES: Final = 4 * 1024 * 1024
 
 RESEND_MESSAGES: Final = 20_000
 READ_MESSAGES: Final = 20_000
-READ_BYTES: Final = 20 * 1024 * 1024
-"""What is stored to be sent again, or read, at most."""
-
+READ_BYTES: Final = 20 * 1024 * 1024  # of what is read; whichever comes first
 BATCHING: Final = Batching(messages_max=1_000, bytes_max=1024 * 1024, delay_s=0.01)
 """Batches are full: a producer that sends all it can waits for no clock."""
 

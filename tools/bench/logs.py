@@ -15,21 +15,13 @@ from seqgate.types import Position, TopicName
 from services.ledger.adapters.sqlite import open_sqlite_store
 from services.ledger.core.entry import Entry
 
-PRODUCERS: Final = 100
-"""How many producers a topic has."""
-
-BLOCK_ENTRIES: Final = 1_000
-"""How many entries a block holds at most."""
-
+PRODUCERS: Final = 100  # of a topic
+BLOCK_ENTRIES: Final = 1_000  # of a block, at most
 LEDGER_ID: Final = 1
-INCARNATION: Final = 1
-"""Of each log."""
-
+INCARNATION: Final = 1  # of each log
 APPENDED_MS: Final = 1_700_000_000_000
 
-METADATA: Final = bytes(40)
-"""As large as that of a message without properties."""
-
+METADATA: Final = bytes(40)  # as large as that of a message without properties
 _COPY_TOPICS: Final = """INSERT INTO topic
     SELECT id + n, ? || n, incarnation, ledger_id, created_ms, first_ledger, first_entry,
         tail_ledger, tail_entry, entries, messages, size_bytes

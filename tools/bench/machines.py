@@ -33,23 +33,17 @@ from services.dispatcher.core.selectors import Ring
 from services.dispatcher.core.subscription import Durable, Item, Subscription
 from tools.bench.figures import BenchError
 
-PAGE_ENTRIES: Final = 500
-"""How many entries are read at a time: the service's own default."""
-
+PAGE_ENTRIES: Final = 500  # read at a time: the service's own default
 PERMITS: Final = 1_000
 """How many messages a consumer takes before it acknowledges: the client's own default."""
 
-PLENTY: Final = 10_000_000
-"""As many as nobody reaches."""
-
+PLENTY: Final = 10_000_000  # never reached
 ROOMY: Final = Options(
     key_parked_max=PLENTY, consumer_parked_max=PLENTY, consumer_unacked_max=0, unacked_max=0
 )
 """What is read is remembered, whatever it is."""
 
-STUCK: Final = 1
-"""The consumer that acknowledges nothing, where one does not."""
-
+STUCK: Final = 1  # the consumer that acknowledges nothing, where one does not
 NOW_MS: Final = 1_700_000_000_000
 
 

@@ -22,8 +22,7 @@ from services.ledger.config import LedgerConfig
 from services.ledger.service import READ_BYTES_MAX, READ_ENTRIES_MAX
 from tools.stack.handlers import handlers
 
-PAGES: Final = 20
-"""How often a read gets what is kept of a topic: a page as a rule."""
+PAGES: Final = 20  # that a read gets: what is kept of a topic, repeated
 
 Context = aio.ServicerContext[Any, Any]
 Pages = list[pb.ReadResponse]

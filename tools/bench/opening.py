@@ -22,12 +22,8 @@ from services.dispatcher.config import DispatcherConfig
 from services.runtime.channels import following_channel, peer_channel
 from services.runtime.process import run_service
 
-PROPERTY: Final = "origin"
-"""What is looked at, of each message."""
-
-WANTED: Final = "A"
-"""What it begins with where a message is wanted."""
-
+PROPERTY: Final = "origin"  # of each message, that is looked at
+WANTED: Final = "A"  # how it begins where a message is wanted
 ANSWER: Final = "wanted"
 """The property of an entry that says how many of its messages are wanted: `all` or `none`."""
 

@@ -47,9 +47,7 @@ from tools.rebuild.plan import TASKS_PER_CORE, Services, Source, Stubs, TopicPla
 from tools.rebuild.source import Reading, frame, reduced
 
 TOPICS: Final = 1_000
-ENTRIES: Final = 10_000
-"""Topics, where rounds are as long as usual, and the entries of each."""
-
+ENTRIES: Final = 10_000  # of each topic
 COUNTED: Final = "read as columns, and only counted"
 READ: Final = "read by Spark"
 FOLDED: Final = "read and folded by the rebuild's job"
@@ -67,8 +65,7 @@ GROUPED: Final = """SELECT count(*) FROM (
 MERGED: Final = pa.schema({"topic": pa.string(), "producers": pa.int64(), "entries": pa.int64()})
 """What is left of a topic's state where none is loaded."""
 
-TIMEOUT_S: Final = 60.0
-"""How long a service may be away."""
+TIMEOUT_S: Final = 60.0  # how long a service may be away
 
 
 async def rebuild(bench: Bench) -> list[Measurement]:

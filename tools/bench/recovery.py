@@ -40,15 +40,9 @@ PRODUCERS: Final = (10, 1_000, 10_000, 100_000)
 LOADED_MAX: Final = 100_000
 """How many states a load has: as many as a topic of the group `rebuild` has, or as it may have."""
 
-TAILS: Final = (0, 1_000, 10_000)
-"""How many entries the log has after the snapshot."""
-
-WHOLE: Final = (10_000, 100_000)
-"""How many entries the log has where there is no snapshot."""
-
-PAGE_PRODUCERS: Final = 5_000
-"""How many producers a message of LoadState carries."""
-
+TAILS: Final = (0, 1_000, 10_000)  # entries of the log after the snapshot
+WHOLE: Final = (10_000, 100_000)  # entries of the log, without a snapshot
+PAGE_PRODUCERS: Final = 5_000  # producers in a message of LoadState
 REDIS_TIMEOUT_S: Final = 30.0
 
 PATIENT: Final = {
@@ -57,9 +51,7 @@ PATIENT: Final = {
 }
 """The largest states are to be measured, and not refused, also where others use the machine."""
 
-CONFIRMED_WITHIN_S: Final = 30.0
-"""How soon what is stored is confirmed."""
-
+CONFIRMED_WITHIN_S: Final = 30.0  # until what is stored is confirmed
 POLICIES: Final = """[cluster]
 max_producers = 100000
 producer_inactivity_timeout_minutes = 0

@@ -24,14 +24,9 @@ from tools.stack.child import bound_to_us, tell
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
-WITHIN_S: Final = 600.0
-"""How long a worker may take, with all its rounds."""
-
-CLIENT: Final = "client"
-"""The worker itself, in figures of processor time."""
-
-OTHERS: Final = "others"
-"""Everything else on the machine: neighbours, and the kernel's work for us."""
+WITHIN_S: Final = 600.0  # how long a worker may take, with all its rounds
+CLIENT: Final = "client"  # the worker itself, in figures of processor time
+OTHERS: Final = "others"  # everything else on the machine: neighbours, and the kernel's work for us
 
 
 async def in_worker(

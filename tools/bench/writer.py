@@ -30,9 +30,7 @@ from tools.bench.figures import BenchError
 if TYPE_CHECKING:
     from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceAsyncStub
 
-CLAIMS: Final = (1, 100, 1_000)
-"""Claims in a call."""
-
+CLAIMS: Final = (1, 100, 1_000)  # claims in a call
 PRODUCER: Final = "p"
 LEDGER_ID: Final = 1
 PRODUCERS_MAX: Final = 10_000

@@ -22,13 +22,9 @@ from tools.demo.journal import Counter, Journal
 
 TOPIC: Final = "nyc/2013/flights"
 
-LEG_FLIGHTS: Final = (1_500, 8_000)
-"""From how many to how many flights a leg has."""
-
+LEG_FLIGHTS: Final = (1_500, 8_000)  # at least and at most
 REWIND_FLIGHTS_MAX: Final = 400
-REWIND_PROBABILITY: Final = 0.6
-"""How far a carrier goes back before a leg, and how often."""
-
+REWIND_PROBABILITY: Final = 0.6  # before a leg
 STRETCH_FLIGHTS: Final = 500
 STRETCHES_UNDER_WAY_MAX: Final = 6
 """A leg is sent in stretches; the checkpoint moves when one is stored."""

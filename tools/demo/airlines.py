@@ -10,8 +10,7 @@ from typing import Final
 from tools.demo.applications import Application
 from tools.demo.journal import Counter, Journal
 
-PROCESSES: Final = 4
-"""Processes over which the carriers are spread."""
+PROCESSES: Final = 4  # processes over which the carriers are spread
 
 
 class Airlines:

@@ -9,8 +9,7 @@ from typing import Final
 
 from tools.stack.child import bound_to_us, tell
 
-LOG_LINES: Final = 15
-"""Lines of its log that are shown when a process fails."""
+LOG_LINES: Final = 15  # lines of its log that are shown when a process fails
 
 
 class ApplicationFailed(Exception):

@@ -21,14 +21,9 @@ from seqgate.client import Received, RetryPolicy, connect, process_by_key
 TOPIC: Final = "nyc/2013/aircraft"
 SUBSCRIPTION: Final = "crews"
 
-AT_ONCE: Final = 32
-"""How many aircraft a crew works on at a time."""
-
-QUEUE_MESSAGES: Final = 200
-"""How many flights wait at a crew."""
-
-WORK_S: Final = 0.001
-"""How long a flight takes, at least."""
+AT_ONCE: Final = 32  # aircraft that a crew works on at a time
+QUEUE_MESSAGES: Final = 200  # flights that wait at a crew
+WORK_S: Final = 0.001  # of work on a flight, at least
 
 
 class Refused(Exception):

@@ -27,15 +27,11 @@ SHARE_REFUSED: Final = 0.01
 
 POLL_S: Final = 0.05
 
-PATIENCE_S: Final = 30.0
-"""When no crew has ended a flight for so long, none will."""
-
+PATIENCE_S: Final = 30.0  # when no crew has ended a flight for so long, none will
 WINDOW_S: Final = 2.0
 """Over how long the speed of the others is measured, before one sticks, and then."""
 
-IN_FLIGHT_MAX: Final = 100_000
-"""Flights that are being published at a time."""
-
+IN_FLIGHT_MAX: Final = 100_000  # flights that are being published at a time
 STUCK: Final = "crew-3"
 
 

@@ -29,17 +29,10 @@ from tools.stack.stack import Stack
 
 TOPIC: Final = "nyc/2013/departures"
 SUBSCRIPTION: Final = "newark"
-ORIGIN: Final = "EWR"
-"""The airport whose flights are wanted."""
-
-FLIGHTS_MAX: Final = 20_000
-"""How many flights are published for it."""
-
-OUTAGE_S: Final = 2.0
-"""For how long the filter service is away."""
-
-PATIENCE_S: Final = 15.0
-"""After how long without a flight there is none left."""
+ORIGIN: Final = "EWR"  # the airport whose flights are wanted
+FLIGHTS_MAX: Final = 20_000  # flights that are published for it
+OUTAGE_S: Final = 2.0  # of the filter service
+PATIENCE_S: Final = 15.0  # without a flight: then none is left
 
 
 class Filtered(NamedTuple):

@@ -29,11 +29,8 @@ from tools.trace.tree import journey, write_spans
 
 TOPIC: Final = "public/default/journey"
 
-FOLLOWED: Final = "0.001"
-"""Which share of what nobody asked to follow is followed."""
-
-TIMEOUT_S: Final = 60.0
-"""How long the message may take to arrive."""
+FOLLOWED: Final = "0.001"  # the share of messages that are traced
+TIMEOUT_S: Final = 60.0  # how long the message may take to arrive
 
 
 class Following:

@@ -12,8 +12,7 @@ from seqgate.client import Message
 from tools.demo.flights import Flight
 from tools.demo.weather import Weather
 
-EXAMPLES_MAX: Final = 3
-"""Examples of each broken promise that are kept."""
+EXAMPLES_MAX: Final = 3  # examples of each broken promise that are kept
 
 
 @dataclass(slots=True, kw_only=True)

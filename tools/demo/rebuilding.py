@@ -14,9 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from tools.stack.stack import Stack
 
-ENDED: Final = "ended"
-"""The kind of the line with a job's exit status."""
-
+ENDED: Final = "ended"  # the kind of the line with a job's exit status
 ENDED_WELL: Final = (0, 1)
 """Exit statuses of a job; 1: it found differences, or what it is there to find."""
 

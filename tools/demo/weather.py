@@ -9,11 +9,8 @@ from typing import Final, NamedTuple
 
 from tools.demo.flights import data_file
 
-FLIGHTS_PER_MONTH: Final = 28_000
-"""A demo with fewer flights has fewer months."""
-
-MONTHS: Final = (2, 12)
-"""How many months there are, at least and at most."""
+FLIGHTS_PER_MONTH: Final = 28_000  # a demo with fewer flights has fewer months
+MONTHS: Final = (2, 12)  # at least and at most
 
 
 class Weather(NamedTuple):
