@@ -32,6 +32,9 @@ from seqgate.errors import SeqgateError
 from seqgate.telemetry import TelemetrySettingError, names, spans, tracing
 from seqgate.types import InvalidNameError, TopicName
 
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
+"""The topic that a command is about."""
+
 Command = TypeVar("Command", bound=Callable[..., Coroutine[Any, Any, int]])
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from seqgate.cli._command import Run, topic_name
+from seqgate.cli._command import Run, Topic, topic_name
 from seqgate.cli._failure import DONE, REFUSED
 from seqgate.cli._left_out import LeftOut, tell_left_out
 from seqgate.cli._message import Listing
@@ -34,7 +34,7 @@ class Type(StrEnum):
 
 def consume(
     run: Run,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)],
+    topic: Topic,
     subscription: Annotated[
         str, typer.Argument(metavar="SUBSCRIPTION", help="The subscription.", show_default=False)
     ],

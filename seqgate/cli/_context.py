@@ -1,10 +1,14 @@
 """`seqgate context`: which services a command talks to, and who says so."""
 
 import os
+from typing import Final
 
 from seqgate.cli._command import Run, command, group
 from seqgate.cli._failure import DONE
+from seqgate.cli._output import Columns
 from seqgate.cli._settings import Setting
+
+SERVICES: Final = ("ledger", "dedup", "cursor", "dispatcher", "filter")
 
 app = group("Which services a command talks to.")
 
@@ -14,35 +18,21 @@ async def ls(run: Run) -> int:
     """List the contexts of the config file; the one in effect is marked."""
     config, chosen = run.settings.config, run.settings.context
     current = None if chosen is None else chosen.value
+    contexts = [
+        {"context": name, "current": name == current}
+        | {service: getattr(context, service) for service in SERVICES}
+        for name, context in sorted(config.contexts.items())
+    ]
     if run.output.json:
-        for name, context in sorted(config.contexts.items()):
-            run.output.record(
-                {
-                    "context": name,
-                    "current": name == current,
-                    "ledger": context.ledger,
-                    "dedup": context.dedup,
-                    "cursor": context.cursor,
-                    "dispatcher": context.dispatcher,
-                    "filter": context.filter,
-                }
-            )
+        for each in contexts:
+            run.output.record(each)
         return DONE
-    run.output.table(
-        ("CURRENT", "CONTEXT", "LEDGER", "DEDUP", "CURSOR", "DISPATCHER", "FILTER"),
-        [
-            (
-                "*" if name == current else "",
-                name,
-                context.ledger,
-                context.dedup,
-                context.cursor,
-                context.dispatcher,
-                context.filter,
-            )
-            for name, context in sorted(config.contexts.items())
-        ],
-    )
+    columns: Columns = {
+        "CURRENT": lambda each: "*" if each["current"] else "",
+        "CONTEXT": "context",
+        **{service.upper(): service for service in SERVICES},
+    }
+    run.output.rows(columns, contexts)
     return DONE
 
 
@@ -53,11 +43,7 @@ async def show(run: Run) -> int:
     exists = settings.config.path.exists()
     values = {
         "context": settings.context,
-        "ledger": settings.ledger,
-        "dedup": settings.dedup,
-        "cursor": settings.cursor,
-        "dispatcher": settings.dispatcher,
-        "filter": settings.filter,
+        **{service: getattr(settings, service) for service in SERVICES},
         **{name: each for name, each in settings.files.items() if each is not None},
     }
     if run.output.json:

@@ -1,6 +1,6 @@
 """`seqgate cursor`: how far somebody has come in a topic, and moving it."""
 
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -9,10 +9,12 @@ import typer
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
-from seqgate.cli._command import Run, command, group, topic_name
+from seqgate.cli._command import Run, Topic, command, group, topic_name
 from seqgate.cli._failure import DONE, InvalidInput, OutputFailed, WrongUsage
-from seqgate.cli._output import time_shown
-from seqgate.cli._service import Service, cursor_service, ledger_service, reaching
+from seqgate.cli._output import Columns, time_shown
+from seqgate.cli._place import parsed_id
+from seqgate.cli._service import Service, cursor_service, ledger_service, pages, reaching
+from seqgate.cli._wire import position, record
 from seqgate.client import ChunkMessageId, MessageId
 from seqgate.client._channel import translated
 from seqgate.errors import UnavailableError
@@ -29,7 +31,6 @@ FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 
 app = group("How far somebody has come in a topic.")
 
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The cursor.", show_default=False)]
 
 
@@ -142,12 +143,11 @@ def import_(
     last entry of that as POSITION_FILE.
     """
     info = _read(info_file)
-    position = b"" if position_file is None else _read(position_file)
     request = pb.ImportManagedCursorRequest(
         topic=str(topic_name(topic)),
         name=_cursor_name(name),
         managed_cursor_info=info,
-        position_info=position,
+        position_info=b"" if position_file is None else _read(position_file),
         replace=replace,
     )
     return _import(run, request)
@@ -167,27 +167,18 @@ def export(
 
 
 async def _ls(run: Run, topic: str) -> int:
-    rows = []
+    columns: Columns = {
+        "TOPIC": "topic",
+        "CURSOR": "cursor",
+        "MARK-DELETE": "mark_delete",
+        "BEYOND": "acknowledged_entries",
+        "PARTIAL": "partial_batches",
+        "VERSION": "version",
+        "LEASE": lambda each: each["lease"] and each["lease"]["owner"],
+    }
     async with cursor_service(run.settings) as service:
-        async for cursor in _cursors(service, topic):
-            record = _record(cursor)
-            if run.output.json:
-                run.output.record(record)
-            else:
-                rows.append(
-                    (
-                        record["topic"],
-                        record["cursor"],
-                        record["mark_delete"],
-                        record["acknowledged_entries"],
-                        record["partial_batches"],
-                        record["version"],
-                        _owner(record),
-                    )
-                )
-    if not run.output.json:
-        headings = ("TOPIC", "CURSOR", "MARK-DELETE", "BEYOND", "PARTIAL", "VERSION", "LEASE")
-        run.output.table(headings, rows)
+        cursors = pages(service, "ListCursors", pb.ListCursorsRequest(topic=topic), "cursors")
+        await run.output.listing(columns, (record(each) async for each in cursors))
     return DONE
 
 
@@ -196,15 +187,12 @@ async def _show(run: Run, topic: TopicName, name: str) -> int:
         found = await service.call("GetCursor", pb.GetCursorRequest(topic=str(topic), name=name))
         request = pb.ReadAcknowledgedRequest(topic=str(topic), name=name, page_size=HOLES_SHOWN)
         page = await service.call("ReadAcknowledged", request)
-    record = _record(found.cursor) | {
-        "ranges": [_range_record(each) for each in page.ranges],
-        "batches": [_batch_record(each) for each in page.batches],
+    shown = record(found.cursor) | {
+        "ranges": [record(each) for each in page.ranges],
+        "batches": [record(each) for each in page.batches],
         "more": page.HasField("next_after"),
     }
-    if run.output.json:
-        run.output.record(record)
-    else:
-        run.output.fields(_fields(record))
+    run.output.result(shown, _fields(shown))
     return DONE
 
 
@@ -231,8 +219,7 @@ async def _reset(run: Run, topic: TopicName, name: str, place: MessageId | str) 
 async def _rm(run: Run, topic: TopicName, name: str) -> int:
     async with cursor_service(run.settings) as service:
         await service.call("DeleteCursor", pb.DeleteCursorRequest(topic=str(topic), name=name))
-    if run.output.json:
-        run.output.record({"topic": str(topic), "cursor": name, "removed": True})
+    run.output.result({"topic": str(topic), "cursor": name, "removed": True})
     return DONE
 
 
@@ -247,22 +234,9 @@ async def _export(run: Run, topic: TopicName, name: str, file: Path) -> int:
     async with cursor_service(run.settings) as service:
         info = (await service.call("ExportManagedCursor", request)).managed_cursor_info
     _write(file, info)
-    if run.output.json:
-        run.output.record(
-            {"topic": str(topic), "cursor": name, "file": str(file), "bytes": len(info)}
-        )
+    written = {"topic": str(topic), "cursor": name, "file": str(file), "bytes": len(info)}
+    run.output.result(written)
     return DONE
-
-
-async def _cursors(service: Service, topic: str) -> AsyncIterator[pb.Cursor]:
-    request = pb.ListCursorsRequest(topic=topic)
-    while True:
-        page = await service.call("ListCursors", request)
-        for cursor in page.cursors:
-            yield cursor
-        if not page.next_page_token:
-            return
-        request.page_token = page.next_page_token
 
 
 # ---- places
@@ -272,11 +246,8 @@ def _place(option: str, text: str) -> MessageId | str:
     """Earliest, latest, or the message that will be the next one."""
     if text in (EARLIEST, LATEST):
         return text
-    try:
-        place = MessageId.parse(text)
-    except ValueError:
-        place = None
-    if place is None or min(place.position) < 0:
+    place = parsed_id(text)
+    if place is None:
         raise WrongUsage(
             f"{option} is earliest, latest, or a message's id (LEDGER:ENTRY, or as read shows it)",
             details={"given": text},
@@ -297,7 +268,7 @@ async def _before(run: Run, topic: TopicName, place: MessageId | str) -> Positio
             request = ledger_pb2.LastMessageIdRequest(topic=str(topic))
             async with ledger_service(run.settings) as service:
                 answer = await service.call("LastMessageId", request)
-            return _position(answer.last) if answer.HasField("last") else None
+            return position(answer.last) if answer.HasField("last") else None
         case _:
             return None
 
@@ -340,7 +311,7 @@ async def _first(
         if response.HasField("draining"):
             raise UnavailableError("the ledger service is shutting down", reason="DRAINING")
         for each in response.entries.entries:
-            found = found or _position(each.position)
+            found = found or position(each.position)
     return found
 
 
@@ -348,76 +319,37 @@ async def _first(
 
 
 def _tell(run: Run, cursor: pb.Cursor, *, created: bool | None = None) -> int:
-    record = _record(cursor)
-    if created is not None:
-        record |= {"created": created}
-    if run.output.json:
-        run.output.record(record)
-        return DONE
+    shown = record(cursor)
     fields = [
-        ("Topic", record["topic"]),
-        ("Cursor", record["cursor"]),
-        ("Mark-delete position", record["mark_delete"]),
-        ("Version", record["version"]),
+        ("Topic", shown["topic"]),
+        ("Cursor", shown["cursor"]),
+        ("Mark-delete position", shown["mark_delete"]),
+        ("Version", shown["version"]),
     ]
     if created is not None:
+        shown |= {"created": created}
         fields.append(("Created", "now" if created else "before; it stays as it is"))
-    run.output.fields(fields)
+    run.output.result(shown, fields)
     return DONE
 
 
-def _record(cursor: pb.Cursor) -> dict[str, Any]:
-    return {
-        "topic": cursor.topic,
-        "cursor": cursor.name,
-        "created_ms": cursor.created.ToMilliseconds(),
-        "mark_delete": _shown(cursor.mark_delete) if cursor.HasField("mark_delete") else None,
-        "mark_delete_properties": dict(sorted(cursor.mark_delete_properties.items())),
-        "properties": dict(sorted(cursor.properties.items())),
-        "version": cursor.version,
-        "acknowledged_entries": cursor.acknowledged_entries,
-        "partial_batches": cursor.partial_batches,
-        "lease": _lease_record(cursor.lease) if cursor.HasField("lease") else None,
-    }
-
-
-def _lease_record(lease: pb.Lease) -> dict[str, Any]:
-    return {
-        "owner": lease.owner,
-        "epoch": lease.epoch,
-        "expires_ms": lease.expires.ToMilliseconds(),
-    }
-
-
-def _range_record(range_: pb.PositionRange) -> dict[str, Any]:
-    return {"first": _shown(range_.first), "last_entry_id": range_.last_entry_id}
-
-
-def _batch_record(batch: pb.BatchAcknowledgement) -> dict[str, Any]:
-    return {
-        "position": _shown(batch.position),
-        "batch_size": batch.batch_size,
-        "indexes": list(batch.indexes),
-    }
-
-
-def _fields(record: dict[str, Any]) -> list[tuple[str, object]]:
-    lease = record["lease"]
+def _fields(shown: dict[str, Any]) -> list[tuple[str, object]]:
+    lease = shown["lease"]
     fields: list[tuple[str, object]] = [
-        ("Topic", record["topic"]),
-        ("Cursor", record["cursor"]),
-        ("Created", time_shown(record["created_ms"])),
-        ("Version", record["version"]),
-        ("Mark-delete position", record["mark_delete"]),
-        *_properties("attached to it", record["mark_delete_properties"]),
-        ("Entries acknowledged beyond", record["acknowledged_entries"]),
-        *[("  entries", _range_shown(each)) for each in record["ranges"]],
-        ("Batches acknowledged in part", record["partial_batches"]),
-        *[("  batch", _batch_shown(each)) for each in record["batches"]],
+        ("Topic", shown["topic"]),
+        ("Cursor", shown["cursor"]),
+        ("Created", time_shown(shown["created_ms"])),
+        ("Version", shown["version"]),
+        ("Mark-delete position", shown["mark_delete"]),
+        *_properties("attached to it", shown["mark_delete_properties"]),
+        ("Entries acknowledged beyond", shown["acknowledged_entries"]),
+        *[("  entries", _range_shown(each)) for each in shown["ranges"]],
+        ("Batches acknowledged in part", shown["partial_batches"]),
+        *[("  batch", _batch_shown(each)) for each in shown["batches"]],
     ]
-    if record["more"]:
+    if shown["more"]:
         fields.append(("  and more", "not shown"))
-    fields += _properties("Properties", record["properties"])
+    fields += _properties("Properties", shown["properties"])
     fields.append(("Lease", None if lease is None else lease["owner"]))
     if lease is not None:
         fields += [("  epoch", lease["epoch"]), ("  expires", time_shown(lease["expires_ms"]))]
@@ -438,10 +370,6 @@ def _range_shown(range_: dict[str, Any]) -> str:
 
 def _batch_shown(batch: dict[str, Any]) -> str:
     return f"{batch['position']}: {len(batch['indexes'])} of {batch['batch_size']} messages"
-
-
-def _owner(record: dict[str, Any]) -> str | None:
-    return None if record["lease"] is None else str(record["lease"]["owner"])
 
 
 # ---- translating
@@ -472,15 +400,5 @@ def _write(file: Path, data: bytes) -> None:
         raise OutputFailed(f"{file}: {error.strerror}") from error
 
 
-def _to_position(position: Position | None) -> entry_pb2.Position | None:
-    if position is None:
-        return None
-    return entry_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
-
-
-def _position(position: entry_pb2.Position) -> Position:
-    return Position(position.ledger_id, position.entry_id)
-
-
-def _shown(position: entry_pb2.Position) -> str:
-    return str(_position(position))
+def _to_position(place: Position | None) -> entry_pb2.Position | None:
+    return None if place is None else entry_pb2.Position(**place._asdict())

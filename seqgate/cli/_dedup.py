@@ -1,29 +1,29 @@
 """`seqgate dedup`: what deduplication knows, and why it decides as it does."""
 
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from typing import Annotated, Any
 
 import typer
 
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
-from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
-from seqgate.cli._command import Run, command, group, topic_name
+from seqgate.cli._command import Run, Topic, command, group, topic_name
 from seqgate.cli._failure import DONE
-from seqgate.cli._output import shown, time_shown
+from seqgate.cli._output import Columns, time_shown
+from seqgate.cli._output import shown as text_shown
+from seqgate.cli._place import first_entry
 from seqgate.cli._policy import app as policy
-from seqgate.cli._policy import enum_name, level_shown, policy_record
+from seqgate.cli._policy import level_shown, policy_record
 from seqgate.cli._sent_again import Standing, sent_again, snapshot_shown
-from seqgate.cli._service import Service, dedup_service, ledger_service
+from seqgate.cli._service import dedup_service, ledger_service, pages
 from seqgate.cli._trace import trace_of
+from seqgate.cli._wire import enum_name, position, record
 from seqgate.client import ChunkMessageId, MessageId
 from seqgate.errors import SeqgateError
-from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
+from seqgate.types import SEQUENCE_ID_MAX, TopicName
 
 app = group("What deduplication knows, and why it decides so.")
 app.add_typer(policy, name="policy")
-
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
 
 
 @command(app, "status")
@@ -79,57 +79,30 @@ def snapshot(run: Run, topic: Topic) -> Coroutine[Any, Any, int]:
 
 def status_record(name: TopicName, found: pb.GetTopicStatusResponse) -> dict[str, Any]:
     """A topic's status, for a program."""
-    counts = found.counts
-    return {
-        "topic": str(name),
-        "state": _state(found.state),
-        "epoch": found.epoch,
-        "confirmed": _place(found.confirmed) if found.HasField("confirmed") else None,
-        "entries_remaining": found.entries_remaining,
-        "snapshot": _place(found.snapshot) if found.HasField("snapshot") else None,
-        "snapshot_taken_ms": (
-            found.snapshot_taken.ToMilliseconds() if found.HasField("snapshot_taken") else None
-        ),
-        "entries_since_snapshot": found.entries_since_snapshot,
-        "snapshot_error": found.snapshot_error or None,
-        "producers": found.producers,
-        "counts": {
-            "confirmed_entries": counts.confirmed_entries,
-            "new_claims": counts.new_claims,
-            "duplicate_claims": counts.duplicate_claims,
-            "partial_claims": counts.partial_claims,
-            "waiting_claims": counts.waiting_claims,
-            "purged_producers": counts.purged_producers,
-            "evicted_producers": counts.evicted_producers,
-            "misplaced_chunk_claims": counts.misplaced_chunk_claims,
-            "aborted_attempts": counts.aborted_attempts,
-        },
-        "policy": policy_record(found.policy),
-        "policy_file_error": found.policy_file_error or None,
-    }
+    return {"topic": str(name), **record(found), "policy": policy_record(found.policy)}
 
 
 async def _status(run: Run, name: TopicName) -> int:
-    record = status_record(name, await _ask_status(run, name))
-    if run.output.json:
-        run.output.record(record)
-        return DONE
-    counts, enabled = record["counts"], record["policy"]["enabled"]
-    run.output.fields(
+    async with dedup_service(run.settings) as service:
+        request = pb.GetTopicStatusRequest(topic=str(name))
+        shown = status_record(name, await service.call("GetTopicStatus", request))
+    counts, policy = shown["counts"], shown["policy"]
+    run.output.result(
+        shown,
         [
-            ("Topic", record["topic"]),
-            ("State", record["state"].lower()),
-            ("Deduplicates", _value(enabled)),
-            ("Epoch of the writer", record["epoch"]),
-            ("Confirmed up to", record["confirmed"]),
-            ("Entries to be replayed", record["entries_remaining"]),
-            ("Snapshot up to", record["snapshot"]),
-            ("Snapshot taken", time_shown(record["snapshot_taken_ms"])),
-            ("Entries since the snapshot", record["entries_since_snapshot"]),
-            ("Last snapshot", record["snapshot_error"] or "did not fail"),
-            ("Snapshot after entries", _value(record["policy"]["snapshot_entries"])),
-            ("Snapshot after seconds", _value(record["policy"]["snapshot_interval_s"])),
-            ("Producers", record["producers"]),
+            ("Topic", shown["topic"]),
+            ("State", shown["state"].lower()),
+            ("Deduplicates", _value(policy["enabled"])),
+            ("Epoch of the writer", shown["epoch"]),
+            ("Confirmed up to", shown["confirmed"]),
+            ("Entries to be replayed", shown["entries_remaining"]),
+            ("Snapshot up to", shown["snapshot"]),
+            ("Snapshot taken", time_shown(shown["snapshot_taken_ms"])),
+            ("Entries since the snapshot", shown["entries_since_snapshot"]),
+            ("Last snapshot", shown["snapshot_error"] or "did not fail"),
+            ("Snapshot after entries", _value(policy["snapshot_entries"])),
+            ("Snapshot after seconds", _value(policy["snapshot_interval_s"])),
+            ("Producers", shown["producers"]),
             ("Entries confirmed", counts["confirmed_entries"]),
             ("Claims judged new", counts["new_claims"]),
             ("Claims judged duplicate", counts["duplicate_claims"]),
@@ -139,58 +112,44 @@ async def _status(run: Run, name: TopicName) -> int:
             ("Large messages left unfinished", counts["aborted_attempts"]),
             ("Producers forgotten, inactive", counts["purged_producers"]),
             ("Producers forgotten, topic full", counts["evicted_producers"]),
-            ("Policy file", record["policy_file_error"] or "up to date"),
-        ]
+            ("Policy file", shown["policy_file_error"] or "up to date"),
+        ],
     )
     return DONE
 
 
 async def _snapshot(run: Run, name: TopicName) -> int:
     async with dedup_service(run.settings) as service:
-        taken = await service.call("TakeSnapshot", pb.TakeSnapshotRequest(topic=str(name)))
-    record = {
-        "topic": str(name),
-        "snapshot": _place(taken.position) if taken.HasField("position") else None,
-        "producers": taken.producers,
-    }
-    if run.output.json:
-        run.output.record(record)
-    elif record["snapshot"] is None:
-        run.output.fields([("Topic", record["topic"]), ("Snapshot", "there is nothing to keep")])
+        taken = record(await service.call("TakeSnapshot", pb.TakeSnapshotRequest(topic=str(name))))
+    shown = {"topic": str(name), "snapshot": taken["position"], "producers": taken["producers"]}
+    fields = [("Topic", shown["topic"])]
+    if shown["snapshot"] is None:
+        fields.append(("Snapshot", "there is nothing to keep"))
     else:
-        run.output.fields(
-            [
-                ("Topic", record["topic"]),
-                ("Snapshot up to", record["snapshot"]),
-                ("Producers", record["producers"]),
-            ]
-        )
+        fields += [("Snapshot up to", shown["snapshot"]), ("Producers", shown["producers"])]
+    run.output.result(shown, fields)
     return DONE
 
 
 async def _producers(run: Run, name: TopicName) -> int:
     found: dict[str, dict[str, Any]] = {}
+    request = pb.ListProducersRequest(topic=str(name))
     async with dedup_service(run.settings) as service:
-        async for producer in _pages(service, name):
-            record = _producer_record(producer)
+        async for producer in pages(service, "ListProducers", request, "producers"):
+            shown = record(producer) | {"unfinished": _unfinished(producer)}
             if run.output.json:
-                run.output.record(record)
+                run.output.record(shown)
             else:
-                found[producer.name] = record
+                found[producer.name] = shown
     if not run.output.json:
-        run.output.table(
-            ("PRODUCER", "PERSISTED", "PUSHED", "UNFINISHED", "LAST ACTIVE"),
-            [
-                (
-                    each["producer"],
-                    each["persisted_sequence_id"],
-                    each["pushed_sequence_id"],
-                    _unfinished_shown(each["unfinished"]),
-                    time_shown(each["last_active_ms"]),
-                )
-                for _, each in sorted(found.items())
-            ],
-        )
+        columns: Columns = {
+            "PRODUCER": "producer",
+            "PERSISTED": "persisted_sequence_id",
+            "PUSHED": "pushed_sequence_id",
+            "UNFINISHED": lambda each: _unfinished_shown(each["unfinished"]),
+            "LAST ACTIVE": lambda each: time_shown(each["last_active_ms"]),
+        }
+        run.output.rows(columns, (each for _, each in sorted(found.items())))
     return DONE
 
 
@@ -200,65 +159,44 @@ async def _explain(run: Run, name: TopicName, producer: str, sequence_id: int) -
         found: pb.ExplainResponse = await service.call("Explain", request)
     standing = await _standing(run, name, producer, sequence_id, found)
     fate, message_id = standing.fate, standing.message_id
-    first = None if message_id is None else _first_entry(MessageId.parse(message_id))
+    first = None if message_id is None else first_entry(MessageId.parse(message_id))
     trace_id = None if first is None else await trace_of(run, str(name), *first)
-    status = found.status
-    record = {
+    known, status = record(found.producer), record(found.status)
+    unfinished = _unfinished(found.producer)
+    shown = {
         "topic": str(name),
         "producer": producer,
         "sequence_id": sequence_id,
-        "verdict": _verdict(found.verdict),
+        "verdict": enum_name(pb.Verdict, found.verdict),
         "explanation": found.explanation,
-        "persisted_sequence_id": _persisted(found.producer),
-        "pushed_sequence_id": _pushed(found.producer),
-        "unfinished": _unfinished(found.producer),
-        "state": _state(status.state),
+        "persisted_sequence_id": known["persisted_sequence_id"],
+        "pushed_sequence_id": known["pushed_sequence_id"],
+        "unfinished": unfinished,
+        "state": status["state"],
         "fate": fate,
         "message_id": message_id,
         "trace_id": trace_id,
         "forgotten": standing.is_forgotten,
-        "snapshot": _place(status.snapshot) if status.HasField("snapshot") else None,
+        "snapshot": status["snapshot"],
         "snapshot_covers_it": standing.covered,
         "sent_again": sent_again(standing),
     }
-    if run.output.json:
-        run.output.record(record)
-        return DONE
     fields = [
-        ("Verdict", _verdict(found.verdict).lower().replace("_", " ")),
+        ("Verdict", shown["verdict"].lower().replace("_", " ")),
         ("Why", found.explanation),
-        ("Persisted", record["persisted_sequence_id"]),
-        ("Pushed", record["pushed_sequence_id"]),
+        ("Persisted", known["persisted_sequence_id"]),
+        ("Pushed", known["pushed_sequence_id"]),
     ]
-    if found.HasField("producer") and found.producer.HasField("unfinished"):
-        fields.append(("Unfinished", _unfinished_shown(_unfinished(found.producer))))
+    if unfinished is not None:
+        fields.append(("Unfinished", _unfinished_shown(unfinished)))
     if found.verdict == pb.VERDICT_DUPLICATE or fate is not None:
         fields.append(("The log", _fate_shown(fate, message_id)))
     if standing.position is not None:
         fields.append(("Snapshot", snapshot_shown(standing)))
         fields.append(("Trace", trace_id))
-    fields.append(("If it is sent now", record["sent_again"]))
-    run.output.fields(fields)
+    fields.append(("If it is sent now", shown["sent_again"]))
+    run.output.result(shown, fields)
     return DONE
-
-
-async def _ask_status(run: Run, name: TopicName) -> pb.GetTopicStatusResponse:
-    async with dedup_service(run.settings) as service:
-        found: pb.GetTopicStatusResponse = await service.call(
-            "GetTopicStatus", pb.GetTopicStatusRequest(topic=str(name))
-        )
-    return found
-
-
-async def _pages(service: Service, name: TopicName) -> AsyncIterator[pb.Producer]:
-    request = pb.ListProducersRequest(topic=str(name))
-    while True:
-        page = await service.call("ListProducers", request)
-        for producer in page.producers:
-            yield producer
-        if not page.next_page_token:
-            return
-        request.page_token = page.next_page_token
 
 
 async def _standing(
@@ -274,24 +212,16 @@ async def _standing(
             found = (await service.call("FindMessage", request)).fate
     except SeqgateError:
         return Standing(explained, None, None, None)
-    fate = enum_name(ledger_pb2.Fate, found.fate, "FATE_")
+    fate = enum_name(ledger_pb2.Fate, found.fate)
     if not found.HasField("position"):
         is_old = explained.verdict == pb.VERDICT_DUPLICATE
         return Standing(explained, fate if is_old else None, None, None)
     batch_index = found.batch_index if found.HasField("batch_index") else -1
-    position, first = found.position, found.first_chunk_position
-    message_id = MessageId(position.ledger_id, position.entry_id, batch_index=batch_index)
+    place = position(found.position)
+    message_id = MessageId(*place, batch_index=batch_index)
     if found.HasField("first_chunk_position"):
-        message_id = ChunkMessageId(MessageId(first.ledger_id, first.entry_id), message_id)
-    place = Position(position.ledger_id, position.entry_id)
+        message_id = ChunkMessageId(MessageId(*position(found.first_chunk_position)), message_id)
     return Standing(explained, fate, str(message_id), place)
-
-
-def _first_entry(message_id: MessageId) -> tuple[Position, int]:
-    """The entry that a message begins in, and its place in its batch."""
-    if isinstance(message_id, ChunkMessageId):
-        return message_id.first_chunk.position, -1
-    return message_id.position, message_id.batch_index
 
 
 def _fate_shown(fate: str | None, message_id: str | None) -> str:
@@ -304,17 +234,6 @@ def _fate_shown(fate: str | None, message_id: str | None) -> str:
             return "was trimmed, and no longer tells"
         case _:
             return "not known"
-
-
-def _producer_record(producer: pb.Producer) -> dict[str, Any]:
-    active = producer.HasField("last_active")
-    return {
-        "producer": producer.name,
-        "persisted_sequence_id": _persisted(producer),
-        "pushed_sequence_id": _pushed(producer),
-        "last_active_ms": producer.last_active.ToMilliseconds() if active else None,
-        "unfinished": _unfinished(producer),
-    }
 
 
 def _unfinished(producer: pb.Producer) -> dict[str, Any] | None:
@@ -337,28 +256,6 @@ def _unfinished_shown(unfinished: dict[str, Any] | None) -> str | None:
     return "{sequence_id}: {chunks_stored} of {chunks} chunks".format_map(unfinished)
 
 
-def _persisted(producer: pb.Producer) -> int | None:
-    known = producer.HasField("persisted_sequence_id")
-    return producer.persisted_sequence_id if known else None
-
-
-def _pushed(producer: pb.Producer) -> int | None:
-    known = producer.HasField("pushed_sequence_id")
-    return producer.pushed_sequence_id if known else None
-
-
-def _place(position: entry_pb2.Position) -> str:
-    return str(Position(position.ledger_id, position.entry_id))
-
-
-def _value(policy: dict[str, Any]) -> str:
+def _value(value: dict[str, Any]) -> str:
     """A value of a policy, and its level."""
-    return f"{shown(policy['value'])} (set by: {level_shown(policy['source'])})"
-
-
-def _state(number: int) -> str:
-    return enum_name(pb.TopicState, number, "TOPIC_STATE_")
-
-
-def _verdict(number: int) -> str:
-    return enum_name(pb.Verdict, number, "VERDICT_")
+    return f"{text_shown(value['value'])} (set by: {level_shown(value['source'])})"

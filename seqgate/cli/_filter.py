@@ -16,8 +16,8 @@ from seqgate.cli._failure import DONE, REFUSED, InvalidInput
 from seqgate.cli._lines import numbered_lines, open_input, whole
 from seqgate.cli._message import parse_entry
 from seqgate.cli._output import Output, shown
-from seqgate.cli._policy import enum_name
 from seqgate.cli._service import Service, filter_service, reaching
+from seqgate.cli._wire import enum_name, record
 from seqgate.client._channel import translated
 from seqgate.client._status import error_of_status
 from seqgate.errors import UnavailableError
@@ -118,7 +118,7 @@ async def _check(run: Run, expression: str) -> int:
         run.output.record(
             {
                 "valid": True,
-                "type": enum_name(pb.Type, compiled.type, "TYPE_"),
+                "type": enum_name(pb.Type, compiled.type),
                 "variables": list(reads.variables),
                 "properties": None if reads.all_properties else list(reads.properties),
                 "subscription": None if reads.all_subscription else list(reads.subscription),
@@ -129,7 +129,7 @@ async def _check(run: Run, expression: str) -> int:
         return DONE
     run.output.fields(
         [
-            ("Type", enum_name(pb.Type, compiled.type, "TYPE_").lower()),
+            ("Type", enum_name(pb.Type, compiled.type).lower()),
             ("Reads", ", ".join(reads.variables)),
             ("Properties", "any" if reads.all_properties else ", ".join(reads.properties)),
             (
@@ -148,15 +148,7 @@ def _say_faults(output: Output, expression: str, faults: Sequence[pb.Fault]) -> 
         output.record(
             {
                 "valid": False,
-                "faults": [
-                    {
-                        "offset": each.offset,
-                        "line": each.line,
-                        "column": each.column,
-                        "message": each.message,
-                    }
-                    for each in faults
-                ],
+                "faults": [record(each) for each in faults],
             }
         )
         return
@@ -267,14 +259,14 @@ class _Listing:
     def add(self, line: int, outcome: pb.Outcome) -> None:
         """Write one more."""
         self.failed += outcome.HasField("failure")
-        record = outcome_record(outcome)
+        said = outcome_record(outcome)
         if self._output.json:
-            self._output.record({"line": line, **record})
+            self._output.record({"line": line, **said})
             return
         if not self._begun:
             self._begun = True
             self._output.line(f"{'LINE':>8}  {'VERDICT':<10}  WHY")
-        text = f"{line:>8}  {(record['verdict'] or 'none').lower():<10}  {_why(record)}"
+        text = f"{line:>8}  {(said['verdict'] or 'none').lower():<10}  {_why(said)}"
         self._output.line(text.rstrip())
 
 
@@ -282,21 +274,17 @@ def outcome_record(outcome: pb.Outcome) -> dict[str, Any]:
     """What was said of an entry, for a program."""
     is_failure = outcome.HasField("failure")
     return {
-        "verdict": None if is_failure else enum_name(pb.Verdict, outcome.verdict, "VERDICT_"),
+        "verdict": None if is_failure else enum_name(pb.Verdict, outcome.verdict),
         "delay_ms": outcome.delay_ms or None,
-        "reason": (
-            enum_name(pb.FailureReason, outcome.failure.reason, "FAILURE_REASON_")
-            if is_failure
-            else None
-        ),
+        "reason": (enum_name(pb.FailureReason, outcome.failure.reason) if is_failure else None),
         "message": outcome.failure.message if is_failure else None,
     }
 
 
-def _why(record: dict[str, Any]) -> str:
-    if record["reason"]:
-        return f"{shown(record['message'])} ({record['reason']})"
-    return f"again after {record['delay_ms']:,} ms" if record["delay_ms"] else ""
+def _why(said: dict[str, Any]) -> str:
+    if said["reason"]:
+        return f"{shown(said['message'])} ({said['reason']})"
+    return f"again after {said['delay_ms']:,} ms" if said["delay_ms"] else ""
 
 
 # ---- explain
@@ -309,11 +297,11 @@ async def _explain(run: Run, request: pb.ExplainRequest, file: FileIO) -> int:
                 request.metadata.CopyFrom(_entry(text, ""))
     async with filter_service(run.settings) as service:
         found: pb.ExplainResponse = await service.call("Explain", request)
-    record, expression = outcome_record(found.outcome), request.expression
+    said, expression = outcome_record(found.outcome), request.expression
     if run.output.json:
         run.output.record(
             {
-                **record,
+                **said,
                 "steps": [
                     {
                         "expression": expression[each.start : each.end],
@@ -329,9 +317,7 @@ async def _explain(run: Run, request: pb.ExplainRequest, file: FileIO) -> int:
             }
         )
     else:
-        run.output.fields(
-            [("Verdict", (record["verdict"] or "none").lower()), ("Why", _why(record))]
-        )
+        run.output.fields([("Verdict", (said["verdict"] or "none").lower()), ("Why", _why(said))])
         run.output.line("")
         run.output.table(
             ("EXPRESSION", "TYPE", "VALUE"),

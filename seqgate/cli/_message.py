@@ -13,6 +13,7 @@ from typing import Any, Final
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.cli._failure import InvalidInput
 from seqgate.cli._output import Output, shown, time_shown
+from seqgate.cli._wire import bytes_record
 from seqgate.client import Message, Received
 from seqgate.types import SEQUENCE_ID_MAX
 
@@ -111,9 +112,9 @@ def record(message: Message) -> dict[str, Any]:
         "append_time_ms": message.append_time_ms,
         "event_time_ms": message.event_time_ms,
         "key": message.key,
-        **_packed("ordering_key", message.ordering_key),
+        **bytes_record("ordering_key", message.ordering_key),
         "properties": dict(message.properties),
-        **_packed("payload", message.payload),
+        **bytes_record("payload", message.payload),
     }
     if isinstance(message, Received):
         gap = message.gap
@@ -234,12 +235,3 @@ def _number(values: Mapping[str, Any], name: str, most: int = SEQUENCE_ID_MAX) -
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         raise InvalidInput(f"{name} is a number from 0 to {most}")
     return value
-
-
-def _packed(name: str, value: bytes | None) -> dict[str, str | None]:
-    if value is None:
-        return {name: None}
-    try:
-        return {name: value.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(value).decode()}

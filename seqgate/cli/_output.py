@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, TextIO
@@ -28,6 +28,10 @@ class Format(StrEnum):
 
     TABLE = "table"
     JSON = "json"
+
+
+Columns = Mapping[str, str | Callable[[Any], object]]
+"""What a table has under each heading: a field of an object, or what a function makes of it."""
 
 
 class OutputClosed(Exception):
@@ -68,6 +72,38 @@ class Output:
     def record(self, record: Mapping[str, Any]) -> None:
         """Write an object, as JSON."""
         self.line(_json(record))
+
+    async def listing(
+        self,
+        columns: Columns,
+        records: AsyncIterable[Mapping[str, Any]],
+    ) -> None:
+        """Write objects as they come, as JSON; or a table of them."""
+        kept = []
+        async for each in records:
+            if self.json:
+                self.record(each)
+            else:
+                kept.append(each)
+        if not self.json:
+            self.rows(columns, kept)
+
+    def rows(self, columns: Columns, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write a table of objects."""
+        self.table(
+            list(columns),
+            [
+                [each[of] if isinstance(of, str) else of(each) for of in columns.values()]
+                for each in records
+            ],
+        )
+
+    def result(self, record: Mapping[str, Any], fields: Sequence[tuple[str, object]] = ()) -> None:
+        """Write one object, as JSON; or what people are to know of it."""
+        if self.json:
+            self.record(record)
+        elif fields:
+            self.fields(fields)
 
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Write a table."""

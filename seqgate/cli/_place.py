@@ -5,9 +5,10 @@ from typing import Final
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.cli._failure import WrongUsage
-from seqgate.client import EARLIEST, LATEST, MessageId
+from seqgate.client import EARLIEST, LATEST, ChunkMessageId, MessageId
 from seqgate.client._subscribing import Place, start_to_wire
 from seqgate.errors import InvalidRequestError
+from seqgate.types import Position
 
 PLACE_HELP: Final = (
     "earliest, latest, the id of the first message, or a time: 2026-01-31T12:00:00Z, or with "
@@ -36,6 +37,37 @@ def start(option: str, text: str) -> pb.Start:
     return start_to_wire(place(option, text))
 
 
+def message_id(option: str, text: str) -> MessageId:
+    """A message.
+
+    Raises:
+        WrongUsage: it is none.
+    """
+    found = parsed_id(text)
+    if found is None:
+        raise WrongUsage(
+            f"{option} is a message's id (LEDGER:ENTRY, or as read shows it)",
+            details={"given": text},
+        )
+    return found
+
+
+def parsed_id(text: str) -> MessageId | None:
+    """A message, if it is one."""
+    try:
+        found = MessageId.parse(text)
+    except ValueError:
+        return None
+    return found if min(found.position) >= 0 else None
+
+
+def first_entry(found: MessageId) -> tuple[Position, int]:
+    """The entry that a message begins in, and its place in its batch."""
+    if isinstance(found, ChunkMessageId):
+        return found.first_chunk.position, -1
+    return found.position, found.batch_index
+
+
 def _read(text: str) -> Place | None:
     match text:
         case "earliest":
@@ -43,10 +75,10 @@ def _read(text: str) -> Place | None:
         case "latest":
             return LATEST
     try:
-        message_id = MessageId.parse(text)
+        MessageId.parse(text)
     except ValueError:
         return _time(text)
-    return message_id if min(message_id.position) >= 0 else None
+    return parsed_id(text)
 
 
 def _time(text: str) -> datetime | None:

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Final
 import typer
 
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
-from seqgate.cli._command import Run, command, group, topic_name
+from seqgate.cli._command import Run, Topic, command, group, topic_name
 from seqgate.cli._failure import DONE, WrongUsage
 from seqgate.cli._service import dedup_service
+from seqgate.cli._wire import enum_name
 from seqgate.types import InvalidNameError, TopicName
 
 INACTIVITY_TIMEOUT_MINUTES_MAX: Final = 525_600
@@ -49,7 +50,6 @@ class OnFull(StrEnum):
     REFUSE = "refuse"
 
 
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
 Namespace = Annotated[
     str,
     typer.Option(
@@ -235,7 +235,7 @@ def policy_record(found: pb.Policy) -> dict[str, Any]:
         (found.snapshot_interval_s, found.snapshot_interval_source),
     )
     return {
-        key: {"value": value, "source": enum_name(pb.PolicySource, source, "POLICY_SOURCE_")}
+        key: {"value": value, "source": enum_name(pb.PolicySource, source)}
         for key, (value, source) in zip(KEYS, values, strict=True)
     }
 
@@ -245,14 +245,5 @@ def level_shown(source: str) -> str:
     return source.lower().replace("_", " ")
 
 
-def enum_name(kind: Any, number: int, prefix: str) -> str:
-    """The value's name without what it shares with the others; a number that a newer service
-    sends stays one."""
-    try:
-        return str(kind.Name(number)).removeprefix(prefix)
-    except ValueError:
-        return str(number)
-
-
 def _action(number: int) -> str:
-    return enum_name(pb.FullTopicAction, number, ACTION).lower()
+    return enum_name(pb.FullTopicAction, number).lower()

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
-from seqgate.cli._command import Run, topic_name
+from seqgate.cli._command import Run, Topic, topic_name
 from seqgate.cli._failure import DONE, WrongUsage, reason_of
 from seqgate.cli._left_out import LeftOut, tell_left_out
 from seqgate.cli._message import Listing
@@ -22,7 +22,7 @@ from seqgate.types import TopicName
 
 def read(
     run: Run,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)],
+    topic: Topic,
     *,
     start: Annotated[
         str,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.cli._output import time_shown
+from seqgate.cli._wire import position
 from seqgate.types import Position
 
 
@@ -44,7 +45,7 @@ class Standing:
         status = self.found.status
         if not status.HasField("snapshot"):
             return None
-        return Position(status.snapshot.ledger_id, status.snapshot.entry_id)
+        return position(status.snapshot)
 
 
 def sent_again(standing: Standing) -> str:
@@ -98,7 +99,7 @@ def snapshot_shown(standing: Standing) -> str | None:
         return "not known: the cursor service, which has it, does not answer"
     if not status.HasField("snapshot"):
         return "none covers it: there is none"
-    snapshot = str(Position(status.snapshot.ledger_id, status.snapshot.entry_id))
+    snapshot = position(status.snapshot)
     if not covered:
         return f"none covers it: the newest ends at {snapshot}, and what follows is replayed"
     taken = status.snapshot_taken.ToMilliseconds() if status.HasField("snapshot_taken") else None

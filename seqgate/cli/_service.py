@@ -41,6 +41,19 @@ class Service:
             return await translated(getattr(self.stub, method)(request, timeout=self._timeout_s))
 
 
+async def pages(
+    service: "Service | Dispatcher", method: str, request: Any, items: str
+) -> AsyncIterator[Any]:
+    """All that a list has, page by page; `items` is the field of a page."""
+    while True:
+        page = await service.call(method, request)
+        for each in getattr(page, items):
+            yield each
+        if not page.next_page_token:
+            return
+        request.page_token = page.next_page_token
+
+
 def opener(settings: Settings) -> Callable[[str], aio.Channel]:
     """What opens a channel to an address, as the settings say."""
 

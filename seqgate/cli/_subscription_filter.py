@@ -8,16 +8,14 @@ from typing import Annotated, Any, Final
 import typer
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
-from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.filter.v1 import filter_pb2
-from seqgate.cli._command import Run, command, group, topic_name
+from seqgate.cli._command import Run, Topic, command, group, topic_name
 from seqgate.cli._failure import DONE, WrongUsage
-from seqgate.cli._names import subscription_name
+from seqgate.cli._names import Name, subscription_name
 from seqgate.cli._output import time_shown
 from seqgate.cli._place import start
-from seqgate.cli._policy import enum_name
 from seqgate.cli._service import Dispatcher
-from seqgate.types import Position
+from seqgate.cli._wire import record
 
 ENTRIES_MAX: Final = 100_000
 SECONDS_MAX: Final = 120
@@ -50,8 +48,6 @@ START_HELP: Final = (
     "entry that waits because a filter failed, or from what was not read yet."
 )
 
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The subscription.", show_default=False)]
 Given = Annotated[
     list[str] | None,
     typer.Argument(metavar="NAME[:VERSION]=EXPR...", help=FILTERS_HELP, show_default=False),
@@ -183,29 +179,18 @@ async def _analyze(run: Run, request: pb.AnalyzeBacklogRequest) -> int:
     found = await dispatcher.call(
         "AnalyzeBacklog", request, timeout_s=request.seconds_max + ANALYSIS_GRACE_S
     )
-    record = {
-        "topic": request.topic,
-        "subscription": request.subscription,
-        "backlog_entries": found.backlog_entries,
-        "scanned_entries": found.scanned_entries,
-        "scanned_messages": found.scanned_messages,
-        "first": _position(found, "first"),
-        "last": _position(found, "last"),
-        "blocks": found.blocks,
-        "complete": found.complete,
-        "verdicts": [_verdict_record(each) for each in found.verdicts],
-    }
+    shown = {"topic": request.topic, "subscription": request.subscription, **record(found)}
     if run.output.json:
-        run.output.record(record)
+        run.output.record(shown)
         return DONE
     run.output.fields(
         [
-            ("Entries not acknowledged", record["backlog_entries"]),
-            ("Looked at", record["scanned_entries"]),
-            ("  in blocks", record["blocks"]),
-            ("  from", record["first"]),
-            ("  to", record["last"]),
-            ("That is all", record["complete"]),
+            ("Entries not acknowledged", shown["backlog_entries"]),
+            ("Looked at", shown["scanned_entries"]),
+            ("  in blocks", shown["blocks"]),
+            ("  from", shown["first"]),
+            ("  to", shown["last"]),
+            ("That is all", shown["complete"]),
         ]
     )
     run.output.line("")
@@ -221,28 +206,25 @@ async def _analyze(run: Run, request: pb.AnalyzeBacklogRequest) -> int:
                 each["estimated_entries_high"],
                 each["estimated_messages"],
             )
-            for each in record["verdicts"]
+            for each in shown["verdicts"]
         ],
     )
     return DONE
 
 
 def _tell(run: Run, request: Any, filters: pb.SubscriptionFilters) -> int:
-    record = {
-        "topic": request.topic,
-        "subscription": request.subscription,
-        "applied": [_stretch_record(each) for each in filters.applied],
-        "shadow": _stretch_record(filters.shadow) if filters.HasField("shadow") else None,
-        "changes": [_change_record(each) for each in filters.changes],
-    }
+    shown = {"topic": request.topic, "subscription": request.subscription, **record(filters)}
+    for change in shown["changes"]:
+        for each in change["filters"]:
+            del each["expression"]  # changes name filters only
     if run.output.json:
-        run.output.record(record)
+        run.output.record(shown)
         return DONE
     rows: list[tuple[object, ...]] = []
-    for each in record["applied"]:
+    for each in shown["applied"]:
         rows += _rows("applied", each, each["on_failure"].lower())
-    if record["shadow"] is not None:
-        rows += _rows("shadow", record["shadow"], None)
+    if shown["shadow"] is not None:
+        rows += _rows("shadow", shown["shadow"], None)
     run.output.table(("MODE", "FROM", "ON FAILURE", "FILTER", "VERSION", "EXPRESSION"), rows)
     run.output.line("")
     run.output.table(
@@ -256,73 +238,27 @@ def _tell(run: Run, request: Any, filters: pb.SubscriptionFilters) -> int:
                 ", ".join(f"{one['name']}:{one['version']}" for one in each["filters"]) or "none",
                 each["caller"],
             )
-            for each in record["changes"]
+            for each in shown["changes"]
         ],
     )
     return DONE
 
 
-# ---- records, and rows
+# ---- rows
 
 
-def _stretch_record(stretch: pb.FilterStretch) -> dict[str, Any]:
-    return {
-        "start": _position(stretch, "start"),
-        "on_failure": enum_name(pb.FailurePolicy, stretch.policy, "FAILURE_POLICY_"),
-        "filters": [
-            {"name": each.name, "version": each.version, "expression": each.expression}
-            for each in stretch.filters
-        ],
-    }
-
-
-def _change_record(change: pb.FilterChange) -> dict[str, Any]:
-    return {
-        "time_ms": change.time.ToMilliseconds(),
-        "mode": enum_name(pb.FilterMode, change.mode, "FILTER_MODE_"),
-        "start": _position(change, "start"),
-        "on_failure": enum_name(pb.FailurePolicy, change.policy, "FAILURE_POLICY_"),
-        "filters": [{"name": each.name, "version": each.version} for each in change.filters],
-        "epoch": change.epoch,
-        "caller": change.caller,
-    }
-
-
-def _verdict_record(found: pb.BacklogVerdict) -> dict[str, Any]:
-    is_verdict = found.HasField("verdict")
-    return {
-        "verdict": enum_name(filter_pb2.Verdict, found.verdict, "VERDICT_") if is_verdict else None,
-        "failure": None
-        if is_verdict
-        else enum_name(filter_pb2.FailureReason, found.failure, "FAILURE_REASON_"),
-        "entries": found.entries,
-        "messages": found.messages,
-        "estimated_entries": found.estimated_entries,
-        "estimated_entries_low": found.estimated_entries_low,
-        "estimated_entries_high": found.estimated_entries_high,
-        "estimated_messages": found.estimated_messages,
-    }
-
-
-def _rows(mode: str, record: dict[str, Any], on_failure: str | None) -> list[tuple[object, ...]]:
-    begins = record["start"] or "the beginning"
-    if not record["filters"]:
+def _rows(mode: str, stretch: dict[str, Any], on_failure: str | None) -> list[tuple[object, ...]]:
+    begins = stretch["start"] or "the beginning"
+    if not stretch["filters"]:
         return [(mode, begins, None, None, None, "nothing is filtered")]
     return [
         (mode, begins, on_failure, each["name"], each["version"], each["expression"])
-        for each in record["filters"]
+        for each in stretch["filters"]
     ]
 
 
 def _words(name: str) -> str:
     return name.lower().replace("_", " ")
-
-
-def _position(message: Any, field: str) -> str | None:
-    if not message.HasField(field):
-        return None
-    found: entry_pb2.Position = getattr(message, field)
-    return str(Position(found.ledger_id, found.entry_id))
 
 
 # ---- what is given

@@ -21,9 +21,9 @@ from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
-from seqgate.cli._policy import enum_name
 from seqgate.cli._service import Dispatcher, Service, dedup_service, ledger_service
 from seqgate.cli._settings import Settings
+from seqgate.cli._wire import enum_name, record
 from seqgate.errors import SeqgateError
 
 TOPICS_MAX: Final = 200
@@ -273,7 +273,7 @@ def _topic_record(now: Topic, before: Topic | None, seconds: float) -> dict[str,
         "bytes": now.topic.bytes,
         "producers": now.topic.connected_producers,
         "in_messages_s": _incoming(now.topic, None if before is None else before.topic, seconds),
-        "state": status and enum_name(dedup_pb2.TopicState, status.state, "TOPIC_STATE_"),
+        "state": status and enum_name(dedup_pb2.TopicState, status.state),
         "entries_to_replay": status and status.entries_remaining,
         "verdicts_s": _verdicts(status, None if before is None else before.status, seconds),
         "out_messages_s": _total(subscriptions, "out_messages_s"),
@@ -306,15 +306,7 @@ def _subscription_record(
         "acknowledged_s": rate("acknowledged_entries"),
         "refused_s": rate("refused"),
         "blocked_keys": report and sum(each.keys for each in report.withheld),
-        "blocked": report
-        and [
-            {
-                "reason": enum_name(dispatcher_pb2.Reason, each.reason, "REASON_"),
-                "keys": each.keys,
-                "oldest_ms": each.oldest.ToMilliseconds(),
-            }
-            for each in report.withheld
-        ],
+        "blocked": report and [record(each) for each in report.withheld],
     }
 
 

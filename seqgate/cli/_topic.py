@@ -2,23 +2,24 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Annotated, Any, Final
 
 import typer
 
 from seqgate.api.dedup.v1 import dedup_pb2
-from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
-from seqgate.cli._command import Run, command, group, topic_name
+from seqgate.cli._command import Run, Topic, command, group, topic_name
 from seqgate.cli._dedup import status_record
-from seqgate.cli._failure import DONE, WrongUsage, reason_of
+from seqgate.cli._failure import DONE, reason_of
 from seqgate.cli._message import Listing
 from seqgate.cli._output import time_shown
+from seqgate.cli._place import first_entry, message_id
 from seqgate.cli._read import messages
-from seqgate.cli._service import Service, dedup_service, ledger_service, reaching
+from seqgate.cli._service import Service, dedup_service, ledger_service, pages, reaching
 from seqgate.cli._tail import start_of_last
-from seqgate.client import EARLIEST, LATEST, ChunkMessageId, Message, MessageId, Start
+from seqgate.cli._wire import position, record
+from seqgate.client import EARLIEST, LATEST, Message, MessageId, Start
 from seqgate.client._channel import translated
 from seqgate.errors import SeqgateError, UnavailableError
 from seqgate.types import Position, TopicName
@@ -30,8 +31,6 @@ FARTHER: Final = 8
 """How many times more entries `tail` looks at, while it has not found enough messages."""
 
 app = group("Topics, and what was published last.")
-
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
 
 
 @command(app, "ls")
@@ -47,15 +46,11 @@ async def ls(
     ] = "",
 ) -> int:
     """List topics, in the order of their names."""
-    rows = []
+    columns = {name.upper(): name for name in ("topic", "entries", "messages", "bytes", "last")}
+    request = pb.ListTopicsRequest(prefix=_expanded(prefix))
     async with ledger_service(run.settings) as service:
-        async for topic in _topics(service, _expanded(prefix)):
-            if run.output.json:
-                run.output.record(_record(topic))
-            else:
-                rows.append((topic.name, topic.entries, topic.messages, topic.bytes, _last(topic)))
-    if not run.output.json:
-        run.output.table(("TOPIC", "ENTRIES", "MESSAGES", "BYTES", "LAST"), rows)
+        topics = pages(service, "ListTopics", request, "topics")
+        await run.output.listing(columns, (record(each) async for each in topics))
     return DONE
 
 
@@ -104,7 +99,7 @@ def trim(
     Only what every cursor of the topic has acknowledged goes. Of a message in a batch, the whole
     batch is kept, and of a large message all chunks.
     """
-    return _trim(run, topic_name(topic), _kept(before))
+    return _trim(run, topic_name(topic), first_entry(message_id("BEFORE", before))[0])
 
 
 async def _stat(run: Run, name: TopicName) -> int:
@@ -113,37 +108,34 @@ async def _stat(run: Run, name: TopicName) -> int:
             ledger.call("GetTopic", pb.GetTopicRequest(topic=str(name))),
             _status(dedup, name),
         )
-    record: dict[str, Any] = _record(found.topic)
+    shown = record(found.topic)
     if isinstance(status, SeqgateError):
-        record |= {"dedup": None, "dedup_error": reason_of(status)}
+        shown |= {"dedup": None, "dedup_error": reason_of(status)}
     else:
-        record |= {"dedup": status_record(name, status), "dedup_error": None}
-    if run.output.json:
-        run.output.record(record)
-        return DONE
+        shown |= {"dedup": status_record(name, status), "dedup_error": None}
     fields = [
-        ("Topic", record["topic"]),
-        ("Created", time_shown(record["created_ms"])),
-        ("Ledger", record["ledger_id"]),
-        ("First entry", record["first"]),
-        ("Last entry", record["last"]),
-        ("Entries", record["entries"]),
-        ("Messages", record["messages"]),
-        ("Bytes", record["bytes"]),
-        ("Connected producers", record["connected_producers"]),
-        ("Entries to be replayed", record["entries_to_replay"]),
+        ("Topic", shown["topic"]),
+        ("Created", time_shown(shown["created_ms"])),
+        ("Ledger", shown["ledger_id"]),
+        ("First entry", shown["first"]),
+        ("Last entry", shown["last"]),
+        ("Entries", shown["entries"]),
+        ("Messages", shown["messages"]),
+        ("Bytes", shown["bytes"]),
+        ("Connected producers", shown["connected_producers"]),
+        ("Entries to be replayed", shown["entries_to_replay"]),
     ]
     if isinstance(status, SeqgateError):
         fields.append(("Deduplication", f"not known: {status}"))
     else:
-        summary = record["dedup"]
+        summary = shown["dedup"]
         fields += [
             ("Deduplication", summary["state"].lower()),
             ("Confirmed", summary["confirmed"]),
             ("Producers", summary["producers"]),
             ("Duplicates", summary["counts"]["duplicate_claims"]),
         ]
-    run.output.fields(fields)
+    run.output.result(shown, fields)
     return DONE
 
 
@@ -152,39 +144,17 @@ async def _trim(run: Run, name: TopicName, before: Position) -> int:
     request.before.ledger_id, request.before.entry_id = before
     async with ledger_service(run.settings) as service:
         trimmed = await service.call("TrimTopic", request)
-    first = str(_position(trimmed.first)) if trimmed.HasField("first") else None
-    if run.output.json:
-        run.output.record(
-            {
-                "topic": str(name),
-                "removed_entries": trimmed.removed_entries,
-                "first": first,
-                "held_back_by": list(trimmed.held_back_by),
-            }
-        )
-        return DONE
-    run.output.fields(
+    shown = {"topic": str(name), **record(trimmed)}
+    run.output.result(
+        shown,
         [
-            ("Topic", str(name)),
-            ("Removed entries", trimmed.removed_entries),
-            ("First entry", first),
-            *(("Held back by", cursor) for cursor in trimmed.held_back_by),
-        ]
+            ("Topic", shown["topic"]),
+            ("Removed entries", shown["removed_entries"]),
+            ("First entry", shown["first"]),
+            *(("Held back by", cursor) for cursor in shown["held_back_by"]),
+        ],
     )
     return DONE
-
-
-def _kept(text: str) -> Position:
-    """Where the first message to keep begins."""
-    try:
-        kept = MessageId.parse(text)
-    except ValueError:
-        kept = None
-    if kept is None or min(kept.position) < 0:
-        raise WrongUsage(
-            "BEFORE is a message's id (LEDGER:ENTRY, or as read shows it)", details={"given": text}
-        )
-    return (kept.first_chunk if isinstance(kept, ChunkMessageId) else kept).position
 
 
 async def _status(
@@ -237,19 +207,19 @@ async def _start(run: Run, service: Service, topic: pb.Topic, count: int) -> Sta
     """Where the last `count` entries start."""
     if not topic.HasField("first"):
         return EARLIEST
-    last = _position(topic.last)
+    last = position(topic.last)
 
-    async def following(position: Position) -> list[Position]:
+    async def following(place: Position) -> list[Position]:
         request = pb.ReadRequest(
             topic=topic.name, max_entries=count, through=topic.last, metadata_only=True
         )
-        request.at.ledger_id, request.at.entry_id = position
+        request.at.ledger_id, request.at.entry_id = place
         with reaching("ledger", run.settings.ledger.value):
             return await translated(_positions(service, request, run.settings.timeout_s))
 
     start = await start_of_last(
         count,
-        first=_position(topic.first),
+        first=position(topic.first),
         last=last,
         entries=topic.entries,
         following=following,
@@ -262,44 +232,10 @@ async def _positions(service: Service, request: pb.ReadRequest, timeout_s: float
     async for response in service.stub.Read(request, timeout=timeout_s):
         if response.HasField("draining"):
             raise UnavailableError("the ledger service is shutting down", reason="DRAINING")
-        found += [_position(each.position) for each in response.entries.entries]
+        found += [position(each.position) for each in response.entries.entries]
     return found
-
-
-async def _topics(service: Service, prefix: str) -> AsyncIterator[pb.Topic]:
-    request = pb.ListTopicsRequest(prefix=prefix)
-    while True:
-        page = await service.call("ListTopics", request)
-        for topic in page.topics:
-            yield topic
-        if not page.next_page_token:
-            return
-        request.page_token = page.next_page_token
 
 
 def _expanded(prefix: str) -> str:
     prefix = prefix.removeprefix("persistent://")
     return f"public/default/{prefix}" if prefix and "/" not in prefix else prefix
-
-
-def _record(topic: pb.Topic) -> dict[str, Any]:
-    return {
-        "topic": topic.name,
-        "ledger_id": topic.ledger_id,
-        "created_ms": topic.created.ToMilliseconds(),
-        "first": str(_position(topic.first)) if topic.HasField("first") else None,
-        "last": _last(topic),
-        "entries": topic.entries,
-        "messages": topic.messages,
-        "bytes": topic.bytes,
-        "connected_producers": topic.connected_producers,
-        "entries_to_replay": topic.entries_to_replay,
-    }
-
-
-def _last(topic: pb.Topic) -> str | None:
-    return str(_position(topic.last)) if topic.HasField("last") else None
-
-
-def _position(position: entry_pb2.Position) -> Position:
-    return Position(position.ledger_id, position.entry_id)

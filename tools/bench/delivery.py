@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from grpc import aio
 
@@ -30,7 +30,7 @@ from tools.bench.opening import PROPERTY, WANTED
 from tools.bench.worker import Meter
 
 if TYPE_CHECKING:
-    from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import DispatcherServiceAsyncStub
+    pass
 
 PAYLOAD_BYTES: Final = 100
 

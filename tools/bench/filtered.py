@@ -18,7 +18,6 @@ from seqgate.client import Compression
 from seqgate.client._codec import OutgoingMessage, encode_batch
 from services.dispatcher.filtering.projection import Projection
 from services.dispatcher.ports import Reads
-from services.dispatcher.projection import Projection
 from tools.bench.bench import Bench, command
 from tools.bench.delivery import BATCH_MESSAGES, PAYLOAD_BYTES, Backlog, Deliver
 from tools.bench.figures import Measurement, computing, in_turn, rate

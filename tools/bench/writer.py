@@ -24,7 +24,6 @@ from services.deduplication import (
     Verdict,
     Writer,
 )
-from services.dedup.ports import StateStore
 from tools.bench.figures import BenchError
 
 if TYPE_CHECKING:

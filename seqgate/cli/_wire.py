@@ -1,0 +1,92 @@
+"""Messages of the services as records: a field of a proto is a field of the JSON.
+
+A position is its text, LEDGER:ENTRY; a time is in milliseconds and its name ends in _ms; an enum's
+value is its name without the enum's. What is absent, and an empty text, is null. Bytes are text
+where they are UTF-8, and base64 in a field NAME_base64 where they are not.
+"""
+
+import base64
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from seqgate.api.entry.v1 import entry_pb2
+from seqgate.types import Position
+
+_RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
+    "ConsumerReport": {"name": "consumer"},
+    "Cursor": {"name": "cursor"},
+    "FilterChange": {"policy": "on_failure"},
+    "FilterReport": {"name": "filter"},
+    "FilterStretch": {"policy": "on_failure"},
+    "Producer": {"name": "producer"},
+    "Subscription": {"name": "subscription"},
+    "Topic": {"name": "topic"},
+}
+"""Fields that have another name in records, by message."""
+
+
+def record(message: Message) -> dict[str, Any]:
+    """A message, for a program."""
+    renamed = _RENAMED.get(message.DESCRIPTOR.name, {})
+    found: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        name, value = renamed.get(field.name, field.name), getattr(message, field.name)
+        if field.message_type and field.message_type.GetOptions().map_entry:
+            found[name] = dict(sorted(value.items()))
+        elif field.is_repeated:
+            found[name] = [_value(field, each) for each in value]
+        elif field.type == FieldDescriptor.TYPE_BYTES:
+            found |= bytes_record(name, value)
+        else:
+            is_time = field.message_type in (Timestamp.DESCRIPTOR, Duration.DESCRIPTOR)
+            is_absent = field.has_presence and not message.HasField(field.name)
+            shown = None if is_absent or value == "" else _value(field, value)
+            found[f"{name}_ms" if is_time else name] = shown
+    return found
+
+
+def _value(field: Any, value: Any) -> Any:
+    if field.enum_type is not None:
+        return _enum_name(field.enum_type, value)
+    match value:
+        case Timestamp() | Duration():
+            return value.ToMilliseconds()
+        case entry_pb2.Position():
+            return str(position(value))
+        case Message():
+            return record(value)
+        case _:
+            return value
+
+
+def position(place: entry_pb2.Position) -> Position:
+    """A position, as a value."""
+    return Position(place.ledger_id, place.entry_id)
+
+
+def bytes_record(name: str, value: bytes | None) -> dict[str, str | None]:
+    """Bytes as a field."""
+    if value is None:
+        return {name: None}
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value).decode()}
+
+
+def enum_name(kind: Any, number: int) -> str:
+    """An enum's value without what all its names share; a number that only a newer service knows
+    stays a number."""
+    return _enum_name(kind.DESCRIPTOR, number)
+
+
+def _enum_name(kind: EnumDescriptor, number: int) -> str:
+    found = kind.values_by_number.get(number)
+    prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.name).upper()
+    return str(number) if found is None else found.name.removeprefix(f"{prefix}_")
