@@ -52,118 +52,119 @@ class SeqgateError(Exception):
 
 
 class InvalidRequestError(SeqgateError, ValueError):
-    """The request is wrong, and nothing changed: correct it."""
+    """The request is invalid, and changed nothing: correct it."""
 
 
 class NotFoundError(SeqgateError, LookupError):
-    """What was named does not exist."""
+    """The topic, producer, cursor or subscription does not exist."""
 
 
 class InUseError(SeqgateError):
-    """Somebody else uses it: wait, or take over."""
+    """Another caller is using it: wait, or take over."""
 
 
 class FencedError(SeqgateError):
-    """Somebody newer has taken over: stop."""
+    """A newer owner has taken over: stop."""
 
 
 class LimitExceededError(SeqgateError):
-    """A limit was reached: ask for less, or have it raised."""
+    """A limit is reached: use less, or have it raised."""
 
 
 class UnavailableError(SeqgateError):
-    """A service does not answer, or not now: try again."""
+    """A service is unavailable: try again."""
 
 
 class AuthenticationError(SeqgateError):
-    """Who calls is not known: a token or a certificate is missing, or does not count (any more).
-    `reason` says why."""
+    """The caller is not authenticated: the token or certificate is missing, invalid or expired.
+    `reason` says which."""
 
 
 class PermissionDeniedError(SeqgateError):
-    """Who calls may not do that. `details` has the principal, the verb, and what it was about."""
+    """The caller lacks a right. `details` has the principal, the verb, and the topic and
+    subscription."""
 
 
 class DataLossError(SeqgateError):
-    """What was stored is damaged."""
+    """Stored data is damaged or gone."""
 
 
 class InternalError(SeqgateError):
-    """A service failed in a way that it did not foresee."""
+    """A service hit a bug."""
 
 
 class StaleSequenceIdError(SeqgateError):
-    """The message is not in the log, and never will be under this sequence id: a higher id of its
-    producer was stored first."""
+    """The message is not in the log and never will be under this sequence id: its producer has
+    stored a higher one."""
 
     default_reason = "STALE"
 
 
 class SequenceIdTrimmedError(SeqgateError):
-    """Whether the message is in the log is unknown, and stays so: its sequence id is at or below
-    the last one stored, and the part of the log that would tell was trimmed. It is not stored now.
-    Sending it again does not help: under a new id it may be stored twice."""
+    """Whether the message is in the log cannot be known: its sequence id is at or below its
+    producer's last one, and that part of the log is trimmed. This attempt did not store it. A
+    resend under the same id fails likewise; one under a new id may store it twice."""
 
     default_reason = "TRIMMED"
 
 
 class ProducerClosedError(SeqgateError):
-    """The producer was closed before the message was acknowledged. It may be in the log. Where the
-    application gives the ids, sending it again with the same one stores it at most once."""
+    """The producer was closed before the message was acknowledged. It may be in the log. If the
+    application sets the ids, a resend with the same id stores it at most once."""
 
     default_reason = "PRODUCER_CLOSED"
 
 
 class ProducerQueueFullError(SeqgateError):
-    """As many messages are pending as may be."""
+    """The limit of pending messages or bytes is reached."""
 
     default_reason = "PRODUCER_QUEUE_FULL"
 
 
 class SendTimeoutError(SeqgateError):
-    """The message was not acknowledged in time. It may be in the log. Where the application gives
-    the ids, sending it again with the same one, `sequence_id`, stores it at most once. `details`
-    has the reason of the last failure, as `last_reason`, when one is known."""
+    """The message was not acknowledged in time. It may be in the log. If the application sets the
+    ids, a resend with the same `sequence_id` stores it at most once. `details` has the last
+    failure's reason as `last_reason`, if known."""
 
     default_reason = "SEND_TIMEOUT"
 
 
 class MixedSequenceIdsError(SeqgateError, ValueError):
-    """Some messages of a producer carry a sequence id of the application's, others do not (PIP-6:
-    once custom ids are used, every message has to carry one)."""
+    """Some messages of a producer carry a sequence id set by the application, others do not (PIP-6:
+    once custom ids are used, every message has one)."""
 
     default_reason = "MIXED_SEQUENCE_IDS"
 
 
 class MessageTooLargeError(InvalidRequestError):
-    """A message is larger than the service takes."""
+    """A message is larger than the service accepts."""
 
     default_reason = "ENTRY_TOO_LARGE"
 
 
 class CorruptMessageError(DataLossError):
-    """A message that was read does not match its checksum, or cannot be decoded."""
+    """A message that was read does not match its checksum or cannot be decoded."""
 
     default_reason = "CHECKSUM_MISMATCH"
 
 
 class MessagesTrimmedError(DataLossError):
-    """Messages that a reader was to give out are gone: the topic was trimmed before they were read.
-    `details` says from where (`first`) through where (`last`), as LEDGER:ENTRY."""
+    """The topic was trimmed before the reader got to these messages. `details` has the first and
+    the last position of the gap, `first` and `last`, as LEDGER:ENTRY."""
 
     default_reason = "MESSAGES_TRIMMED"
 
 
 class ConsumerClosedError(SeqgateError):
-    """The consumer was closed, or was never opened."""
+    """The consumer is closed, or was never opened."""
 
     default_reason = "CONSUMER_CLOSED"
 
 
 class StaleTokenError(SeqgateError):
-    """The delivery counts no more: it was refused or returned, timed out, was taken away, is
-    settled already, or the connection on which it came is gone. Nothing changed. Unless it is
-    settled, the message is, or was, delivered again."""
+    """The delivery is no longer this consumer's: it was refused or returned, timed out, was
+    revoked, is settled already, or its connection is gone. Nothing changed. Unless it is settled,
+    the message is delivered again."""
 
     default_reason = "STALE_TOKEN"
 

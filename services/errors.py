@@ -17,21 +17,21 @@ class Kind(Enum):
     INVALID = auto()
     """Correct the request."""
     NOT_FOUND = auto()
-    """Nothing: what was named does not exist."""
+    """Check the name, or create what it names."""
     IN_USE = auto()
-    """Wait until another lets go, or take over."""
+    """Wait until it is released, or take over."""
     FENCED = auto()
-    """Stop: someone newer has taken over."""
+    """Stop: a newer owner has taken over."""
     EXHAUSTED = auto()
-    """Ask for less, or have a limit raised."""
+    """Use less, or have a limit raised."""
     UNAVAILABLE = auto()
     """Try again later."""
     DATA_LOSS = auto()
-    """Call an operator: what was stored is damaged."""
+    """Call an operator: stored data is damaged."""
     UNKNOWN_CALLER = auto()
-    """Show who you are."""
+    """Authenticate."""
     DENIED = auto()
-    """Have a right granted."""
+    """Have the right granted."""
 
 
 class DomainError(Exception):
@@ -63,35 +63,35 @@ class DomainError(Exception):
 
 
 class MalformedRequest(DomainError):
-    """A message on the wire is not the protobuf message that the method takes."""
+    """The bytes of a request do not decode as the message that the method takes."""
 
     kind = Kind.INVALID
     reason = "MALFORMED_REQUEST"
 
 
 class InvalidTopicName(DomainError):
-    """A topic name is not tenant/namespace/name."""
+    """A topic name is not of the form tenant/namespace/name."""
 
     kind = Kind.INVALID
     reason = "INVALID_TOPIC_NAME"
 
 
 class InvalidProducerName(DomainError):
-    """A producer name is empty, too long, or holds control characters."""
+    """A producer name is empty, too long, or contains control characters."""
 
     kind = Kind.INVALID
     reason = "INVALID_PRODUCER_NAME"
 
 
 class InvalidSequenceId(DomainError):
-    """A sequence id is not between 0 and 2^63 - 1."""
+    """A sequence id is missing or outside 0 to 2^63 - 1."""
 
     kind = Kind.INVALID
     reason = "INVALID_SEQUENCE_ID"
 
 
 class InvalidPage(DomainError):
-    """A page size or page token is wrong."""
+    """A page size is out of range, or a page token is not one that this request returned."""
 
     kind = Kind.INVALID
     reason = "INVALID_PAGE"
@@ -105,7 +105,7 @@ class Draining(DomainError):
 
 
 class ServiceBusy(DomainError):
-    """The service does as much at once as it may, by count or by bytes: `limit` names the setting
+    """The service is at a limit of concurrent work, by count or by bytes: `limit` names the setting
     or the constant. Nothing was done."""
 
     kind = Kind.EXHAUSTED
@@ -113,21 +113,21 @@ class ServiceBusy(DomainError):
 
 
 class Fenced(DomainError):
-    """A newer writer has taken the topic."""
+    """A newer owner has taken over the topic, the subscription or the lease."""
 
     kind = Kind.FENCED
     reason = "FENCED"
 
 
 class StoreFull(DomainError):
-    """The store has no room. Nothing was stored."""
+    """The store has no space left. Nothing was stored."""
 
     kind = Kind.EXHAUSTED
     reason = "STORE_FULL"
 
 
 class StoreUnavailable(DomainError):
-    """The store failed; whether it did what it was asked is not known."""
+    """The store failed. Whether the request took effect is unknown."""
 
     kind = Kind.UNAVAILABLE
     reason = "STORE_UNAVAILABLE"

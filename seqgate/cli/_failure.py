@@ -20,25 +20,25 @@ INTERRUPTED: Final = 130
 
 
 class WrongUsage(SeqgateError):
-    """The command line asks for what cannot be."""
+    """The command's arguments are invalid."""
 
     default_reason = "WRONG_USAGE"
 
 
 class InvalidSettings(WrongUsage):
-    """An address, a context or the config file is wrong."""
+    """An address, a context or the config file is invalid."""
 
     default_reason = "INVALID_SETTINGS"
 
 
 class InvalidInput(WrongUsage):
-    """What is to be published cannot be read."""
+    """The messages to publish cannot be read."""
 
     default_reason = "INVALID_INPUT"
 
 
 class OutputFailed(SeqgateError):
-    """What a command has to say cannot be written."""
+    """The command's output cannot be written."""
 
     default_reason = "OUTPUT_FAILED"
 

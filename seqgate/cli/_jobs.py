@@ -49,7 +49,7 @@ FromEarliest = Annotated[
 
 
 class JobsMissing(WrongUsage):
-    """The job, or Spark, is not installed here."""
+    """The job, or Spark, is not installed in this environment."""
 
     default_reason = "JOBS_MISSING"
 

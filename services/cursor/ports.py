@@ -16,15 +16,14 @@ T = TypeVar("T")
 
 
 class CursorNotFound(DomainError):
-    """There is no such cursor."""
+    """The cursor does not exist."""
 
     kind = Kind.NOT_FOUND
     reason = "CURSOR_NOT_FOUND"
 
 
 class CursorCorrupt(DomainError):
-    """Stored bytes of a cursor do not match their checksum. Resetting the cursor forgets damaged
-    pages; deleting it always works."""
+    """A cursor's stored data does not match its checksum."""
 
     kind = Kind.DATA_LOSS
     reason = "CURSOR_CORRUPT"

@@ -36,14 +36,14 @@ WriteManaged = Callable[[Head, Iterable[Range], Iterable[BatchAck]], bytes]
 
 
 class CursorExists(DomainError):
-    """There is a cursor of that name, and nobody asked to replace it."""
+    """A cursor of that name exists, and the request does not replace it."""
 
     kind = Kind.IN_USE
     reason = "CURSOR_EXISTS"
 
 
 class CursorTooLarge(DomainError):
-    """More is acknowledged beyond the mark-delete position than a record of Pulsar's can hold."""
+    """More is acknowledged beyond the mark-delete position than a Pulsar cursor record can hold."""
 
     kind = Kind.EXHAUSTED
     reason = "CURSOR_TOO_LARGE"

@@ -97,14 +97,14 @@ Context = aio.ServicerContext[Any, Any]
 
 
 class InvalidCursorName(DomainError):
-    """A cursor's name is empty, too long, or holds control characters."""
+    """A cursor name is empty, too long, or contains control characters."""
 
     kind = Kind.INVALID
     reason = "INVALID_CURSOR_NAME"
 
 
 class InvalidLease(DomainError):
-    """A lease is for nobody, or for too short or too long."""
+    """A lease's owner is invalid, or its duration is out of range."""
 
     kind = Kind.INVALID
     reason = "INVALID_LEASE"

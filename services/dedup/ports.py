@@ -25,7 +25,7 @@ from services.errors import DomainError, Kind
 
 
 class StateUnavailable(DomainError):
-    """The store did not answer in time; whether it did what it was asked is not known."""
+    """Redis did not answer in time. Whether the request took effect is unknown."""
 
     kind = Kind.UNAVAILABLE
     reason = "STATE_UNAVAILABLE"

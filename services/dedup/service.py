@@ -53,7 +53,7 @@ lost, and another one late."""
 
 
 class ProducerNotFound(DomainError):
-    """Nothing is remembered of a producer."""
+    """The topic's deduplication state has no such producer."""
 
     kind = Kind.NOT_FOUND
     reason = "PRODUCER_NOT_FOUND"

@@ -75,7 +75,7 @@ BEFORE_THE_LOG: Final = 0
 
 
 class SnapshotTooLarge(DomainError):
-    """The state does not fit into the properties of a cursor's position."""
+    """A topic's deduplication state is too large for the properties of a cursor's position."""
 
     kind = Kind.EXHAUSTED
     reason = "SNAPSHOT_TOO_LARGE"

@@ -4,84 +4,86 @@ from services.errors import DomainError, Kind
 
 
 class InvalidSubscriptionName(DomainError):
-    """A subscription's name is empty, too long, holds control characters, or is a system's."""
+    """A subscription name is empty, too long or reserved, or contains control characters."""
 
     kind = Kind.INVALID
     reason = "INVALID_SUBSCRIPTION_NAME"
 
 
 class NotSubscribed(DomainError):
-    """A Consume stream starts with one Subscribe, and has no other."""
+    """A Consume stream does not start with Subscribe, sends a second one, or sends an empty
+    request."""
 
     kind = Kind.INVALID
     reason = "NOT_SUBSCRIBED"
 
 
 class InvalidConsumer(DomainError):
-    """A consumer's name, weight or time-out is wrong."""
+    """A consumer's name, weight, ranges or acknowledgement timeout is out of range."""
 
     kind = Kind.INVALID
     reason = "INVALID_CONSUMER"
 
 
 class InvalidOptions(DomainError):
-    """A subscription's options are wrong, or contradict each other."""
+    """A subscription option is missing, unknown or out of range."""
 
     kind = Kind.INVALID
     reason = "INVALID_OPTIONS"
 
 
 class InvalidPermits(DomainError):
-    """Permits are granted by 1 to 1,000,000, and a consumer has at most 10,000,000."""
+    """A grant of permits is outside 1 to 1,000,000, or exceeds 10,000,000 outstanding ones."""
 
     kind = Kind.INVALID
     reason = "INVALID_PERMITS"
 
 
 class InvalidStart(DomainError):
-    """A place in the log is missing, or cannot be."""
+    """A start position is missing or beyond the log."""
 
     kind = Kind.INVALID
     reason = "INVALID_START"
 
 
 class InvalidSettlement(DomainError):
-    """A request has no items or too many, or one of them cannot be."""
+    """A request settles no deliveries or too many, or one of them is malformed."""
 
     kind = Kind.INVALID
     reason = "INVALID_SETTLEMENT"
 
 
 class InvalidPosition(DomainError):
-    """A position, or a key, is missing, or out of bounds."""
+    """A position or key is missing or out of range."""
 
     kind = Kind.INVALID
     reason = "INVALID_POSITION"
 
 
 class CumulativeAckRefused(DomainError):
-    """Everything before a message is acknowledged only where there is one consumer."""
+    """Cumulative acknowledgement needs an EXCLUSIVE subscription."""
 
     kind = Kind.INVALID
     reason = "CUMULATIVE_ACK_REFUSED"
 
 
 class SubscriptionBusy(DomainError):
-    """Consumers are connected that do not go together with what is asked."""
+    """The connected consumers rule the request out: they have other options, the subscription is
+    EXCLUSIVE, or it is to be deleted."""
 
     kind = Kind.IN_USE
     reason = "SUBSCRIPTION_BUSY"
 
 
 class TooManyConsumers(DomainError):
-    """The subscription has as many consumers as it may, or this instance as many subscriptions."""
+    """The subscription has as many consumers, or the instance as many subscriptions, as allowed."""
 
     kind = Kind.EXHAUSTED
     reason = "TOO_MANY_CONSUMERS"
 
 
 class TooManyUnanswered(DomainError):
-    """A consumer asks faster than it can be answered, or does not read the answers."""
+    """A consumer has too many unanswered requests."""
 
     kind = Kind.EXHAUSTED
     reason = "TOO_MANY_UNANSWERED"
@@ -95,14 +97,14 @@ class SlowConsumer(DomainError):
 
 
 class SubscriptionFailed(DomainError):
-    """Something unforeseen happened to the subscription here; it is taken anew."""
+    """A bug in the dispatcher stopped this subscription; it is being reloaded."""
 
     kind = Kind.UNAVAILABLE
     reason = "SUBSCRIPTION_FAILED"
 
 
 class KeyNotHeld(DomainError):
-    """The key goes on by itself."""
+    """The key is not held: its messages are delivered."""
 
     kind = Kind.NOT_FOUND
     reason = "KEY_NOT_HELD"

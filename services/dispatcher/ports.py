@@ -15,15 +15,15 @@ from services.errors import DomainError, Kind
 
 
 class CursorsRefused(DomainError):
-    """The cursor service refuses what no repetition mends. The subscription is let go, and whoever
-    takes it again begins with what is durable."""
+    """The cursor service refused a write for good. The dispatcher drops the subscription's state
+    and reloads what is durable."""
 
     kind = Kind.FENCED
     reason = "CURSORS_REFUSED"
 
 
 class CursorCorrupt(DomainError):
-    """What is stored of the subscription's cursor is damaged. Resetting the cursor helps."""
+    """The subscription's cursor is damaged."""
 
     kind = Kind.DATA_LOSS
     reason = "CURSOR_CORRUPT"
@@ -37,8 +37,8 @@ class LedgerUnavailable(DomainError):
 
 
 class LetterRefused(DomainError):
-    """The dead letter topic does not take a letter, and will not until somebody changes something:
-    it may not be created, say, or the letter is too large for it."""
+    """The ledger refused a dead letter and will keep refusing it: the dead letter topic may not be
+    created, for instance, or the message is too large."""
 
     kind = Kind.UNAVAILABLE
     reason = "DEAD_LETTER_REFUSED"
@@ -59,42 +59,42 @@ class FiltersUnavailable(DomainError):
 
 
 class InvalidExpression(DomainError):
-    """A filter is no expression, or none of a filter's type, or costs too much."""
+    """A filter's expression does not compile, has the wrong type, or costs too much."""
 
     kind = Kind.INVALID
     reason = "INVALID_EXPRESSION"
 
 
 class InvalidChain(DomainError):
-    """Filters cannot be a chain together, or not with the subscription's properties."""
+    """The filters do not form a valid chain, or do not fit the subscription's properties."""
 
     kind = Kind.INVALID
     reason = "INVALID_CHAIN"
 
 
 class SubscriptionNotFound(DomainError):
-    """There is no such subscription."""
+    """The subscription does not exist."""
 
     kind = Kind.NOT_FOUND
     reason = "SUBSCRIPTION_NOT_FOUND"
 
 
 class TopicNotFound(DomainError):
-    """There is no such topic."""
+    """The topic does not exist."""
 
     kind = Kind.NOT_FOUND
     reason = "TOPIC_NOT_FOUND"
 
 
 class NotOwner(DomainError):
-    """Another instance has the subscription."""
+    """Another instance owns the subscription."""
 
     kind = Kind.IN_USE
     reason = "NOT_OWNER"
 
 
 class InvalidProperty(DomainError):
-    """A property's name or value is too long, or there are too many."""
+    """A property's name or value is too long, or there are too many properties."""
 
     kind = Kind.INVALID
     reason = "INVALID_PROPERTY"

@@ -27,8 +27,8 @@ _SIZE: Final = 8
 
 
 class InvalidChain(DomainError):
-    """A chain has too many filters, or ones that cost too much together; a filter's name cannot be
-    one; a subscription has too many properties; or a number stands for no chain."""
+    """A chain has too many filters or costs too much, a filter's name is invalid, the subscription
+    has too many properties, or the chain id is unknown."""
 
     kind = Kind.INVALID
     reason = "INVALID_CHAIN"

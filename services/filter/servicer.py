@@ -49,8 +49,8 @@ Ready = tuple[Chain, ReadKey]
 
 
 class InvalidBatch(DomainError):
-    """A batch has too many entries, is too large, or names metadata that it does not hold; or a
-    request on the stream is empty."""
+    """A batch has too many entries, is too large, or refers to metadata that it does not contain;
+    or a request is empty."""
 
     kind = Kind.INVALID
     reason = "INVALID_BATCH"

@@ -71,49 +71,49 @@ LOOK_UP_IDS_MAX: Final = 1_000
 
 
 class Recovering(DomainError):
-    """The topic's deduplication state is being rebuilt, or waits for that."""
+    """The topic's deduplication state is being rebuilt, or waits for a rebuild."""
 
     kind = Kind.UNAVAILABLE
     reason = "RECOVERING"
 
 
 class ProducerBusy(DomainError):
-    """The producer's name is in use by another stream."""
+    """Another stream is publishing under this producer name."""
 
     kind = Kind.IN_USE
     reason = "PRODUCER_BUSY"
 
 
 class ProducerTakenOver(DomainError):
-    """Another stream took the producer's name."""
+    """Another stream took over this producer name."""
 
     kind = Kind.FENCED
     reason = "PRODUCER_TAKEN_OVER"
 
 
 class WindowExceeded(DomainError):
-    """A producer sent more than its window lets it."""
+    """A producer has more unanswered than its window allows."""
 
     kind = Kind.EXHAUSTED
     reason = "WINDOW_EXCEEDED"
 
 
 class LedgerBusy(DomainError):
-    """All producers together have as much unanswered as the service takes."""
+    """All producers together have as many unanswered bytes as the ledger allows."""
 
     kind = Kind.EXHAUSTED
     reason = "LEDGER_BUSY"
 
 
 class TopicFailed(DomainError):
-    """Something unforeseen happened to the topic here; it is opened anew."""
+    """A bug in the ledger stopped this topic; it is being reopened."""
 
     kind = Kind.UNAVAILABLE
     reason = "TOPIC_FAILED"
 
 
 class ReceiptsUnread(DomainError):
-    """A producer sends, and does not read its receipts."""
+    """A producer keeps sending without reading its receipts."""
 
     kind = Kind.EXHAUSTED
     reason = "RECEIPTS_UNREAD"

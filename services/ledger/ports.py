@@ -30,21 +30,21 @@ NO_INSTANCES: Final[Mapping[str, bytes]] = MappingProxyType({})
 
 
 class TopicNotFound(DomainError):
-    """There is no such topic, and it may not be made."""
+    """The topic does not exist, and may not be created."""
 
     kind = Kind.NOT_FOUND
     reason = "TOPIC_NOT_FOUND"
 
 
 class EntryCorrupt(DomainError):
-    """Stored bytes do not match their checksum."""
+    """Stored entries do not match their checksum."""
 
     kind = Kind.DATA_LOSS
     reason = "ENTRY_CORRUPT"
 
 
 class DedupUnavailable(DomainError):
-    """The dedup service does not answer; whether it did what it was asked is not known."""
+    """The dedup service does not answer. Whether the request took effect is unknown."""
 
     kind = Kind.UNAVAILABLE
     reason = "DEDUP_UNAVAILABLE"

@@ -69,7 +69,7 @@ READ_RUNS_MAX: Final = 1_000
 
 
 class TopicInUse(DomainError):
-    """Producers are connected to the topic."""
+    """The topic has connected producers."""
 
     kind = Kind.IN_USE
     reason = "TOPIC_IN_USE"

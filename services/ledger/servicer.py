@@ -81,42 +81,42 @@ Context = aio.ServicerContext[Any, Any]
 
 
 class NotOpened(DomainError):
-    """A Publish stream starts with one Open, and has no other."""
+    """A Publish stream does not start with Open, or sends a second one."""
 
     kind = Kind.INVALID
     reason = "NOT_OPENED"
 
 
 class InvalidPublication(DomainError):
-    """A publication is empty, too large, or repeats a request id that is unanswered."""
+    """A publication is empty or too large, or reuses the request id of an unanswered one."""
 
     kind = Kind.INVALID
     reason = "INVALID_PUBLICATION"
 
 
 class InvalidEntry(DomainError):
-    """An entry's metadata contradicts itself, its stream, or a limit."""
+    """An entry's metadata is inconsistent or exceeds a limit."""
 
     kind = Kind.INVALID
     reason = "INVALID_ENTRY"
 
 
 class EntryTooLarge(DomainError):
-    """A payload, or an entry's metadata, is larger than it may be."""
+    """A payload, a message's chunks together, or an entry's metadata exceed a size limit."""
 
     kind = Kind.INVALID
     reason = "ENTRY_TOO_LARGE"
 
 
 class ChecksumMismatch(DomainError):
-    """A payload is not what its producer sent."""
+    """A payload does not match the checksum in its metadata: it was damaged on its way."""
 
     kind = Kind.INVALID
     reason = "CHECKSUM_MISMATCH"
 
 
 class InvalidRange(DomainError):
-    """A read has no start, or a position that cannot be."""
+    """A read or trim lacks its start, or has a position out of range."""
 
     kind = Kind.INVALID
     reason = "INVALID_RANGE"

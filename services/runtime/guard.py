@@ -29,8 +29,8 @@ Context = Any
 
 
 class PermissionDenied(DomainError):
-    """No rule gives the caller this right: `principal` is who calls, `verb` what for, `topic` and
-    `subscription` what of."""
+    """No rule grants the caller this right: `principal` needs `verb` on `topic` and
+    `subscription`."""
 
     kind = Kind.DENIED
     reason = "PERMISSION_DENIED"

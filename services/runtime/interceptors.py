@@ -109,8 +109,8 @@ _LEVELS = {
 
 
 class GivenUp(DomainError):
-    """What the call waited for was cancelled, and the call was not. Whether it was done is not
-    known."""
+    """The service cancelled work that the call was waiting for. Whether the request took effect is
+    unknown."""
 
     kind = Kind.UNAVAILABLE
     reason = "GIVEN_UP"

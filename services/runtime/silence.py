@@ -10,8 +10,7 @@ from services.errors import DomainError, Kind
 
 
 class SilentStream(DomainError):
-    """A stream did not send its first message in time. Nothing was begun: open another one when
-    there is something to say."""
+    """A stream sent no first message in time. Nothing was started."""
 
     kind = Kind.UNAVAILABLE
     reason = "SILENT_STREAM"

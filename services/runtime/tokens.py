@@ -35,42 +35,42 @@ _PEM_END: Final = b"-----END PUBLIC KEY-----"
 
 
 class MissingCredentials(DomainError):
-    """The caller has no token, nor a certificate with a name, or none that counts here."""
+    """The call carries neither a token nor a client certificate that the service accepts."""
 
     kind = Kind.UNKNOWN_CALLER
     reason = "MISSING_CREDENTIALS"
 
 
 class InvalidToken(DomainError):
-    """The token is none, was signed by nobody who counts here, or does not say what it must."""
+    """The token is malformed, is signed with an unknown key, or lacks a required claim."""
 
     kind = Kind.UNKNOWN_CALLER
     reason = "INVALID_TOKEN"
 
 
 class TokenExpired(DomainError):
-    """The token's time is over."""
+    """The token has expired."""
 
     kind = Kind.UNKNOWN_CALLER
     reason = "TOKEN_EXPIRED"
 
 
 class TokenNotYetValid(DomainError):
-    """The token's time is still to come."""
+    """The token is not valid yet."""
 
     kind = Kind.UNKNOWN_CALLER
     reason = "TOKEN_NOT_YET_VALID"
 
 
 class WrongAudience(DomainError):
-    """The token is for somebody else."""
+    """The token is issued for another audience."""
 
     kind = Kind.UNKNOWN_CALLER
     reason = "WRONG_AUDIENCE"
 
 
 class WrongIssuer(DomainError):
-    """The token is of somebody who does not count here."""
+    """The token comes from another issuer."""
 
     kind = Kind.UNKNOWN_CALLER
     reason = "WRONG_ISSUER"

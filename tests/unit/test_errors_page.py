@@ -1,25 +1,24 @@
-"""docs/errors.md: every reason that anybody can be given is there, with words."""
+"""docs/errors.md: each reason is there, with its meaning and a remedy of its own."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from seqgate.cli._main import app
 from services.errors import DomainError, Kind
 from tools.dev import errors
 
 
-def sections() -> dict[str, str]:
-    """Each reason's part of the page."""
-    _, *parts = re.split(r"^### ", errors.PAGE.read_text(), flags=re.MULTILINE)
-    return {part.partition("\n")[0]: part for part in parts}
-
-
-def rows() -> set[str]:
-    """The reasons that no service gives."""
-    return set(re.findall(r"^\| `([A-Z_]+)` \|", errors.PAGE.read_text(), re.MULTILINE))
+def sections(part: int = 0) -> dict[str, str]:
+    """Each reason's section: of the services (0), or of the client, the command line and jobs."""
+    _, *parts = re.split(r"^## ", errors.PAGE.read_text(), flags=re.MULTILINE)
+    _, *found = re.split(r"^### ", parts[part], flags=re.MULTILINE)
+    return {each.partition("\n")[0]: each for each in found}
 
 
 def test_nothing_is_undocumented_and_the_page_is_what_the_code_says() -> None:
@@ -47,7 +46,7 @@ def test_every_reason_that_clients_and_jobs_give_is_there() -> None:
         + re.findall(r'default_reason = "([A-Z_]+)"', file.read_text())
     }
     assert len(given) > 25
-    assert given <= sections().keys() | rows()
+    assert given <= sections().keys() | sections(1).keys()
 
 
 def test_every_reason_that_a_proto_promises_is_there() -> None:
@@ -66,13 +65,54 @@ def test_every_reason_that_a_proto_promises_is_there() -> None:
 def test_a_reason_says_its_code_its_details_and_what_to_do() -> None:
     found = sections()["NOT_OWNER"]
     assert "`FAILED_PRECONDITION`, in use; `InUseError`" in found
-    assert "Ask the instance that `owner` names" in found
+    assert "Connect to the instance that `owner` names" in found
     assert "**Details:**" in found
     assert "`owner`" in found.partition("**Details:**")[2]
-    assert "`RetryInfo` may say when" in sections()["CURSORS_UNAVAILABLE"]
+    assert "`RetryInfo` may give the delay" in sections()["CURSORS_UNAVAILABLE"]
     for text in sections().values():
+        assert re.search(r"\*\*Retry:\*\* \w", text)
+    for text in (*sections().values(), *sections(1).values()):
         assert re.search(r"\*\*What to do:\*\* \w", text)
-        assert re.search(r"\*\*Try again\?\*\* \w", text)
+
+
+REMEDY = "Set `topic` and open it again."
+
+
+@pytest.mark.parametrize(
+    ("remedies", "fault"),
+    [
+        ({"A": ""}, "A: no remedy"),
+        ({"A": "Correct the request."}, "A: a generic remedy"),
+        ({"A": "try again LATER"}, "A: a generic remedy"),
+        ({"A": "See the log."}, "A: a generic remedy"),
+        ({"A": REMEDY, "B": REMEDY.lower()}, "B: shares its remedy"),
+        ({"A": "Raise the limit `no_such_setting_s`."}, "A: its remedy names no_such_setting_s"),
+        ({"A": "Set `options.no_such_field` to 1."}, "A: its remedy names options.no_such_field"),
+    ],
+)
+def test_a_remedy_that_is_generic_shared_or_wrong_is_a_fault(
+    remedies: dict[str, str], fault: str
+) -> None:
+    assert any(each.startswith(fault) for each in errors.remedy_faults(remedies))
+    assert errors.remedy_faults({"A": REMEDY}) == []
+
+
+def test_a_reason_without_a_remedy_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "REMEDIES", dict(errors.REMEDIES) | {"DRAINING": ""})
+    assert errors.faults() == ["DRAINING: no remedy"]
+
+
+def test_commands_that_remedies_name_exist() -> None:
+    named = {
+        tuple(command.split())
+        for text in errors.REMEDIES.values()
+        for command in re.findall(r"`seqgate((?: [a-z][a-z-]*)+)", text)
+    }
+    assert len(named) > 15
+    for words in named:
+        found: Any = typer.main.get_command(app)
+        for word in words:
+            found = found.commands[word]
 
 
 def test_a_refusal_without_words_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,21 @@
-"""The catalogue of reasons: what every refusal means, and what to do about it.
+"""The catalogue of reasons: what each refusal means, and what to do about it.
 
 python -m tools.dev.errors            write docs/errors.md
-python -m tools.dev.errors --check    exit 1 if it is not what would be written, or a reason lacks
-                                      words
+python -m tools.dev.errors --check    exit 1 if the page is stale, or a reason lacks a meaning or a
+                                      remedy of its own
 
 A reason is documented where it is raised: by the docstring of its class, which names in backticks
 the details that the code does not show. Reasons that have no class of their own are in WORDS.
+What to do next is in REMEDIES: a remedy fits one reason only, and the fields and settings that it
+names exist.
 """
 
 import ast
 import importlib
 import pkgutil
+import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -26,7 +29,7 @@ from seqgate.errors import BY_REASON, SeqgateError
 from services import errors
 from services.errors import DomainError, Kind
 from services.runtime.status import code_name
-from tools.dev.remedies import REMEDIES, RETRY, WORDS
+from tools.dev.remedies import REMEDIES, RETRY, RETRY_OF, WORDS
 
 E = TypeVar("E", bound=Exception)
 
@@ -44,7 +47,10 @@ SHARED: Final = {
 """Which services give the refusals of a shared module; otherwise all do."""
 
 INSIDE: Final = "Stays inside the service"
-"""What the docstring of a refusal says that no caller ever sees."""
+"""Marks the docstring of a refusal that callers never see."""
+
+WORDS_MIN: Final = 4
+"""A remedy of fewer words says nothing that its kind does not."""
 
 NO_DETAILS: Final = ("message", "field", "retry_after_s")
 """Arguments of a refusal that are not among its details."""
@@ -56,14 +62,14 @@ class Reason(NamedTuple):
     name: str
     kind: Kind | None
     meanings: Mapping[str, str]
-    """By who says so."""
+    """By the service that raises it."""
     details: frozenset[str]
     tells_when: bool = False
-    """Whether a refusal says after how long to try again, at least sometimes."""
+    """Whether a refusal gives a delay for the retry, at least sometimes."""
 
 
 class ClientReason(NamedTuple):
-    """A reason that the client, the command line or a job gives by itself."""
+    """A reason of the client, the command line or a job alone."""
 
     name: str
     type: str
@@ -74,12 +80,12 @@ class ClientReason(NamedTuple):
 
 
 def service_reasons() -> list[Reason]:
-    """Every reason that a service can give, by name."""
+    """Every reason that a service raises, by name."""
     _import_all(services)
     given = _arguments()
     found: dict[str, list[type[DomainError]]] = defaultdict(list)
     for refusal in _subclasses(DomainError):
-        if INSIDE not in (refusal.__doc__ or ""):
+        if INSIDE not in _words(refusal):
             found[refusal.reason].append(refusal)
     reasons = [_reason(name, classes, given) for name, classes in found.items()]
     reasons.append(Reason("INTERNAL", None, {COMMON: WORDS["INTERNAL"]}, frozenset()))
@@ -87,7 +93,7 @@ def service_reasons() -> list[Reason]:
 
 
 def client_reasons() -> list[ClientReason]:
-    """Every reason that no service gives, by name."""
+    """Every reason that no service raises, by name."""
     for package in (seqgate, tools):
         _import_all(package)
     of_services = {each.name for each in service_reasons()}
@@ -102,7 +108,7 @@ def client_reasons() -> list[ClientReason]:
 
 
 def literals() -> set[str]:
-    """The reasons that code outside of the services gives by name: reason="..."."""
+    """The reasons that code outside the services sets by name: reason="..."."""
     return {
         keyword.value.value
         for folder in ("seqgate", "tools")
@@ -116,7 +122,7 @@ def literals() -> set[str]:
 
 
 def faults() -> list[str]:
-    """What is not documented."""
+    """Reasons without a meaning or a remedy, and words without a reason."""
     found = []
     reasons = service_reasons()
     for each in reasons:
@@ -125,13 +131,43 @@ def faults() -> list[str]:
                 found.append(f"{each.name} of {who}: its class has no docstring")
         if each.name not in BY_REASON:
             found.append(f"{each.name}: seqgate/errors.py has no class for it")
+        if each.kind is not None and RETRY_OF.get(each.name) == RETRY[each.kind]:
+            found.append(f"{each.name}: RETRY_OF repeats what its kind says")
     found += [f"{each.name}: no docstring, nor words" for each in client_reasons() if not each[2]]
     known = {each.name for each in reasons} | {each.name for each in client_reasons()}
     found += [f"{name}: there is no such reason" for name in sorted(BY_REASON.keys() - known)]
     found += [
-        f"{name}: words for no reason" for name in sorted((WORDS.keys() | REMEDIES.keys()) - known)
+        f"{name}: words for no reason"
+        for name in sorted((WORDS.keys() | REMEDIES.keys() | RETRY_OF.keys()) - known)
     ]
+    return found + remedy_faults({name: REMEDIES.get(name, "") for name in sorted(known)})
+
+
+def remedy_faults(remedies: Mapping[str, str]) -> list[str]:
+    """Remedies that are missing, of the generic kind, shared, or name a field or setting that
+    neither the protos nor the code have."""
+    plain = {name: _plain(text) for name, text in remedies.items()}
+    generic = {_plain(text) for text in _kinds().values()}
+    uses = Counter(plain.values())
+    known = _identifiers()
+    found = []
+    for name, text in plain.items():
+        if not text:
+            found.append(f"{name}: no remedy")
+        elif text in generic or len(text.split()) < WORDS_MIN:
+            found.append(f"{name}: a generic remedy")
+        elif uses[text] > 1:
+            found.append(f"{name}: shares its remedy")
+        found += [
+            f"{name}: its remedy names {each}, which does not exist"
+            for each in remedies[name].split("`")[1::2]
+            if re.fullmatch(r"[a-z_.]+", each) and not set(each.strip(".").split(".")) <= known
+        ]
     return found
+
+
+def _plain(remedy: str) -> str:
+    return " ".join(re.findall(r"[a-z0-9_]+", remedy.lower()))
 
 
 def _reason(
@@ -162,6 +198,15 @@ def _who(module: str) -> str:
 def _words(refusal: type[Exception]) -> str:
     words = refusal.__dict__.get("__doc__") or ""
     return " ".join(words.split())
+
+
+@cache
+def _identifiers() -> frozenset[str]:
+    """The words of protos and code, in which fields, settings and options are named."""
+    files = [*(ROOT / "protos").rglob("*.proto")]
+    for folder in ("seqgate", "services"):
+        files += (each for each in (ROOT / folder).rglob("*.py") if "api" not in each.parts)
+    return frozenset(word for file in files for word in re.findall(r"\w+", file.read_text()))
 
 
 @cache
@@ -214,50 +259,50 @@ def _subclasses(base: type[E]) -> Iterator[type[E]]:
 def page() -> str:
     """The text of docs/errors.md."""
     lines = [_HEAD]
-    lines += ["| kind | gRPC code | what to do | try again? |", "| --- | --- | --- | --- |"]
+    lines += ["| kind | gRPC code | in general | retry |", "| --- | --- | --- | --- |"]
     for kind, remedy in _kinds().items():
         lines.append(f"| {_shown(kind)} | `{code_name(kind)}` | {remedy} | {RETRY[kind]} |")
     lines += ["", "## Reasons of the services", ""]
     for reason in service_reasons():
         lines += _section(reason)
     lines += [_CLIENT_HEAD]
-    lines += ["| reason | exception | meaning |", "| --- | --- | --- |"]
     for each in client_reasons():
-        type_ = f"`{each.type}`" if each.type else ""
-        lines.append(f"| `{each.name}` | {type_} | {each.meaning} |")
+        type_ = [f"`{each.type}`.", ""] if each.type else []
+        lines += [f"### {each.name}", "", *type_, each.meaning, ""]
+        lines += [f"- **What to do:** {REMEDIES[each.name]}", ""]
+    lines.pop()
     return "\n".join(lines) + "\n"
 
 
 _HEAD: Final = """\
-# What can go wrong, and what to do
+# Errors and remedies
 
 <!-- Generated by tools/dev/errors.py from the code; do not edit. -->
 
-Every refusal of a service is a gRPC status with a `google.rpc.ErrorInfo` of the domain `seqgate`:
-its `reason` is stable and never renamed, its `metadata` has the details. `google.rpc.RetryInfo`
-says after how long to try again, where that helps; `google.rpc.BadRequest` names the field that is
-wrong. In Python, a reason is an exception of `seqgate.errors`, with `reason`, `details` and
-`retry_after_s`. Answers within a stream (a receipt, the answer to a settlement) carry the same
-status.
+A service refuses a request with a gRPC status that carries a `google.rpc.ErrorInfo` of the domain
+`seqgate`: `reason` is a stable identifier that is never renamed, `metadata` has the details.
+`google.rpc.RetryInfo` gives the delay before a retry, where one helps; `google.rpc.BadRequest`
+names the invalid field. In Python, each reason maps to an exception of `seqgate.errors` with the
+attributes `reason`, `details` and `retry_after_s`. Answers within a stream (a receipt, the answer
+to a settlement) carry the same status.
 
-What to do depends on the kind:
+Each reason below has a remedy of its own. Its kind says whether a retry helps:
 """
 
 _CLIENT_HEAD: Final = """\
 ## Reasons of the client, the command line and the jobs
 
-No service gives these. (The client also gives reasons of the services by itself, when a request
-could only be refused.)
+Services do not raise these. (The client also raises reasons of the services without a call, when
+it can tell that the service would refuse the request.)
 """
 
 
 def _section(reason: Reason) -> list[str]:
     code = "INTERNAL" if reason.kind is None else code_name(reason.kind)
-    kind = "a mistake of the service's" if reason.kind is None else _shown(reason.kind)
-    retry = RETRY[reason.kind]
+    kind = "a bug in the service" if reason.kind is None else _shown(reason.kind)
+    retry = RETRY_OF.get(reason.name) or RETRY[reason.kind]
     if reason.tells_when:
-        retry += "; `RetryInfo` may say when"
-    remedy = REMEDIES.get(reason.name) or ("" if reason.kind is None else _kinds()[reason.kind])
+        retry += "; `RetryInfo` may give the delay"
     lines = [
         f"### {reason.name}",
         "",
@@ -266,8 +311,8 @@ def _section(reason: Reason) -> list[str]:
     ]
     for who, meaning in reason.meanings.items():
         lines.append(meaning if len(reason.meanings) == 1 else f"- {who}: {meaning}")
-    lines += ["", f"- **Who says so:** {'; '.join(reason.meanings)}"]
-    lines += [f"- **What to do:** {remedy}", f"- **Try again?** {retry}"]
+    lines += ["", f"- **Raised by:** {'; '.join(reason.meanings)}"]
+    lines += [f"- **What to do:** {REMEDIES[reason.name]}", f"- **Retry:** {retry}"]
     if reason.details:
         lines.append(f"- **Details:** {', '.join(f'`{each}`' for each in sorted(reason.details))}")
     return [*lines, ""]
@@ -278,7 +323,7 @@ def _shown(kind: Kind) -> str:
 
 
 def _kinds() -> dict[Kind, str]:
-    """What a refused caller can do, as services/errors.py says it beside each kind."""
+    """The advice that services/errors.py gives beside each kind."""
     tree = ast.parse(Path(errors.__file__).read_text())
     (body,) = (
         each.body for each in tree.body if isinstance(each, ast.ClassDef) and each.name == "Kind"
@@ -292,10 +337,10 @@ def _kinds() -> dict[Kind, str]:
 
 
 def check() -> int:
-    """Whether all is documented, and on the page."""
+    """Print what is missing or stale; 1 if anything is."""
     found = faults()
     if not PAGE.exists() or PAGE.read_text() != page():
-        found.append("docs/errors.md is not what would be written: run make errors")
+        found.append("docs/errors.md is stale: run make errors")
     for each in found:
         print(each)
     return 1 if found else 0

@@ -1,4 +1,4 @@
-"""What the catalogue of reasons says that no docstring does: see errors.py."""
+"""Remedies and retries of the catalogue of reasons: see errors.py."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -6,50 +6,250 @@ from typing import Final
 from services.errors import Kind
 
 RETRY: Final[Mapping[Kind | None, str]] = {
-    Kind.INVALID: "no: the same request is refused again",
-    Kind.NOT_FOUND: "no, unless somebody is about to make it",
-    Kind.IN_USE: "yes, once whoever has it lets go",
-    Kind.FENCED: "no: read what is there now, and begin anew",
-    Kind.EXHAUSTED: "yes, with less, or later",
-    Kind.UNAVAILABLE: "yes, with growing waits",
-    Kind.DATA_LOSS: "no: it stays so until somebody acts",
+    Kind.INVALID: "no: the same request fails again",
+    Kind.NOT_FOUND: "no, unless it is about to be created",
+    Kind.IN_USE: "yes, once it is released",
+    Kind.FENCED: "no: read the current state and start over",
+    Kind.EXHAUSTED: "yes, later or with less",
+    Kind.UNAVAILABLE: "yes, with exponential backoff",
+    Kind.DATA_LOSS: "no: the damage stays until an operator repairs it",
     Kind.UNKNOWN_CALLER: "no, unless with other credentials",
-    Kind.DENIED: "no, until the rules change",
+    Kind.DENIED: "no, until the access rules change",
     None: "yes, a few times; then report it",
 }
 
-WORDS: Final[Mapping[str, str]] = {
-    "INTERNAL": "The service failed in a way that it did not foresee; its log has a line "
-    "`unexpected` that tells how. Nothing of it is in the answer.",
-    "UNREACHABLE": "A service cannot be connected to. `cause` has gRPC's words.",
-    "CHANGED": "What a rebuild is to put in place is older than what is there by now: start it "
-    "again.",
-    "SPARK_JOB_FAILED": "Spark gave up on a topic's rebuild. Its own log tells why.",
+RETRY_OF: Final[Mapping[str, str]] = {
+    "ALREADY_MARK_DELETED": "no: the position is acknowledged already",
+    "CHECKSUM_MISMATCH": "yes, with the payload read again from its source",
+    "CURSOR_EXISTS": "no, unless with `replace` or another name",
+    "CURSORS_REFUSED": "yes, on a new stream",
+    "CURSOR_TOO_LARGE": "yes, once more is acknowledged in order",
+    "KEY_NOT_HELD": "no: there is nothing to release",
+    "NOT_OWNER": "yes, at the instance that `owner` names",
+    "TOKEN_NOT_YET_VALID": "yes, once the token is valid",
+    "TOPIC_IN_USE": "yes, once the producers are closed, or with `force`",
+    "WINDOW_EXCEEDED": "yes, on a new stream",
 }
-"""What reasons mean that have no class of their own."""
+"""Where a retry differs from what the kind says."""
+
+WORDS: Final[Mapping[str, str]] = {
+    "INTERNAL": "The service hit a bug. The response carries no details; the service logs them on "
+    "a line with the event `unexpected`.",
+    "UNREACHABLE": "The connection to a service failed. `cause` is gRPC's error.",
+    "CHANGED": "The topic or its state changed while a job was working on it, so the job's result "
+    "is out of date. It was discarded.",
+    "SPARK_JOB_FAILED": "The Spark job that rebuilds a topic failed.",
+}
+"""The meaning of reasons without a class of their own."""
 
 REMEDIES: Final[Mapping[str, str]] = {
-    "ALREADY_MARK_DELETED": "Nothing: the cursor is there, and further.",
-    "CHECKSUM_MISMATCH": "Send the message again from the original: it was damaged on its way.",
-    "CURSORS_REFUSED": "Subscribe again, as clients do: the subscription goes on with what is "
-    "durable. If it comes again and again, report it: `because` names the refusal.",
-    "CURSOR_CORRUPT": "Reset the cursor to a place that is known, or delete it: `seqgate cursor`.",
-    "CURSORS_UNAVAILABLE": "See that the cursor service runs and answers; the log goes on without "
-    "it, but snapshots, trims and subscriptions wait.",
-    "DEAD_LETTER_REFUSED": "Make the dead letter topic, or see why it does not take the letter: "
-    "`because` says so. The message waits.",
-    "DEDUP_UNAVAILABLE": "See that the dedup service and Redis run; producers send again by "
-    "themselves.",
-    "GIVEN_UP": "Ask again, as clients do. If it comes again and again, report it: the log has a "
-    "line `unexpected` that tells what was cancelled.",
-    "DRAINING": "Connect again: another instance, or the next process, takes the call.",
-    "ENTRY_CORRUPT": "Restore the store from a backup, or trim the topic past the damage.",
-    "ENTRY_TOO_LARGE": "Cut the message into chunks, or have max_message_bytes raised.",
-    "FENCED": "Stop: somebody newer has the topic, the subscription or the producer's name. A "
-    "client opens again by itself.",
-    "FILTERS_UNAVAILABLE": "See that the filter service runs; what waits for verdicts goes on by "
-    "itself.",
-    "FILTERS_UNREADABLE": "Set the subscription's filters again, or run the version that wrote "
+    "ALREADY_MARK_DELETED": "Ignore it if the position was to be acknowledged: it is, and "
+    "`mark_delete` says up to where. To move the cursor backwards, run `seqgate cursor reset`.",
+    "CHECKSUM_MISMATCH": "Compute `payload_crc32c` over the payload as it is sent, after "
+    "compression, and send the message again from its source. If it persists, look for a proxy or "
+    "memory that corrupts data.",
+    "CUMULATIVE_ACK_REFUSED": "Acknowledge each message by itself (`Acknowledge`), or subscribe "
+    "with `options.type` EXCLUSIVE.",
+    "CURSORS_REFUSED": "Open a new stream, as the client does: delivery resumes from the last "
+    "durable acknowledgement. If it persists, report it with `because`, the cursor service's own "
+    "reason.",
+    "CURSORS_UNAVAILABLE": "Check that the cursor service runs, and that `cursor_target` of the "
+    "calling service names it. Publishing continues meanwhile; subscriptions, snapshots and trims "
+    "wait. If `because` is a reason of its own, follow that one.",
+    "CURSOR_CORRUPT": "Reset the cursor to a known position with `seqgate cursor reset` "
+    "(`seqgate subscription reset` for a subscription), or delete it with `seqgate cursor rm`. "
+    "Messages after that position are delivered again.",
+    "CURSOR_EXISTS": "Import under another name, or overwrite the cursor: set `replace` "
+    "(`seqgate cursor import --replace`). After a lost response, compare `seqgate cursor show` "
+    "with what was imported: that import may have succeeded.",
+    "CURSOR_NOT_FOUND": "Check `topic` and the cursor's name against `seqgate cursor ls`, or "
+    "create it with `seqgate cursor create`.",
+    "CURSOR_TOO_LARGE": "Acknowledge the oldest unacknowledged messages, so that the mark-delete "
+    "position advances past the acknowledged ranges, and export again. The record may take "
+    "30 MiB.",
+    "DEAD_LETTER_REFUSED": "Follow `because`, the ledger's reason: create `dead_letter_topic`, or "
+    "let `auto_create` of the ledger match its namespace; raise `max_message_bytes` if the "
+    "message is too large. The message stays and its key waits for up to "
+    "`dead_letter_refused_max_s` seconds.",
+    "DEDUP_UNAVAILABLE": "Check that the dedup service and its Redis run, and that `dedup_target` "
+    "of the ledger names the service. The client sends again under the same sequence ids.",
+    "DRAINING": "Reconnect, as the client does: another instance, or the restarted one, serves "
+    "the call.",
+    "ENTRY_CORRUPT": "Restore the ledger's `store_path` from a backup. Without one, move the "
+    "subscriptions past the entry that the details name (`seqgate subscription reset`) and remove "
+    "the log up to it with `seqgate topic trim`.",
+    "ENTRY_TOO_LARGE": "Split the message: give the producer `chunking`, or set "
+    "`seqgate publish --chunk-bytes`. Otherwise raise the ledger's setting that the details name: "
+    "`max_message_bytes` for a payload, `max_large_message_bytes` (both in bytes) or `max_chunks` "
+    "for a chunked message. Metadata is limited to `metadata_bytes_max` bytes: shorten properties "
+    "and keys.",
+    "FENCED": "Stop using this stream, lease or epoch: another owner has a newer one. Open a new "
+    "stream, as the client does, or acquire the lease again, and read the state before writing.",
+    "FILTERS_UNAVAILABLE": "Check that the filter service runs, that `filter_target` of the "
+    "dispatcher names it, and that it answers within `filter_timeout_s` seconds. Entries wait, or "
+    "pass, as the subscription's `policy` says.",
+    "FILTERS_UNREADABLE": "Run the dispatcher version that wrote the filters. If `because` says "
+    "that they are damaged, note the position (`seqgate cursor show`), remove the cursor of the "
+    "subscription's name with `seqgate cursor rm`, and create the subscription again at that "
+    "position, with its filters (`seqgate subscription filter set`).",
+    "GIVEN_UP": "Repeat the call, as the client does; publish again under the same sequence ids. "
+    "If it persists, report the service's log line with the event `unexpected`.",
+    "INTERNAL": "Find the line with the event `unexpected` in the service's log, and report it.",
+    "INVALID_BATCH": "Send `set_chain` or `batch` in each request, at most 10,000 entries and 8 "
+    "MiB in one batch, and in `which` only indexes of `metadata`.",
+    "INVALID_CHAIN": "Set at most 16 filters with distinct names of 1 to 255 bytes, at most "
+    "1,000,000 steps together (`seqgate filter check` shows each one's cost), and give a changed "
+    "expression a new `version`. A subscription with filters has at most 2,000 properties of 64 "
+    "KiB together.",
+    "INVALID_CLAIM": "Claim each producer once per request, with at most 10,000 claims, and a "
+    "`highest_sequence_id` no lower than its `sequence_id`. Only a ledger makes claims: report it "
+    "if yours does.",
+    "INVALID_CONSUMER": "Correct the field that is named: `consumer_name` has up to 255 bytes, "
+    "`weight` is 0 to 100, `ack_timeout_ms` is 0 (never) or 100 to 86,400,000 milliseconds, and "
+    "there are at most 1,000 `ranges`.",
+    "INVALID_CURSOR_NAME": "Name the cursor with 1 to 255 bytes of UTF-8 without control "
+    "characters.",
+    "INVALID_ENTRY": "Correct the metadata field that is named: a batch has 1 to 10,000 messages "
+    "and one sequence id for each, an entry has at most 128 properties, a chunk has "
+    "`uuid`, `chunk_id`, `num_chunks_from_msg` and `total_chunk_msg_size`.",
+    "INVALID_EXPRESSION": "Correct the expression at `line` and `column`; try it with "
+    "`seqgate filter check` before setting it.",
+    "INVALID_KEY_RANGE": "Set `ranges` to at least one range, each with `first` <= `last` and both "
+    "from 0 to 65,535, none overlapping another.",
+    "INVALID_LEASE": "Set `owner` to 1 to 255 bytes of UTF-8 without control characters, and "
+    "`duration_ms` to 100 to 3,600,000 milliseconds.",
+    "INVALID_MANAGED_CURSOR": "Export Pulsar's `ManagedCursorInfo` again from its metadata store, "
+    "uncompressed, with the last entry of the cursor ledger that belongs to it "
+    "(`seqgate cursor import TOPIC NAME INFO_FILE POSITION_FILE`). The details name the record "
+    "and the number of the field that is wrong.",
+    "INVALID_OPTIONS": "Set `options.type`, and keep the limits: `max_in_flight_per_key` 10,000, "
+    "`max_unacked` and `max_unacked_per_consumer` 1,000,000, `max_redeliveries` 1,000, "
+    "`drain_deadline_ms` 86,400,000 milliseconds. `dead_letter_topic` is another topic.",
+    "INVALID_PAGE": "Set the page size within the limit that the message gives. Send `page_token` "
+    "exactly as the previous response had it and for the same topic; to start over, leave it "
+    "empty.",
+    "INVALID_PERMITS": "Grant 1 to 1,000,000 `messages` at a time, and no more than 10,000,000 "
+    "that are outstanding.",
+    "INVALID_POLICY": "Correct the value that the field names, in the request or in the file that "
+    "`policy_file` of the dedup service names. `seqgate dedup policy set --help` shows names, "
+    "units and bounds. A policy belongs to a topic or a namespace; system topics have none.",
+    "INVALID_POSITION": "Correct the position that the field names: `ledger_id` is at least 1, "
+    "both numbers are at most 2^63 - 1, a range ends where it begins or later, and nothing lies "
+    "after `log_end`. `Explain` takes a `key` or a `position`.",
+    "INVALID_PRODUCER_NAME": "Name the producer with 1 to 255 bytes of UTF-8 without control "
+    "characters, or leave `producer_name` empty to be assigned one. `instance` has at most "
+    "64 bytes.",
+    "INVALID_PROPERTY": "Shorten or remove properties: a subscription has at most 64 of 4 KiB "
+    "each, a cursor 2,000 of 4 KiB each and 4 MiB together, a mark-delete position 200,000 of 16 "
+    "MiB together. Of a subscription, names that begin with `seqgate.` are reserved.",
+    "INVALID_PUBLICATION": "Send 1 to 1,000 entries with at most 10,000 messages in a publication, "
+    "ordered by `highest_sequence_id`; publish a chunk or a marker alone; use a `request_id` again "
+    "only after its receipt.",
+    "INVALID_RANGE": "Set `start` of a read, `before` of a trim, or 1 to 10,000 ascending "
+    "`positions`; the numbers of a position are at most 2^63 - 1.",
+    "INVALID_SEQUENCE_ID": "Set the sequence id that the field names, from 0 to 2^63 - 1 "
+    "(`initial_sequence_id`: 2^63 - 2). Each entry has one.",
+    "INVALID_SETTLEMENT": "Settle 1 to 10,000 deliveries in a request, with `indexes` below the "
+    "batch's number of messages, and delays of at most 86,400,000 milliseconds (a day).",
+    "INVALID_START": "Set one of `earliest`, `latest`, `at`, `after` and `time`, and no position "
+    "after the topic's last entry (`seqgate topic stat`).",
+    "INVALID_STATE": "Send one `header` with `through` as the first message, then each producer "
+    "once, at most 100,000. Load states with `seqgate dedup rebuild`; report it if that fails.",
+    "INVALID_SUBSCRIPTION_NAME": "Name the subscription with 1 to 255 bytes of UTF-8 without "
+    "control characters; the prefix `seqgate.` is reserved.",
+    "INVALID_TOKEN": "Send exactly one `authorization: Bearer` header with a JWT that has `exp`, "
+    "`aud`, `iss` and `sub`, signed with a key from the service's `jwt_keys_file`. After a key "
+    "rotation, add the new public key to that file.",
+    "INVALID_TOPIC_NAME": "Write the topic as tenant/namespace/name, at most 255 bytes: letters, "
+    "digits and `_.:=-`, each part beginning with a letter, a digit or an underscore.",
+    "INVALID_WRITER": "Send the `writer` of the topic's current epoch, and a `confirmation` that "
+    "ends at the log's end and lists at most 10,000 entries. Only a ledger sends these: report it "
+    "if yours does.",
+    "KEY_NOT_HELD": "Leave the key alone: its messages are being delivered. "
+    "`seqgate subscription report` lists the keys that are held; check the key's bytes "
+    "(`--base64` for binary ones).",
+    "LEASE_HELD": "Wait `remaining_ms` milliseconds, or ask `owner` to release the lease.",
+    "LEDGER_BUSY": "Wait for the delay and send again, as the client does. If it persists, raise "
+    "`unanswered_bytes_max` of the ledger (bytes), or publish more slowly.",
+    "LEDGER_UNAVAILABLE": "Check that the ledger service runs, and that `ledger_target` of the "
+    "dispatcher names it. If `because` is a reason of its own, follow that one.",
+    "MALFORMED_REQUEST": "Encode the request with stubs generated from the protos of this "
+    "version; check that the method's path belongs to the message.",
+    "MISSING_CREDENTIALS": "Send a token (`--token-file`, or `token` of the client) or a client "
+    "certificate (`--certificate-file` and `--key-file`, or `tls`). Which one is accepted depends "
+    "on the service's `jwt_keys_file` and `tls_client_ca_file`; a certificate needs a name.",
+    "NOT_OPENED": "Send `open` as the first request of a Publish stream, and once only; open "
+    "another stream for another producer.",
+    "NOT_OWNER": "Connect to the instance that `owner` names, as the client does.",
+    "NOT_SUBSCRIBED": "Send `subscribe` as the first request of a Consume stream, and once only; "
+    "set one field in each request.",
+    "NO_SLOTS_LEFT": "Close a consumer, or subscribe with `options.placement` CONSISTENT_HASHING: "
+    "AUTO_SPLIT gives each consumer at least one whole slot.",
+    "PERMISSION_DENIED": "Add a rule to the service's `access_file` that grants `principal` the "
+    "right `verb` on `topic` (and `subscription`). The service reads the file again when it "
+    "changes.",
+    "PRODUCER_BUSY": "Close the other producer of this name, choose another name, or take the name "
+    "over: set `takeover` (`seqgate publish --takeover`).",
+    "PRODUCER_NOT_FOUND": "Check the name against `seqgate dedup producers`. A producer is "
+    "missing before its first message, and after eviction (`max_producers`) or inactivity "
+    "(`producer_inactivity_timeout_minutes`).",
+    "PRODUCER_TAKEN_OVER": "Stop publishing under this name: another process does. Give each "
+    "process a name of its own, or make sure that only one runs.",
+    "RANGE_CONFLICT": "Leave the slots `first` to `last` out of `ranges`, or close the consumer "
+    "that `consumer` names.",
+    "RECEIPTS_UNREAD": "Read receipts while sending. Open the stream again and resend the "
+    "unanswered publications with the same sequence ids.",
+    "RECOVERING": "Wait: the ledger replays the log's end into the deduplication state, and "
+    "`seqgate dedup status` shows the progress. Beyond `inline_replay_entries_max` entries, run "
+    "`seqgate dedup rebuild`.",
+    "SERVICE_BUSY": "Back off, as the client does. If it persists, raise the setting that `limit` "
+    "names, or add replicas; a name in capitals is a constant: send fewer requests at once.",
+    "SILENT_STREAM": "Open a stream only when its first message is ready, and send that within "
+    "`first_message_timeout_s` seconds.",
+    "SLOW_CONSUMER": "Read the Consume stream faster or grant fewer permits, then subscribe again. "
+    "Deliveries that were not settled come again. `slow_consumer_s` of the dispatcher is how many "
+    "seconds a consumer may stall others.",
+    "SLOW_READER": "Read the stream faster, and open it again after the last position received, as "
+    "the client does. If it persists, raise `read_bytes_max` (bytes) or `slow_reader_s` (seconds) "
+    "of the ledger.",
+    "SNAPSHOT_TOO_LARGE": "Track fewer producers: lower `max_producers` or "
+    "`producer_inactivity_timeout_minutes` with `seqgate dedup policy set`.",
+    "STATE_UNAVAILABLE": "Check that Redis runs at `redis_url`, answers within `redis_timeout_s` "
+    "seconds, and has not used up `redis_connections_max` connections. Repeat the call.",
+    "STORE_FULL": "Free space on the store's disk, raise `store_bytes_max` (bytes), or remove "
+    "entries with `seqgate topic trim`. The client keeps trying.",
+    "STORE_UNAVAILABLE": "Look for the disk's error in the service's log, and check `store_path`. "
+    "Publish again under the same sequence ids. With `found` and `known`, the file has another "
+    "version's layout: run that version.",
+    "SUBSCRIPTION_BUSY": "Subscribe with the options that the connected consumers have, or close "
+    "them. An EXCLUSIVE subscription takes one consumer. To delete it all the same, set `force`.",
+    "SUBSCRIPTION_FAILED": "Subscribe again, as the client does. Report the dispatcher's log line "
+    "with the event `subscription failed`.",
+    "SUBSCRIPTION_NOT_FOUND": "Check the name against `seqgate subscription list`. Create it with "
+    "`seqgate subscription create`, or set `create_at` to create it when subscribing.",
+    "TOKEN_EXPIRED": "Get a new token from its issuer, and have it renewed before `exp`; a file "
+    "given as the token is read again when it changes. Check the clocks of both machines: they may "
+    "differ by 30 seconds.",
+    "TOKEN_NOT_YET_VALID": "Wait until the times in the token's claims nbf and iat have come, or "
+    "correct the clocks of the issuer and the service, which may differ by 30 seconds.",
+    "TOO_MANY_CONSUMERS": "Close consumers, or raise the dispatcher's setting that the details "
+    "name: `consumers_max` of a subscription, or `subscriptions_max` of an instance. Add an "
+    "instance for more subscriptions.",
+    "TOO_MANY_FILTERS": "Acknowledge entries that still need old filters "
+    "(`seqgate subscription filter show`): unacknowledged entries may need 8 different chains, of "
+    "1 MiB together. Or set shorter expressions.",
+    "TOO_MANY_PRODUCERS": "Raise `max_producers` of the topic's policy, or let it drop the longest "
+    "inactive producer: `seqgate dedup policy set --on-full evict`. Do not make up a producer name "
+    "for each run.",
+    "TOO_MANY_STREAMS": "Close producers or readers that are idle, or raise the ledger's setting "
+    "that the details name: `publish_streams_max` or `read_streams_max`.",
+    "TOO_MANY_UNANSWERED": "Read the answers on the Consume stream, and have at most "
+    "`unanswered_max` requests unanswered; settle many deliveries in one request.",
+    "TOPIC_DELETED": "Stop: the log is gone. Opening the topic again creates an empty one under "
+    "the same name, where `auto_create` allows it.",
+    "TOPIC_FAILED": "Open the stream again, as the client does. Report the ledger's log line with "
+    "the event `topic failed`.",
+    "TOPIC_IN_USE": "Close the topic's producers and delete it then, or set `force` to disconnect "
     "them.",
     "INVALID_CONFIRMATION": "List each producer once, at most 10,000 entries, and end where the "
     "log does: `field` names what is wrong.",
@@ -90,4 +290,4 @@ REMEDIES: Final[Mapping[str, str]] = {
     "VERSION_CONFLICT": "Read the cursor again, and decide anew.",
     "WINDOW_EXCEEDED": "Keep to the window that Opened grants. Clients do.",
 }
-"""What to do about a reason, where there is more to say than of its kind."""
+"""What the caller or the operator does next, for each reason."""

@@ -45,35 +45,35 @@ _INTERNAL: Final = "#seqgate.internal."
 
 
 class InvalidPosition(DomainError):
-    """A position cannot be one, lies after the log's end, or contradicts another."""
+    """A position is out of range, lies after the log's end, or contradicts another one."""
 
     kind = Kind.INVALID
     reason = "INVALID_POSITION"
 
 
 class InvalidProperty(DomainError):
-    """A property cannot be one, or there are too many."""
+    """A property is too long, or there are too many properties."""
 
     kind = Kind.INVALID
     reason = "INVALID_PROPERTY"
 
 
 class AlreadyMarkDeleted(DomainError):
-    """The cursor is past the position."""
+    """The cursor's mark-delete position is past the requested one."""
 
     kind = Kind.IN_USE
     reason = "ALREADY_MARK_DELETED"
 
 
 class VersionConflict(DomainError):
-    """The cursor is not the version that the caller knows."""
+    """The cursor has changed: its version is not the one in the request."""
 
     kind = Kind.FENCED
     reason = "VERSION_CONFLICT"
 
 
 class LeaseHeld(DomainError):
-    """Somebody else holds the lease."""
+    """Another owner holds the lease."""
 
     kind = Kind.IN_USE
     reason = "LEASE_HELD"

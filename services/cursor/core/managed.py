@@ -42,7 +42,7 @@ _ONES: Final = re.compile("1+")
 
 
 class InvalidManagedCursor(DomainError):
-    """Pulsar's records of a cursor cannot be read, contradict themselves, or do not say enough."""
+    """A Pulsar cursor record does not decode, is inconsistent, or is incomplete."""
 
     kind = Kind.INVALID
     reason = "INVALID_MANAGED_CURSOR"

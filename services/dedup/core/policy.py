@@ -37,7 +37,7 @@ SNAPSHOT_INTERVAL_MAX_S: Final = 86_400
 
 
 class InvalidPolicy(DomainError):
-    """A policy names an unknown value, level or topic, or a value out of its bounds."""
+    """A policy names an unknown value, level or topic, or has a value out of range."""
 
     kind = Kind.INVALID
     reason = "INVALID_POLICY"

@@ -68,23 +68,22 @@ WEIGHT_MAX: Final = 100
 
 
 class RangeConflict(DomainError):
-    """Another consumer, who is connected, has some of these slots: `consumer` is its name, and it
-    has those from `first` to `last`."""
+    """The connected consumer `consumer` has the slots `first` to `last` already."""
 
     kind = Kind.IN_USE
     reason = "RANGE_CONFLICT"
 
 
 class InvalidKeyRange(DomainError):
-    """A consumer that says which slots it takes names none, or names one twice, or a range ends
-    before it begins or is not within 0 to 65535."""
+    """A STICKY consumer names no slots, overlapping ones, or a range that is reversed or outside 0
+    to 65,535."""
 
     kind = Kind.INVALID
     reason = "INVALID_KEY_RANGE"
 
 
 class NoSlotsLeft(DomainError):
-    """There are as many consumers as there are slots to share among them."""
+    """Every consumer is down to one slot, so none can be split for another one."""
 
     kind = Kind.EXHAUSTED
     reason = "NO_SLOTS_LEFT"

@@ -38,14 +38,15 @@ _FORMAT: Final = 1
 
 
 class TooManyFilters(DomainError):
-    """Entries that are not acknowledged need too many chains, or chains that are too large."""
+    """Unacknowledged entries need too many different filter chains, or chains that are too
+    large."""
 
     kind = Kind.EXHAUSTED
     reason = "TOO_MANY_FILTERS"
 
 
 class UnknownFormat(DomainError):
-    """What is kept of filters was written by a later version, or is damaged."""
+    """The stored filters are damaged, or were written by a newer version."""
 
     kind = Kind.DATA_LOSS
     reason = "FILTERS_UNREADABLE"

@@ -42,7 +42,7 @@ class Fault:
 
 
 class InvalidExpression(DomainError):
-    """An expression is no expression, has another type than a filter's, or costs too much."""
+    """An expression does not compile, has the wrong type, or costs too much."""
 
     kind = Kind.INVALID
     reason = "INVALID_EXPRESSION"
