@@ -71,7 +71,7 @@ class ManagedCursors:
         def step(state: CursorState, _: int) -> Head:
             # Only here is it known: another import may have been finished since, and used.
             if not replacing and IMPORTING not in state.head.properties:
-                raise CursorExists("there is such a cursor", topic=topic, cursor=name)
+                raise CursorExists("cursor already exists", topic=topic, cursor=name)
             _become(state, imported)
             return replace(state.head)
 
@@ -89,7 +89,7 @@ class ManagedCursors:
         info = self._write(state.head, *_holes(state))
         if len(info) > EXPORT_BYTES_MAX:
             raise CursorTooLarge(
-                "the record is too large", bytes=len(info), bytes_max=EXPORT_BYTES_MAX
+                "the exported record is too large", bytes=len(info), bytes_max=EXPORT_BYTES_MAX
             )
         return info
 
@@ -118,4 +118,4 @@ def _holes(state: CursorState) -> tuple[list[Range], list[BatchAck]]:
         after = page.next_after
         if after is None:
             return ranges, batches
-    raise CursorTooLarge("more is acknowledged than a record can hold", numbers=numbers)
+    raise CursorTooLarge("too many acknowledged ranges for one record", numbers=numbers)

@@ -175,7 +175,7 @@ class CursorServicer(pb_grpc.CursorServiceServicer):
         put = _own_properties("put", request.put)
         if request.clear and any(each.startswith(RESERVED) for each in put):
             raise InvalidProperty(
-                f"names that begin with {RESERVED} are not set with everything", field="put"
+                f"the prefix {RESERVED} is reserved and cannot be put with clear", field="put"
             )
         caller = Caller(version=_optional(request, "version"), epoch=_optional(request, "epoch"))
 
@@ -250,9 +250,7 @@ class CursorServicer(pb_grpc.CursorServiceServicer):
     ) -> pb.RecordAttemptsResponse:
         topic, name = _names(request)
         if len(request.positions) > ATTEMPTS_MAX:
-            raise InvalidPosition(
-                f"at most {ATTEMPTS_MAX:,} positions at a time", field="positions"
-            )
+            raise InvalidPosition(f"too many positions (limit {ATTEMPTS_MAX:,})", field="positions")
         positions = [_position("positions", each) for each in request.positions]
         caller = Caller(epoch=_optional(request, "epoch"))
 
@@ -342,7 +340,8 @@ def _importable(imported: Imported) -> Imported:
     entries = sum(each.last_entry - each.first.entry_id + 1 for each in imported.ranges)
     if entries > ENTRIES_MAX:
         raise InvalidManagedCursor(
-            f"at most {ENTRIES_MAX:,} entries are acknowledged beyond the mark-delete position",
+            f"too many entries acknowledged beyond the mark-delete position (limit "
+            f"{ENTRIES_MAX:,})",
             field="managed_cursor_info",
             entries=entries,
         )
@@ -370,7 +369,7 @@ def _owner(name: str) -> str:
         return check_cursor_name(name)
     except InvalidNameError as error:
         raise InvalidLease(
-            f"an owner is 1 to {CURSOR_NAME_BYTES_MAX} bytes of UTF-8 without control characters",
+            f"owner must be 1 to {CURSOR_NAME_BYTES_MAX} bytes of UTF-8 without control characters",
             field="owner",
         ) from error
 
@@ -378,7 +377,7 @@ def _owner(name: str) -> str:
 def _duration(duration_ms: int) -> int:
     if not LEASE_MIN_MS <= duration_ms <= LEASE_MAX_MS:
         raise InvalidLease(
-            f"a lease lasts {LEASE_MIN_MS:,} to {LEASE_MAX_MS:,} milliseconds",
+            f"duration_ms must be {LEASE_MIN_MS:,} to {LEASE_MAX_MS:,}",
             field="duration_ms",
             given=duration_ms,
         )
@@ -387,7 +386,7 @@ def _duration(duration_ms: int) -> int:
 
 def _page_size(given: int, default: int, most: int) -> int:
     if not 0 <= given <= most:
-        raise InvalidPage(f"a page holds 1 to {most:,}", field="page_size", given=given)
+        raise InvalidPage(f"page_size must be 1 to {most:,}", field="page_size", given=given)
     return given or default
 
 
@@ -400,9 +399,9 @@ def _page_token(token: str, topic: TopicName | None) -> tuple[str, str]:
         last = TopicName.parse("/".join(parts[:3]))
         name = check_cursor_name("".join(parts[3:]))
     except InvalidNameError as error:
-        raise InvalidPage("no page has this token", field="page_token") from error
+        raise InvalidPage("page_token is invalid", field="page_token") from error
     if topic not in (None, last):
-        raise InvalidPage("the page was of another topic", field="page_token")
+        raise InvalidPage("page_token is for another topic", field="page_token")
     return str(last), name
 
 
@@ -414,7 +413,7 @@ def _optional(request: Any, field: str) -> Any:
 def _position(field: str, position: entry_pb2.Position) -> Position:
     if max(position.ledger_id, position.entry_id) > SEQUENCE_ID_MAX:
         raise InvalidPosition(
-            "a position's numbers are at most 2^63 - 1",
+            f"{field}: ledger_id and entry_id must be at most 2^63 - 1",
             field=field,
             ledger_id=position.ledger_id,
             entry_id=position.entry_id,
@@ -428,14 +427,14 @@ def _optional_position(request: Any, field: str) -> Position | None:
 
 def _required_position(message: Any, field: str, path: str = "") -> Position:
     if not message.HasField(field):
-        raise InvalidPosition("a position is missing", field=f"{path}{field}")
+        raise InvalidPosition(f"{path}{field} is required", field=f"{path}{field}")
     return _position(f"{path}{field}", getattr(message, field))
 
 
 def _caller(request: pb.MarkDeleteRequest | pb.AcknowledgeRequest) -> Caller:
     if len(request.successions) > SUCCESSIONS_MAX:
         raise InvalidPosition(
-            f"at most {SUCCESSIONS_MAX:,} successions at a time", field="successions"
+            f"too many successions (limit {SUCCESSIONS_MAX:,})", field="successions"
         )
     return Caller(
         epoch=_optional(request, "epoch"),
@@ -449,7 +448,7 @@ def _succession(given: pb.Succession) -> Succession:
     following = _required_position(given, "next", "successions.")
     if last.ledger_id >= following.ledger_id:
         raise InvalidPosition(
-            "what follows the end of a ledger is in a later one",
+            "successions.next must be in a later ledger than last",
             field="successions.next",
             last=last,
             next=following,
@@ -459,10 +458,12 @@ def _succession(given: pb.Succession) -> Succession:
 
 def _ranges(given: Any) -> list[Range]:
     if len(given) > RANGES_MAX:
-        raise InvalidPosition(f"at most {RANGES_MAX:,} ranges at a time", field="ranges")
+        raise InvalidPosition(f"too many ranges (limit {RANGES_MAX:,})", field="ranges")
     ranges = [_range(each) for each in given]
     if sum(each.last_entry - each.first.entry_id + 1 for each in ranges) > ENTRIES_MAX:
-        raise InvalidPosition(f"at most {ENTRIES_MAX:,} entries at a time", field="ranges")
+        raise InvalidPosition(
+            f"ranges cover too many entries (limit {ENTRIES_MAX:,})", field="ranges"
+        )
     return ranges
 
 
@@ -470,14 +471,14 @@ def _range(given: pb.PositionRange) -> Range:
     first = _required_position(given, "first", "ranges.")
     if not first.entry_id <= given.last_entry_id <= SEQUENCE_ID_MAX:
         raise InvalidPosition(
-            "a range ends at its first entry or later, and at most at 2^63 - 1",
+            "last_entry_id must be from the range's first entry to 2^63 - 1",
             field="ranges.last_entry_id",
             first=first,
             last_entry_id=given.last_entry_id,
         )
     if given.last_entry_id - first.entry_id >= RANGE_ENTRIES_MAX:
         raise InvalidPosition(
-            f"a range holds at most {RANGE_ENTRIES_MAX:,} entries",
+            f"range too long (limit {RANGE_ENTRIES_MAX:,} entries)",
             field="ranges.last_entry_id",
             first=first,
             last_entry_id=given.last_entry_id,
@@ -487,7 +488,7 @@ def _range(given: pb.PositionRange) -> Range:
 
 def _batches(given: Any) -> list[BatchAck]:
     if len(given) > BATCHES_MAX:
-        raise InvalidPosition(f"at most {BATCHES_MAX:,} batches at a time", field="batches")
+        raise InvalidPosition(f"too many batches (limit {BATCHES_MAX:,})", field="batches")
     return [_batch(each) for each in given]
 
 
@@ -496,14 +497,14 @@ def _batch(given: pb.BatchAcknowledgement) -> BatchAck:
     size = given.batch_size
     if not 1 <= size <= BATCH_MESSAGES_MAX:
         raise InvalidPosition(
-            f"a batch has 1 to {BATCH_MESSAGES_MAX:,} messages",
+            f"batch_size must be 1 to {BATCH_MESSAGES_MAX:,}",
             field="batches.batch_size",
             position=position,
             batch_size=size,
         )
     if len(given.indexes) > size or max(given.indexes, default=0) >= size:
         raise InvalidPosition(
-            "the messages of a batch are numbered from 0, and named once",
+            "indexes must be below batch_size and distinct",
             field="batches.indexes",
             position=position,
             batch_size=size,
@@ -514,16 +515,16 @@ def _batch(given: pb.BatchAcknowledgement) -> BatchAck:
 def _own_properties(field: str, given: Mapping[str, str]) -> dict[str, str]:
     if len(given) > PROPERTIES_MAX:
         raise InvalidProperty(
-            f"a cursor has at most {PROPERTIES_MAX:,} properties", field=field, count=len(given)
+            f"too many properties (limit {PROPERTIES_MAX:,})", field=field, count=len(given)
         )
     if any(properties_bytes({name: value}) > PROPERTY_BYTES_MAX for name, value in given.items()):
         raise InvalidProperty(
-            f"a property is at most {PROPERTY_BYTES_MAX:,} bytes long, with its name", field=field
+            f"property too large (limit {PROPERTY_BYTES_MAX:,} bytes with its name)", field=field
         )
     size_bytes = properties_bytes(given)
     if size_bytes > PROPERTIES_BYTES_MAX:
         raise InvalidProperty(
-            f"a cursor's properties are at most {PROPERTIES_BYTES_MAX:,} bytes long together",
+            f"properties too large (limit {PROPERTIES_BYTES_MAX:,} bytes together)",
             field=field,
             bytes=size_bytes,
         )
@@ -533,15 +534,15 @@ def _own_properties(field: str, given: Mapping[str, str]) -> dict[str, str]:
 def _mark_delete_properties(field: str, given: Mapping[str, str]) -> dict[str, str]:
     if len(given) > MARK_DELETE_PROPERTIES_MAX:
         raise InvalidProperty(
-            f"at most {MARK_DELETE_PROPERTIES_MAX:,} properties are attached to a position",
+            f"too many mark-delete properties (limit {MARK_DELETE_PROPERTIES_MAX:,})",
             field=field,
             count=len(given),
         )
     size_bytes = properties_bytes(given)
     if size_bytes > MARK_DELETE_PROPERTIES_BYTES_MAX:
         raise InvalidProperty(
-            "the properties of a position are at most "
-            f"{MARK_DELETE_PROPERTIES_BYTES_MAX:,} bytes long together",
+            "mark-delete properties too large (limit "
+            f"{MARK_DELETE_PROPERTIES_BYTES_MAX:,} bytes together)",
             field=field,
             bytes=size_bytes,
         )

@@ -41,7 +41,9 @@ def import_managed_cursor(info: bytes, position: bytes) -> Imported:
             has a type that is not its own, or core/managed.py cannot make sense of them.
     """
     if info.startswith(COMPRESSED):
-        raise InvalidManagedCursor("the record is compressed", field="managed_cursor_info")
+        raise InvalidManagedCursor(
+            "compressed records are not supported", field="managed_cursor_info"
+        )
     stored = _parse(pb.ManagedCursorInfo(), info, "managed_cursor_info")
     return import_cursor(
         ManagedCursor(
@@ -89,7 +91,7 @@ def _parse(message: M, data: bytes, field: str) -> M:
         message.ParseFromString(data)
     except DecodeError as error:
         name = message.DESCRIPTOR.name
-        raise InvalidManagedCursor(f"these bytes are no {name}", field=field) from error
+        raise InvalidManagedCursor(f"does not decode as {name}", field=field) from error
     for part in _parts(message):
         _refuse_other_types(part, field)
     return message
@@ -112,7 +114,7 @@ def _refuse_other_types(message: Message, field: str) -> None:
         number = unknown[index].field_number
         if number in ours:
             raise InvalidManagedCursor(
-                "a field has another type than it should have",
+                "a field has the wrong wire type",
                 field=field,
                 record=message.DESCRIPTOR.name,
                 number=number,

@@ -211,4 +211,4 @@ class MemoryCursorStore:
 
 
 def _not_found(topic: TopicName, name: str) -> CursorNotFound:
-    return CursorNotFound("there is no such cursor", topic=topic, cursor=name)
+    return CursorNotFound("cursor not found", topic=topic, cursor=name)

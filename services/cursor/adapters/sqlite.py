@@ -231,7 +231,7 @@ def _make_tables(db: apsw.Connection) -> None:
         return
     if found != (0, 0) or _rows(db, "SELECT 1 FROM sqlite_schema LIMIT 1"):
         raise StoreUnavailable(
-            "the database has another layout, or is not one of cursors",
+            "store_path is not a cursor database, or has another version's layout",
             found=found[1],
             known=LAYOUT,
         )
@@ -649,7 +649,7 @@ def _digest(packed: bytes) -> bytes:
 
 def _corrupt(row: _Row) -> CursorCorrupt:
     return CursorCorrupt(
-        "what is stored of a cursor does not match its checksum", topic=row.topic, cursor=row.name
+        "stored cursor does not match its checksum", topic=row.topic, cursor=row.name
     )
 
 
@@ -678,7 +678,7 @@ def _row(db: apsw.Connection, topic: TopicName, name: str) -> _Row | None:
 def _existing(db: apsw.Connection, topic: TopicName, name: str) -> _Row:
     row = _row(db, topic, name)
     if row is None:
-        raise CursorNotFound("there is no such cursor", topic=topic, cursor=name)
+        raise CursorNotFound("cursor not found", topic=topic, cursor=name)
     return row
 
 

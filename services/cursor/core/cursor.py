@@ -159,7 +159,7 @@ class CursorState:
         successions = self._checked(caller, [position])
         if head.mark_delete is not None and position < head.mark_delete:
             raise AlreadyMarkDeleted(
-                "the cursor is past this position", mark_delete=head.mark_delete
+                "mark_delete is already past this position", mark_delete=head.mark_delete
             )
 
         self._note(successions)
@@ -240,7 +240,7 @@ class CursorState:
         positions = list(positions)
         if at_least and len(at_least) != len(positions):
             raise InvalidPosition(
-                "there are as many attempts as positions, or none",
+                "attempts must be empty or have one value for each position",
                 field="attempts",
                 positions=len(positions),
                 attempts=len(at_least),
@@ -288,14 +288,14 @@ class CursorState:
         properties = kept | dict(put)
         if PROPERTIES_MAX < len(properties) > len(head.properties):
             raise InvalidProperty(
-                f"a cursor has at most {PROPERTIES_MAX:,} properties of its own",
+                f"too many properties (limit {PROPERTIES_MAX:,})",
                 field="put",
                 count=len(properties),
             )
         size_bytes = properties_bytes(properties)
         if PROPERTIES_BYTES_MAX < size_bytes > properties_bytes(head.properties):
             raise InvalidProperty(
-                f"a cursor's properties are at most {PROPERTIES_BYTES_MAX:,} bytes long together",
+                f"properties too large (limit {PROPERTIES_BYTES_MAX:,} bytes together)",
                 field="put",
                 bytes=size_bytes,
             )
@@ -317,7 +317,7 @@ class CursorState:
             granted = _prolonged(lease, now_ms, duration_ms)
         else:
             raise LeaseHeld(
-                "somebody else holds the lease",
+                "another owner holds the lease",
                 owner=lease.owner,
                 remaining_ms=lease.expires_ms - now_ms,
             )
@@ -339,7 +339,7 @@ class CursorState:
         if lease is None or not (next_epoch and has_gone_on):
             lease = self._lease(epoch)
             if lease.owner != owner:
-                raise Fenced("the lease is somebody else's", owner=lease.owner, epoch=lease.epoch)
+                raise Fenced("another owner holds the lease", owner=lease.owner, epoch=lease.epoch)
             if next_epoch:
                 lease = lease._replace(epoch=epoch + 1)
         self.head.lease = _prolonged(lease, now_ms, duration_ms)
@@ -371,14 +371,18 @@ class CursorState:
             self._lease(caller.epoch)
         if caller.version is not None and caller.version != self.head.version:
             raise VersionConflict(
-                "the cursor is another version", version=self.head.version, given=caller.version
+                "cursor has changed: version does not match",
+                version=self.head.version,
+                given=caller.version,
             )
         for position in positions:
             if position.ledger_id < FIRST.ledger_id:
-                raise InvalidPosition("no log has a ledger 0", field="position", given=position)
+                raise InvalidPosition(
+                    "ledger_id must be 1 or more", field="position", given=position
+                )
             if caller.log_end is not None and position > caller.log_end:
                 raise InvalidPosition(
-                    "a position lies after the log's end",
+                    "position is after log_end",
                     field="log_end",
                     given=position,
                     log_end=caller.log_end,
@@ -389,7 +393,7 @@ class CursorState:
         lease = self.head.lease
         if lease is None or lease.epoch != epoch:
             held = 0 if lease is None else lease.epoch
-            raise Fenced("the lease has another epoch", epoch=held, given=epoch)
+            raise Fenced("epoch is not the lease's", epoch=held, given=epoch)
         return lease
 
     def _news(self, successions: Iterable[Succession]) -> dict[Position, Position]:
@@ -400,7 +404,7 @@ class CursorState:
             known = news.get(last) or self.holes.next_after(last)
             if following.ledger_id <= last.ledger_id:
                 raise InvalidPosition(
-                    "a ledger is followed by a later one",
+                    "next must be in a later ledger than last",
                     field="successions",
                     last=last,
                     next=following,
@@ -428,7 +432,7 @@ class CursorState:
             known = messages.get(position) or self.holes.batch(position)
             if known is not None and known.sized(size) is None:
                 raise InvalidPosition(
-                    "the batch has another size",
+                    "batch_size differs from the batch's known size",
                     field="batches",
                     position=position,
                     given=size,
@@ -436,7 +440,7 @@ class CursorState:
                 )
             if not all(0 <= index < size for index in indexes):
                 raise InvalidPosition(
-                    "the batch has not so many messages",
+                    "indexes must be below the batch's size",
                     field="batches",
                     position=position,
                     size=size,
@@ -613,7 +617,7 @@ def _later(last: Position, known: Position, following: Position, first: Position
     later = max(known, following)
     if later > first:
         raise InvalidPosition(
-            "something else is known to follow",
+            "next differs from the known successor of last",
             field="successions",
             last=last,
             next=following,

@@ -169,13 +169,13 @@ def export_cursor(
 def _newest(managed: ManagedCursor) -> tuple[Record, bool]:
     if managed.cursor_ledger < NO_LEDGER:
         raise InvalidManagedCursor(
-            "a cursor ledger's id is not below -1", cursors_ledger_id=managed.cursor_ledger
+            "cursors_ledger_id must be -1 or more", cursors_ledger_id=managed.cursor_ledger
         )
     if managed.cursor_ledger == NO_LEDGER:
         if managed.entry is not None:
             # Pulsar would not look at it, and of the two it is the older one.
             raise InvalidManagedCursor(
-                "the record names no cursor ledger, so this is no entry of it",
+                "position_info given, but the record names no cursor ledger",
                 field="position_info",
             )
         return managed.record, False
@@ -187,7 +187,7 @@ def _newest(managed: ManagedCursor) -> tuple[Record, bool]:
 def _mark_delete(record: Record) -> Place:
     place = record.mark_delete
     if place is None:
-        raise InvalidManagedCursor("the record has no mark-delete position")
+        raise InvalidManagedCursor("mark-delete position is missing")
     # Pulsar's "earliest": before whatever the first ledger is.
     return place if place == (-1, -1) else _checked(place)
 
@@ -208,7 +208,7 @@ def _mapping(properties: Iterable[tuple[str, str]]) -> Mapping[str, str]:
     for name, value in properties:
         if read.setdefault(name, value) != value:
             # A status has little room, and the name may be of any length.
-            raise InvalidManagedCursor("a property has two values", property=name[:100])
+            raise InvalidManagedCursor("duplicate property", property=name[:100])
     return read
 
 
@@ -222,7 +222,7 @@ def _is_int64(value: str) -> bool:
 
 def _checked(place: Place) -> Place:
     if place.ledger_id < 1 or place.entry_id < -1 or max(place) > SEQUENCE_ID_MAX:
-        raise InvalidManagedCursor("a position is out of bounds", position=place)
+        raise InvalidManagedCursor("position out of range", position=place)
     return place
 
 
@@ -260,7 +260,7 @@ def _runs(record: Record) -> Iterator[Run]:
     ledgers = sorted(bitmap.ledger_id for bitmap in record.bitmaps)
     for ledger_id, following in pairwise(ledgers):
         if ledger_id == following:
-            raise InvalidManagedCursor("a ledger has two bitmaps", ledger_id=ledger_id)
+            raise InvalidManagedCursor("duplicate bitmap for a ledger", ledger_id=ledger_id)
     for bitmap in record.bitmaps:
         yield from _runs_of(bitmap)
 
@@ -301,7 +301,7 @@ def _range(run: Run) -> Range:
     lower, upper = run
     if lower.ledger_id != upper.ledger_id:
         raise InvalidManagedCursor(
-            "a range goes over the end of a ledger, and the records do not say where that is",
+            "a range crosses the end of a ledger whose last entry is not in the records",
             lower=lower,
             upper=upper,
         )
@@ -327,7 +327,7 @@ def _batches(
     for batch in sorted(batches, key=lambda batch: batch.place):
         place = _entry(batch.place)
         if place == last:
-            raise InvalidManagedCursor("a batch is there twice", position=place)
+            raise InvalidManagedCursor("duplicate batch", position=place)
         last = place
         while run is not None and run.last < place:
             run = next(whole, None)
@@ -339,7 +339,7 @@ def _batches(
 
 def _entry(place: Place) -> Place:
     if place.entry_id < 0:
-        raise InvalidManagedCursor("a batch is no entry", position=place)
+        raise InvalidManagedCursor("batch position is not an entry", position=place)
     return _checked(place)
 
 
@@ -361,7 +361,7 @@ def _batch(batch: PartialBatch) -> BatchAck | None:
         size = max(waiting.bit_length(), min(_WORD_BITS * len(batch.words), BATCH_SIZE_MAX))
     if not waiting.bit_length() <= size <= BATCH_SIZE_MAX:
         raise InvalidManagedCursor(
-            f"a batch has 1 to {BATCH_SIZE_MAX:,} messages, and all that are not acknowledged",
+            f"batch_size must be 1 to {BATCH_SIZE_MAX:,} and cover the unacknowledged messages",
             position=batch.place,
             batch_size=size,
         )
