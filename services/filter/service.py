@@ -98,7 +98,7 @@ class Filters:
         """
         if len(filters) > FILTERS_MAX:
             raise InvalidChain(
-                f"a chain has at most {FILTERS_MAX} filters", field="filters", count=len(filters)
+                f"too many filters (limit {FILTERS_MAX})", field="filters", count=len(filters)
             )
         check_subscription(subscription)
         programs = []
@@ -116,7 +116,7 @@ class Filters:
         chain = chain_of(programs, topic, subscription)
         if chain.steps > CHAIN_COST_MAX:
             raise InvalidChain(
-                f"a chain may cost {CHAIN_COST_MAX:,} steps for an entry, not {chain.steps:,}",
+                f"chain costs {chain.steps:,} steps for an entry (limit {CHAIN_COST_MAX:,})",
                 field="filters",
                 cost=chain.steps,
             )
@@ -157,8 +157,8 @@ def check_subscription(properties: Mapping[str, str]) -> None:
     size = sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
     if len(properties) > SUBSCRIPTION_PROPERTIES_MAX or size > SUBSCRIPTION_BYTES_MAX:
         raise InvalidChain(
-            f"a subscription has at most {SUBSCRIPTION_PROPERTIES_MAX:,} properties for filters, "
-            f"and {SUBSCRIPTION_BYTES_MAX:,} bytes of them",
+            f"subscription properties too large for filters (limit {SUBSCRIPTION_PROPERTIES_MAX:,} "
+            f"properties, {SUBSCRIPTION_BYTES_MAX:,} bytes)",
             field="subscription",
             count=len(properties),
             bytes=size,

@@ -148,7 +148,9 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
                         chain = await self._set_chain(chains, request.set_chain)
                         return pb.EvaluateResponse(request_id=request_id, chain_set=_to_set(chain))
                     case _:
-                        raise InvalidBatch("a request asks for something", field="request")
+                        raise InvalidBatch(
+                            "empty request: set one of set_chain, batch", field="request"
+                        )
         except _Over:
             return None
         except DomainError as refusal:
@@ -158,7 +160,7 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
     async def _set_chain(self, chains: _Chains, request: pb.SetChain) -> Chain:
         number = request.chain_id
         if number >= CHAINS_MAX:
-            raise InvalidChain(f"chains have the numbers 0 to {CHAINS_MAX - 1}", field="chain_id")
+            raise InvalidChain(f"chain_id must be 0 to {CHAINS_MAX - 1}", field="chain_id")
         given = request.chain
         chain = await self._filters.chain(
             _filters(given.filters), _topic(given.topic), dict(given.subscription)
@@ -167,17 +169,19 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
         before = chains.ready[number][0].size_bytes if number in chains.ready else 0
         if chains.share.size_bytes - before + chain.size_bytes > CHAIN_BYTES_MAX:
             raise InvalidChain(
-                f"the chains of a stream take at most {CHAIN_BYTES_MAX:,} bytes", field="chain"
+                f"chains of this stream too large (limit {CHAIN_BYTES_MAX:,} bytes)", field="chain"
             )
         room = self._filters.chain_room
         if not room.take(chains.share, chain.size_bytes, before, time.monotonic()):
-            raise busy("the chains of all streams take what they may", limit="chain_bytes_max")
+            raise busy(
+                "chains of all streams too large (limit chain_bytes_max)", limit="chain_bytes_max"
+            )
         chains.ready[number] = chain, reader_of(chain)
         return chain
 
     async def _judge(self, chains: _Chains, batch: pb.Batch, span: Span) -> pb.Verdicts:
         if batch.chain_id not in chains.ready:
-            raise InvalidChain("no chain has this number", field="chain_id", given=batch.chain_id)
+            raise InvalidChain("unknown chain_id", field="chain_id", given=batch.chain_id)
         _check_batch(batch)
         chain, read = chains.ready[batch.chain_id]
         began_s = time.monotonic()
@@ -196,7 +200,7 @@ class FilterServicer(pb_grpc.FilterServiceServicer):
             try:
                 which = list(map(which.__getitem__, batch.which))
             except IndexError:
-                raise InvalidBatch("there is no such metadata", field="which") from None
+                raise InvalidBatch("which must be indexes of metadata", field="which") from None
         if span.is_recording():
             span.set_attributes(_said(decisions, which, len(batch.metadata), judging.evaluated))
         return pb.Verdicts(outcomes=map(_to_outcome, decisions), which=which)
@@ -223,10 +227,11 @@ def _filters(given: Sequence[pb.Filter]) -> list[Filter]:
             name = check_cursor_name(each.name)
         except InvalidNameError as error:
             raise InvalidChain(
-                "a filter's name is 1 to 255 bytes of UTF-8 without control characters", field=field
+                "filter name must be 1 to 255 bytes of UTF-8 without control characters",
+                field=field,
             ) from error
         if name in names:
-            raise InvalidChain("two filters of a chain have one name", field=field, filter=name)
+            raise InvalidChain("duplicate filter name", field=field, filter=name)
         names.add(name)
         filters.append(Filter(name, each.version, each.expression))
     return filters
@@ -236,12 +241,12 @@ def _check_batch(batch: pb.Batch) -> None:
     count = max(len(batch.metadata), len(batch.which))
     if count > ENTRIES_MAX:
         raise InvalidBatch(
-            f"a batch has at most {ENTRIES_MAX:,} entries", field="metadata", count=count
+            f"too many entries in batch (limit {ENTRIES_MAX:,})", field="metadata", count=count
         )
     size = batch.ByteSize()
     if size > BATCH_BYTES_MAX:
         raise InvalidBatch(
-            f"a batch is at most {BATCH_BYTES_MAX:,} bytes long", field="metadata", bytes=size
+            f"batch too large (limit {BATCH_BYTES_MAX:,} bytes)", field="metadata", bytes=size
         )
 
 

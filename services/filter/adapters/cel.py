@@ -66,7 +66,7 @@ class CelEngine:
             raise InvalidExpression.of(list(_faults(text, str(error)))[:FAULTS_MAX]) from error
         name = expression.return_type().name()
         if name not in _TYPES:
-            message = f"a filter comes to a bool or a duration, not to {_shown_type(name)}"
+            message = f"a filter must return bool or duration, not {_shown_type(name)}"
             raise InvalidExpression.of([Fault.at(text, 0, message)])
         return CelProgram(self._environment, expression, text, _TYPES[name], self._arenas)
 

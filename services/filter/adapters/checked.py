@@ -197,7 +197,7 @@ class _Tree:
                     id_, at, over, loop.iter_var, loop.accu_var, start, condition, step, result
                 )
             case kind:
-                message = f"filters have no use for this ({kind or 'nothing'})"
+                message = f"not supported in filters ({kind or 'empty expression'})"
                 raise InvalidExpression.of([Fault.at(self._text, at or 0, message)])
 
     def _all(self, given: list[Any]) -> tuple[Node, ...]:

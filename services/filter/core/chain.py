@@ -160,17 +160,17 @@ class Chain:
             if len(properties) > PROPERTIES_MAX:
                 return Failure(
                     FailureReason.INVALID_METADATA,
-                    f"an entry has at most {PROPERTIES_MAX} properties, not {len(properties)}",
+                    f"entry has {len(properties)} properties (limit {PROPERTIES_MAX})",
                 )
         for number in key[2:]:
             if isinstance(number, int) and not 0 <= number <= NUMBER_MAX:
                 return Failure(
-                    FailureReason.INVALID_METADATA, "a number is above 2^63 - 1, or negative"
+                    FailureReason.INVALID_METADATA, "a number is negative or above 2^63 - 1"
                 )
         if weight > TEXT_BYTES_MAX and (size := text_bytes(key[1:])) > TEXT_BYTES_MAX:
             return Failure(
                 FailureReason.INVALID_METADATA,
-                f"filters read at most {TEXT_BYTES_MAX:,} bytes of an entry, not {size:,}",
+                f"entry has {size:,} bytes of text for filters (limit {TEXT_BYTES_MAX:,})",
             )
         return None
 
@@ -187,7 +187,8 @@ def delay_ms_of(microseconds: int) -> int | Failure:
     if not 0 <= microseconds <= DELAY_MAX_MS * MICROSECONDS:
         return Failure(
             FailureReason.INVALID_DELAY,
-            f"a delay is 0 to {DELAY_MAX_MS:,} ms, not {microseconds / MICROSECONDS:,.0f}",
+            f"delay of {microseconds / MICROSECONDS:,.0f} ms is out of range (0 to "
+            f"{DELAY_MAX_MS:,})",
         )
     return -(-microseconds // MICROSECONDS)
 

@@ -148,23 +148,22 @@ def cost_of(text: str, root: Node) -> Cost:
         InvalidExpression: it is above a limit, or calls what has no price.
     """
     if depth(root) > DEPTH_MAX:
-        raise _invalid(text, root, f"at most {DEPTH_MAX} sub-expressions may stand on each other")
+        raise _invalid(text, root, f"expression nested too deeply (limit {DEPTH_MAX})")
     if loops(root) > LOOPS_MAX:
-        raise _invalid(text, root, f"at most {LOOPS_MAX} macros may be inside each other")
+        raise _invalid(text, root, f"macros nested too deeply (limit {LOOPS_MAX})")
     bound = _Pricing(text).of(root, SHAPES)
     if bound.iterations > ITERATIONS_MAX:
         raise _invalid(
             text,
             root,
-            f"its macros may look at {math.ceil(bound.iterations):,} elements, and at most "
-            f"{ITERATIONS_MAX:,} are allowed",
+            f"macros may visit {math.ceil(bound.iterations):,} elements (limit {ITERATIONS_MAX:,})",
         )
     if bound.steps > COST_MAX:
         raise _invalid(
             text,
             root,
-            f"it may cost {math.ceil(bound.steps):,} steps for the largest entry, and at most "
-            f"{COST_MAX:,} are allowed",
+            f"expression may cost {math.ceil(bound.steps):,} steps for the largest entry "
+            f"(limit {COST_MAX:,})",
         )
     return Cost(math.ceil(bound.steps), math.ceil(bound.iterations))
 
@@ -203,12 +202,12 @@ class _Pricing:
             case Loop():
                 return self._loop(node, scope)
             case _:
-                raise _invalid(self._text, node, "this has no price")
+                raise _invalid(self._text, node, "not supported in filters")
 
     def _named(self, node: Variable, scope: Scope) -> Shape:
         shape = scope.get(node.name)
         if shape is None:
-            raise _invalid(self._text, node, f"{node.name!r} is nothing that filters know")
+            raise _invalid(self._text, node, f"unknown name {node.name!r}")
         return shape
 
     def _list(self, elements: Sequence[Node], scope: Scope) -> Bound:
@@ -231,7 +230,9 @@ class _Pricing:
             steps, shape = price(shapes)
         else:
             raise _invalid(
-                self._text, node, f"{node.function!r} cannot be used in filters like this"
+                self._text,
+                node,
+                f"{node.function!r} is not supported in filters with these arguments",
             )
         return Bound(
             steps + sum(each.steps for each in bounds),
@@ -242,7 +243,7 @@ class _Pricing:
     def _matches(self, node: Call, shapes: Sequence[Shape]) -> float:
         pattern = node.arguments[-1]
         if not isinstance(pattern, Constant) or not isinstance(pattern.value, str):
-            raise _invalid(self._text, pattern, "a regular expression is a literal in filters")
+            raise _invalid(self._text, pattern, "the regular expression must be a literal")
         try:
             size = program_size(pattern.value)
         except ValueError as error:
@@ -251,14 +252,14 @@ class _Pricing:
             raise _invalid(
                 self._text,
                 pattern,
-                f"a regular expression may need {REGEX_SIZE_MAX:,} instructions, not {size:,}",
+                f"regular expression needs {size:,} instructions (limit {REGEX_SIZE_MAX:,})",
             )
         compiling = REGEX_STEPS + REGEX_STEPS_AN_INSTRUCTION * size
         return compiling + shapes[0].size * size / REGEX_BYTES_A_STEP
 
     def _loop(self, node: Loop, scope: Scope) -> Bound:
         if node.variable in scope:  # a key would be taken for one of another map
-            message = f"{node.variable!r} has a meaning here: another name is needed"
+            message = f"{node.variable!r} is already defined here: rename the variable"
             raise _invalid(self._text, node, message)
         over, start = self.of(node.over, scope), self.of(node.start, scope)
         whole = over.shape

@@ -116,11 +116,11 @@ def check_text(text: str) -> None:
     """
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > EXPRESSION_BYTES_MAX:
-        message = f"an expression is at most {EXPRESSION_BYTES_MAX:,} bytes long, not {size:,}"
+        message = f"expression is {size:,} bytes long (limit {EXPRESSION_BYTES_MAX:,})"
         raise InvalidExpression.of([Fault.at(text, 0, message)])
     for offset, character in enumerate(text):
         if (character < " " and character not in _BLANK) or character == "\x7f":
-            raise InvalidExpression.of([Fault.at(text, offset, "a control character")])
+            raise InvalidExpression.of([Fault.at(text, offset, "control character in expression")])
 
 
 def program_of(text: str, compiled: Compiled) -> Program:

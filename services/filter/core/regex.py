@@ -63,7 +63,7 @@ def _atom(pattern: str, at: int) -> tuple[int, int]:
         case "\\":
             escaped = pattern[at + 1 : at + 2]
             if escaped == "Q":
-                raise ValueError("a quotation (\\Q) has no known size")
+                raise ValueError("\\Q is not supported in regular expressions")
             if escaped in ("p", "P"):
                 return UNICODE_CLASS, at + 2
             return CLASS if escaped in "wWdDsS" else LETTER, at + 2
