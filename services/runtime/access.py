@@ -142,7 +142,7 @@ class Access:
         _known("services.", services, {role.value for role in Role})
         rules = document.get("rules", [])
         if not isinstance(rules, list) or len(rules) > RULES_MAX:
-            raise InvalidAccess(f"rules are tables, [[rules]], at most {RULES_MAX:,}")
+            raise InvalidAccess(f"rules must be tables, [[rules]] (limit {RULES_MAX:,})")
         return cls(
             {Role(name): _principals(f"services.{name}", it) for name, it in services.items()},
             tuple(_rule(f"rules[{index}]", rule) for index, rule in enumerate(rules)),
@@ -198,7 +198,7 @@ def _rule(name: str, rule: Any) -> Rule:
     verbs = frozenset(_texts(f"{name}.verbs", rule.get("verbs"), _verb))
     if "subscriptions" in rule and not verbs <= _WITH_SUBSCRIPTIONS:
         only = ", ".join(sorted(verb.value for verb in _WITH_SUBSCRIPTIONS))
-        raise InvalidAccess(f"{name}.subscriptions: only {only} are about subscriptions")
+        raise InvalidAccess(f"{name}.subscriptions: only the verbs {only} take subscriptions")
     return Rule(
         _principals(f"{name}.principals", rule.get("principals")),
         verbs,
@@ -214,7 +214,7 @@ def _principals(name: str, given: Any) -> tuple[str, ...]:
 def _principal(text: str) -> str:
     kind, _, rest = text.partition(":")
     if kind not in KINDS or not rest:
-        raise InvalidAccess(f"a principal begins with its kind, {':, '.join(KINDS)}: {text!r}")
+        raise InvalidAccess(f"principal {text!r} must begin with {':, '.join(KINDS)}:")
     return text
 
 
@@ -223,21 +223,21 @@ def _verb(text: str) -> Verb:
         return Verb(text)
     except ValueError:
         known = ", ".join(verb.value for verb in Verb)
-        raise InvalidAccess(f"verbs are {known}: {text!r}") from None
+        raise InvalidAccess(f"unknown verb {text!r}, expected one of {known}") from None
 
 
 def _topics(text: str) -> tuple[str, str, str]:
     parts = text.split("/")
     if len(parts) != 3 or not all(parts):
-        raise InvalidAccess(f"topics are patterns of tenant/namespace/name: {text!r}")
+        raise InvalidAccess(f"topic {text!r} is not a pattern of tenant/namespace/name")
     return parts[0], parts[1], parts[2]
 
 
 def _texts(name: str, given: Any, read: Callable[[str], Any]) -> Sequence[Any]:
     if not isinstance(given, list) or not given or not all(isinstance(it, str) for it in given):
-        raise InvalidAccess(f"{name} must be a list of texts, one at least")
+        raise InvalidAccess(f"{name} must be a non-empty list of strings")
     if not all(given):
-        raise InvalidAccess(f"{name} has an empty text")
+        raise InvalidAccess(f"{name} has an empty string")
     try:
         return [read(text) for text in given]
     except InvalidAccess as error:
@@ -247,4 +247,4 @@ def _texts(name: str, given: Any, read: Callable[[str], Any]) -> Sequence[Any]:
 def _known(where: str, values: Mapping[str, Any], known: set[str]) -> None:
     unknown = set(values) - known
     if unknown:
-        raise InvalidAccess(f"unknown key: {where}{min(unknown)}")
+        raise InvalidAccess(f"unknown key {where}{min(unknown)}")

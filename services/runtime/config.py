@@ -26,7 +26,7 @@ PORT_MAX: Final = 65_535
 def _with_port(text: str) -> str:
     host, _, port = text.rpartition(":")
     if not (host and port.isascii() and port.isdecimal() and int(port[:9]) <= PORT_MAX):
-        raise ValueError(f"host:port, the port at most {PORT_MAX}")
+        raise ValueError(f"must be host:port, with a port of at most {PORT_MAX}")
     return text
 
 
@@ -36,7 +36,7 @@ def _with_port_or_none(text: str) -> str:
 
 def _of_topics(pattern: str) -> str:
     if pattern.count("/") != 2:
-        raise ValueError("tenant/namespace/name, each with * and ? for what is open")
+        raise ValueError("must be tenant/namespace/name, with * and ? as wildcards")
     return pattern
 
 
@@ -158,14 +158,16 @@ class ServiceConfig(BaseSettings):
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
-            raise ValueError("tls_certificate_file and tls_key_file go together")
+            raise ValueError("tls_certificate_file and tls_key_file must be set together")
         if self.tls_client_ca_file is not None and self.tls_certificate_file is None:
-            raise ValueError("tls_client_ca_file needs tls_certificate_file")
+            raise ValueError("tls_client_ca_file requires tls_certificate_file")
         of_tokens = (self.jwt_keys_file is not None, self.jwt_audience, self.jwt_issuer)
         if any(of_tokens) and not all(of_tokens):
-            raise ValueError("jwt_keys_file, jwt_audience and jwt_issuer go together")
+            raise ValueError("jwt_keys_file, jwt_audience and jwt_issuer must be set together")
         if self.authenticates != (self.access_file is not None):
-            raise ValueError("access_file goes with tls_client_ca_file or jwt_keys_file")
+            raise ValueError(
+                "access_file must be set with tls_client_ca_file or jwt_keys_file, and only then"
+            )
         return self
 
     @property
@@ -209,9 +211,9 @@ class CallerConfig(ServiceConfig):
     @model_validator(mode="after")
     def _calls_can_be_made(self) -> Self:
         if (self.peer_certificate_file is None) != (self.peer_key_file is None):
-            raise ValueError("peer_certificate_file and peer_key_file go together")
+            raise ValueError("peer_certificate_file and peer_key_file must be set together")
         if self.peer_certificate_file is not None and self.peer_ca_file is None:
-            raise ValueError("peer_certificate_file needs peer_ca_file")
+            raise ValueError("peer_certificate_file requires peer_ca_file")
         return self
 
 
@@ -222,5 +224,5 @@ def settings_for(service: str) -> SettingsConfigDict:
 
 def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise FileNotFoundError(f"no such settings file: {path}")
+        raise FileNotFoundError(f"settings file not found: {path}")
     return path

@@ -93,14 +93,17 @@ class Guard:
             principal = of_certificate(context.auth_context())
             if principal is not None:
                 return principal
-        raise MissingCredentials("the call shows neither a token nor a certificate that count here")
+        raise MissingCredentials(
+            "authentication required: send a token or a client certificate that this service "
+            "accepts"
+        )
 
 
 def _bearer(given: Sequence[str | bytes]) -> str:
     if len(given) > 1 or not isinstance(given[0], str):
-        raise InvalidToken("a call has one token")
+        raise InvalidToken("more than one authorization header")
     if not given[0].lower().startswith(BEARER):
-        raise InvalidToken("authorization is Bearer and a token")
+        raise InvalidToken("authorization must be Bearer and a token")
     return given[0][len(BEARER) :].strip()
 
 
@@ -142,7 +145,7 @@ class Judged:
             return
         needs = self._right.needs(message)
         if not needs and not self._given:
-            self._deny("nothing is named that somebody could have a right to", None)
+            self._deny("the request names no topic to check rights on", None)
         for need in needs:
             if need not in self._given:
                 self._check(need)
@@ -190,14 +193,14 @@ class Judged:
         if self._is_service:
             return
         if was_service:  # what it was about was not noted
-            self._deny(f"{self._principal} has this role no more", None)
+            self._deny(f"{self._principal} no longer has this role", None)
         for need in self._given:
             self._check(need)
 
     def _check(self, need: Need) -> None:
         if not self._access.allows(self._principal, need):
             verbs = " or ".join(sorted(verb.value for verb in need.verbs))
-            self._deny(f"no rule allows {self._principal} to {verbs or 'ask that'}", need)
+            self._deny(f"no rule allows {self._principal} to {verbs or 'call this method'}", need)
 
     def _deny(self, message: str, need: Need | None) -> None:
         refusal = PermissionDenied(message)

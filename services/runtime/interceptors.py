@@ -158,7 +158,7 @@ def translated(refusals: RefusalLog) -> Around:
 def _gone() -> asyncio.CancelledError:
     """What becomes of a handler that cannot send: its caller has gone, and gRPC is about to cancel
     it. What is too large to be sent ends otherwise: see `_bounded`."""
-    return asyncio.CancelledError("the caller has gone")
+    return asyncio.CancelledError("caller disconnected")
 
 
 async def _abort(context: Context, code: grpc.StatusCode, status: grpc.Status) -> None:
@@ -316,7 +316,7 @@ class _Malformed:
     outside the handler, and would answer with the text of the exception."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise MalformedRequest("the message cannot be read")
+        raise MalformedRequest("request does not decode as the method's message")
 
 
 def _lenient(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -341,7 +341,9 @@ def _bounded(serialize: Callable[[Any], bytes], bytes_max: int) -> Callable[[Any
     def bounded(response: Any) -> bytes:
         serialized = serialize(response)
         if len(serialized) > bytes_max:
-            raise ResponseTooLarge(f"{len(serialized)} bytes, and {bytes_max} are sent at most")
+            raise ResponseTooLarge(
+                f"response of {len(serialized)} bytes exceeds the limit of {bytes_max}"
+            )
         return serialized
 
     return bounded

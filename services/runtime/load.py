@@ -103,7 +103,7 @@ class Load:
             ServiceBusy: there is no room for it.
         """
         if not self._calls.has_room(host):
-            raise busy("the service answers as many calls as it may", limit="calls_max")
+            raise busy("too many concurrent calls (limit calls_max)", limit="calls_max")
         with self.weighed(size_bytes), self._calls.take(host):
             yield
 
@@ -122,7 +122,7 @@ class Load:
             ServiceBusy: there is no room for it.
         """
         if not self._streams.has_room(host):
-            raise busy("as many streams are open as may be", limit="streams_max")
+            raise busy("too many open streams (limit streams_max)", limit="streams_max")
         with self.weighed(size_bytes), self._streams.take(host):
             before = _LOAD.set(self)
             try:
@@ -138,7 +138,9 @@ class Load:
             ServiceBusy: there is no room for it.
         """
         if not self._budget.fits(size_bytes):
-            raise busy("what is being asked is as large as it may be", limit="calls_bytes_max")
+            raise busy(
+                "concurrent requests too large (limit calls_bytes_max)", limit="calls_bytes_max"
+            )
         self._budget.take(size_bytes)
         before = ASKED_BYTES.set(size_bytes)
         try:

@@ -134,7 +134,10 @@ class TopicLabels:
             return OTHER
         self._told.add(name)
         if len(self._told) == self._topics_max:
-            log.warning("no more topics are told apart in metrics", topics_max=self._topics_max)
+            log.warning(
+                "topic limit of metrics reached, further topics count as _other",
+                topics_max=self._topics_max,
+            )
         return name
 
 
@@ -170,7 +173,7 @@ class Readings:
             self._loop.call_soon_threadsafe(lambda: done.set_result(self.read()))
             self._found = done.result(READING_TIMEOUT_S)
         except (TimeoutError, RuntimeError) as error:  # it is busy, or closed
-            log.warning("metrics are not read: those from before are told", error=repr(error))
+            log.warning("metrics not refreshed, serving the previous values", error=repr(error))
         self._read_at_s = time.monotonic()
 
     def read(self) -> Mapping[str, Sequence[Observation]]:
@@ -185,7 +188,7 @@ class Readings:
                 ]
             except Exception:
                 if metric.name not in self._failing:  # once: it will fail each time
-                    log.exception("a metric cannot be read", metric=metric.name)
+                    log.exception("metric failed", metric=metric.name)
                 self._failing.add(metric.name)
                 continue
             self._failing.discard(metric.name)
@@ -318,7 +321,7 @@ def _flush(provider: "MeterProvider") -> None:
     try:
         provider.shutdown(timeout_millis=FLUSH_TIMEOUT_S * 1000)
     except Exception as error:  # whatever it is, the process ends
-        log.warning("the last metrics were not exported", error=repr(error))
+        log.warning("final metrics export failed", error=repr(error))
 
 
 # ---- what is scraped
@@ -369,7 +372,7 @@ def _scraped(listen: str, app: Any) -> Iterator[None]:
     server.set_app(app)
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
-    log.info("listening for scrapes", address=listen, port=server.server_port)
+    log.info("serving metrics", address=listen, port=server.server_port)
     try:
         yield
     finally:
@@ -441,9 +444,9 @@ async def survey_forever(look: Callable[[], Awaitable[None]], interval_s: float)
             await look()
             rest_s = survey_rest_s(time.monotonic() - began_s, interval_s)
         except DomainError as error:
-            log.warning("not looked up for metrics", reason=error.reason, error=error.message)
+            log.warning("metrics survey failed", reason=error.reason, error=error.message)
         except Exception:
-            log.exception("not looked up for metrics")
+            log.exception("metrics survey failed")
         await asyncio.sleep(rest_s)
 
 

@@ -27,7 +27,7 @@ def run_service(config_type: type[C], run: Callable[[C], Awaitable[None]]) -> in
     """Read the settings and run until told to stop. Returns the exit status: 0 after SIGTERM, 1
     after a failure, 2 for settings that cannot be."""
     if not __debug__:
-        sys.stderr.write("assertions guard this service's state: run it without -O\n")
+        sys.stderr.write("assertions guard this service's state: run Python without -O\n")
         return EXIT_USAGE
     try:
         config = config_type()

@@ -36,9 +36,9 @@ def exposure(config: ServiceConfig) -> Sequence[str]:
         return []
     found = []
     if not config.authenticates:
-        found.append("anybody who reaches this service may do anything")
+        found.append("unauthenticated callers have full access")
     if config.tls_certificate_file is None:
-        found.append("what callers send, tokens too, can be read and changed on the way")
+        found.append("requests and tokens are sent unencrypted")
     return found
 
 
@@ -130,7 +130,7 @@ def read_access(file: Path) -> Access:
     """
     held = file.read_bytes()
     if len(held) > ACCESS_BYTES_MAX:
-        raise ValueError(f"{file}: more than {ACCESS_BYTES_MAX:,} bytes")
+        raise ValueError(f"{file}: too large (limit {ACCESS_BYTES_MAX:,} bytes)")
     try:
         return Access.parse(tomllib.loads(held.decode()))
     except ValueError as error:

@@ -106,7 +106,7 @@ async def grpc_server(
         await readiness.stop()
         drain.begin()
         if not await drain.emptied(config.drain_timeout_s):
-            log.warning("streams did not move away in time", seconds=config.drain_timeout_s)
+            log.warning("streams cut at the end of drain_timeout_s", seconds=config.drain_timeout_s)
             drain.cut()
             await drain.emptied(config.stop_grace_s)
         await server.stop(config.stop_grace_s)
@@ -136,7 +136,7 @@ def _health_server(config: ServiceConfig, readiness: Readiness) -> aio.Server:
     health_pb2_grpc.add_HealthServicer_to_server(readiness.servicer, server)
     if config.health_listen:
         port = server.add_insecure_port(config.health_listen)
-        log.info("listening for probes", address=config.health_listen, port=port)
+        log.info("serving health probes", address=config.health_listen, port=port)
     return server
 
 

@@ -65,5 +65,6 @@ async def _in_time(timeout_s: float) -> AsyncIterator[None]:
             yield
     except TimeoutError as error:
         raise SilentStream(
-            f"a stream's first message comes within {timeout_s:g} s", retry_after_s=0.1
+            f"no first message on the stream within {timeout_s:g} s (first_message_timeout_s)",
+            retry_after_s=0.1,
         ) from error

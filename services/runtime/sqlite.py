@@ -102,7 +102,10 @@ class Waiting:
         """
         size_bytes = ASKED_BYTES.get()
         if self.count >= WAITING_MAX or not self._budget.fits(size_bytes):
-            raise busy(f"too many {self._what} wait for the store", limit="WAITING_MAX")
+            raise busy(
+                f"too many {self._what} or bytes waiting for the store",
+                limit="WAITING_MAX",
+            )
         self._budget.take(size_bytes)
         self.count += 1
 
@@ -245,7 +248,7 @@ class Connections:
         self._bound_log(connection)
         if self.log_bytes >= 2 * self._share.log:
             raise StoreFull(
-                "the store is full until its readers are through", retry_after_s=RETRY_AFTER_S
+                "the store is full until its readers finish", retry_after_s=RETRY_AFTER_S
             )
 
     def _bound_log(self, connection: apsw.Connection) -> None:
@@ -276,7 +279,9 @@ class Connections:
             except (StoreFull, StoreUnavailable) as error:
                 if not isinstance(error.__cause__, _PASSING) or self._loop.time() >= until_s:
                     raise
-                log.warning("store not opened", path=str(self._path), why=str(error.__cause__))
+                log.warning(
+                    "store cannot be opened", path=str(self._path), why=str(error.__cause__)
+                )
                 await asyncio.sleep(OPEN_RETRY_S)
             else:
                 return

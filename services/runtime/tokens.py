@@ -96,7 +96,7 @@ def _algorithm(key: Any) -> str:
             return "ES256"
         case Ed25519PublicKey():
             return "EdDSA"
-    raise ValueError(f"no public key of RSA ({RSA_BITS_MIN} bits or more), P-256 or Ed25519")
+    raise ValueError(f"not a public key of RSA ({RSA_BITS_MIN} bits or more), P-256 or Ed25519")
 
 
 class Tokens:
@@ -144,15 +144,15 @@ class Tokens:
         claims = self._claims(token, keys)
         principal = of_token(claims)
         if principal is None:
-            raise InvalidToken("the token is about nobody")
+            raise InvalidToken("the token has no usable sub")
         return principal, float(claims["exp"])
 
     def _claims(self, token: str, keys: list[_Key]) -> dict[str, Any]:
         try:
             header = jwt.get_unverified_header(token)
         except jwt.InvalidTokenError:
-            raise InvalidToken("the token cannot be read") from None
-        refusal: DomainError = InvalidToken("no key that counts here has signed the token")
+            raise InvalidToken("the token is malformed") from None
+        refusal: DomainError = InvalidToken("the token is not signed with a known key")
         for key in keys:
             if key.algorithm != header.get("alg"):
                 continue
@@ -184,14 +184,14 @@ def _refusal(error: jwt.InvalidTokenError) -> DomainError:
         case jwt.ExpiredSignatureError():
             return TokenExpired("the token has expired")
         case jwt.ImmatureSignatureError():
-            return TokenNotYetValid("the token does not count yet")
+            return TokenNotYetValid("the token is not valid yet")
         case jwt.InvalidAudienceError():
-            return WrongAudience("the token is for another audience")
+            return WrongAudience("the token's aud is another audience")
         case jwt.InvalidIssuerError():
-            return WrongIssuer("the token is of another issuer")
+            return WrongIssuer("the token's iss is another issuer")
         case jwt.MissingRequiredClaimError(claim=claim):
-            return InvalidToken(f"the token does not say {claim}")
-    return InvalidToken("the token says what cannot be")
+            return InvalidToken(f"the token has no {claim}")
+    return InvalidToken("a claim of the token is invalid")
 
 
 def read_keys(file: Path) -> list[_Key]:
@@ -202,13 +202,13 @@ def read_keys(file: Path) -> list[_Key]:
     """
     held = file.read_bytes()
     if b"PRIVATE KEY" in held:
-        raise ValueError(f"{file}: a private key does not belong here")
+        raise ValueError(f"{file}: contains a private key, expected public keys")
     try:
         keys = _of_pem(held) if _PEM_END in held else _of_jwks(held)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     if not 0 < len(keys) <= KEYS_MAX:
-        raise ValueError(f"{file}: 1 to {KEYS_MAX} public keys for signatures")
+        raise ValueError(f"{file}: must hold 1 to {KEYS_MAX} public keys for signatures")
     return keys
 
 
@@ -221,7 +221,7 @@ def _of_jwks(held: bytes) -> list[_Key]:
     try:
         keys = jwt.PyJWKSet.from_json(held.decode()).keys
     except (jwt.PyJWTError, ValueError, AttributeError, TypeError) as error:
-        raise ValueError("neither a JSON Web Key Set nor public keys in PEM") from error
+        raise ValueError("neither a JSON Web Key Set nor PEM public keys") from error
     found = []
     for each in keys:
         try:

@@ -64,7 +64,9 @@ async def restart(stack: Stack, name: str) -> None:
     assert loop.time() - began < DRAIN_S + GRACE_S
     lines = log_lines(stack, name)
     assert lines[-1]["event"] == "stopped"
-    assert not [each for each in lines if each["event"] == "streams did not move away in time"]
+    assert not [
+        each for each in lines if each["event"] == "streams cut at the end of drain_timeout_s"
+    ]
     await stack.run(name)
 
 

@@ -438,4 +438,4 @@ async def test_services_go_on_when_their_certificates_are_renewed(secured: Secur
     for name in SERVICES:
         log = (secured.folder / "logs" / f"{name}.log").read_text()
         assert "unexpected" not in log
-        assert "cannot be used" not in log
+        assert "rejected, keeping" not in log

@@ -60,15 +60,15 @@ def told(tmp_path: Path, *names: str, **others: Any) -> FilterConfig:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["tls_certificate_file"], "go together"),
-        (["tls_key_file"], "go together"),
-        (["tls_client_ca_file", "access_file"], "needs tls_certificate_file"),
-        (["jwt_keys_file", "access_file"], "go together"),
-        (["jwt_audience"], "go together"),
-        (["jwt_keys_file", "jwt_audience", "access_file"], "go together"),
-        (["access_file"], "access_file goes with"),
-        ([*TOKENS[:3]], "access_file goes with"),
-        ([*MUTUAL[:3]], "access_file goes with"),
+        (["tls_certificate_file"], "must be set together"),
+        (["tls_key_file"], "must be set together"),
+        (["tls_client_ca_file", "access_file"], "requires tls_certificate_file"),
+        (["jwt_keys_file", "access_file"], "must be set together"),
+        (["jwt_audience"], "must be set together"),
+        (["jwt_keys_file", "jwt_audience", "access_file"], "must be set together"),
+        (["access_file"], "access_file must be set with"),
+        ([*TOKENS[:3]], "access_file must be set with"),
+        ([*MUTUAL[:3]], "access_file must be set with"),
     ],
 )
 def test_dependent_settings_must_be_set_together(
@@ -137,7 +137,7 @@ def test_a_process_exits_before_it_listens_openly(
     monkeypatch.setenv("SEQGATE_FILTER_LISTEN", "0.0.0.0:0")
     assert run_service(FilterConfig, run) == 2
     said = capsys.readouterr().err
-    assert said.startswith("filter: listen = '0.0.0.0:0' is refused: anybody")
+    assert said.startswith("filter: listen = '0.0.0.0:0' is refused: unauthenticated callers")
     assert "allow_insecure" in said
 
     monkeypatch.setenv("SEQGATE_FILTER_LISTEN", "127.0.0.1:0")
