@@ -139,9 +139,9 @@ class DurablePolicies:
         place = level.place
         if place is None:
             field = "namespace" if level.name == NAMESPACE else "topic"
-            raise InvalidPolicy("the namespace's name is too long to keep policies", field=field)
+            raise InvalidPolicy(f"{field} is too long for a policy", field=field)
         if level.is_of_system_topic:
-            raise InvalidPolicy("a system topic never deduplicates", field="topic")
+            raise InvalidPolicy("system topics cannot have a policy", field="topic")
         try:
             if policy == NOTHING:
                 await self._cursors.delete(place, level.name)
@@ -179,7 +179,7 @@ class DurablePolicies:
                 with self._metrics.unforeseen("policies"):
                     await self.reread()
             except CursorsUnavailable as error:
-                log.warning("policies are not read again now", error=str(error))
+                log.warning("policies not refreshed", error=str(error))
 
     async def reread(self) -> None:
         """Read what is cached again; what a new token drops meanwhile need not be. Of a level that
@@ -231,7 +231,7 @@ class DurablePolicies:
             return NOTHING
         policy = _parsed(text)
         if policy is None:
-            log.error("a policy cannot be read", level="/".join(level))
+            log.error("stored policy unreadable", level="/".join(level))
         return policy
 
 

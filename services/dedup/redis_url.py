@@ -74,7 +74,7 @@ def parse_redis_url(text: str) -> RedisUrl:
     """
     form = _FORM.fullmatch(text)
     if form is None or form[1] not in _SCHEMES:
-        raise ValueError(f"one of {', '.join(f'{each}://' for each in _SCHEMES)} and an address")
+        raise ValueError(f"must be {', '.join(f'{each}://' for each in _SCHEMES)} and an address")
     scheme, credentials, hosts, path, query = form.groups(default="")
     served, tls = _SCHEMES[scheme]
     given = _query(query, served, tls=tls)
@@ -85,7 +85,7 @@ def parse_redis_url(text: str) -> RedisUrl:
     if served is Served.SOCKET:
         database = str(options.pop("db", "0"))
         if hosts or len(path) < 2:
-            raise ValueError("unix:///path: the path of a socket")
+            raise ValueError("must be unix:///path, with the path of a socket")
         return RedisUrl(served, path=unquote(path), database=_database(database), options=options)
     nodes = tuple(
         _node(host, SENTINEL_PORT if served is Served.SENTINEL else REDIS_PORT)
@@ -94,13 +94,15 @@ def parse_redis_url(text: str) -> RedisUrl:
     parts = [unquote(part) for part in path.split("/")[1:]]
     master = ""
     if served is Served.SERVER and len(nodes) > 1:
-        raise ValueError(f"{scheme}://: one host; several are of {scheme}+sentinel or +cluster")
+        raise ValueError(
+            f"{scheme}:// takes one host; use {scheme}+sentinel or {scheme}+cluster for more"
+        )
     if served is Served.SENTINEL:
         master, *parts = parts or [""]
         if not master:
-            raise ValueError(f"{scheme}://host:port,host:port/name: the name of the master")
+            raise ValueError(f"the master's name is missing: {scheme}://host:port,host:port/name")
     if len(parts) > 1 or (served is Served.CLUSTER and parts not in ([], [""], ["0"])):
-        raise ValueError("too much after the address; a cluster has no database but 0")
+        raise ValueError("unexpected text after the address; a cluster has database 0 only")
     sentinel = {
         **{name: value for name, value in options.items() if name.startswith("ssl")},
         **{_OF_SENTINELS[name]: given[name] for name in given if name in _OF_SENTINELS},
@@ -118,16 +120,16 @@ def parse_redis_url(text: str) -> RedisUrl:
 def _node(text: str, port: int) -> Node:
     found = _HOST.fullmatch(text)
     if found is None:
-        raise ValueError("host, host:port or [address]:port; several with commas between them")
+        raise ValueError("hosts must be host, host:port or [address]:port, separated by commas")
     number = port if found[2] is None else int(found[2])
     if not 0 < number <= PORT_MAX:
-        raise ValueError(f"ports are 1 to {PORT_MAX}")
+        raise ValueError(f"port must be 1 to {PORT_MAX}")
     return Node(found[1].strip("[]"), number)
 
 
 def _database(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text[:9]) <= DATABASE_MAX):
-        raise ValueError("a database is a number")
+        raise ValueError(f"database must be a number up to {DATABASE_MAX:,}")
     return int(text)
 
 
@@ -146,20 +148,20 @@ def _query(text: str, served: Served, *, tls: bool) -> dict[str, str | bool]:
             "sentinel_password": served is Served.SENTINEL,
         }.get(name, tls)
         if name not in _OPTIONS or not fits or name in given:
-            raise ValueError(f"an option that is not known here, or comes twice: {name}")
+            raise ValueError(f"unknown or duplicate option {name}")
         given[name] = _OPTIONS[name](value)
     return given
 
 
 def _flag(text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise ValueError("ssl_check_hostname is true or false")
+        raise ValueError("ssl_check_hostname must be true or false")
     return text.lower() == "true"
 
 
 def _demand(text: str) -> str:
     if text not in ("none", "optional", "required"):
-        raise ValueError("ssl_cert_reqs is none, optional or required")
+        raise ValueError("ssl_cert_reqs must be none, optional or required")
     return text
 
 

@@ -345,7 +345,7 @@ class Deduplication:
         # The claiming producers must not be the ones evicted.
         await self._store.keep(topic, claiming, now_ms)
         evicted = await self._forget(topic, 0, max(0, limit - wanted - limit // EVICTION_SLACK))
-        log.warning("producers evicted: the topic is full", topic=str(topic), count=evicted)
+        log.warning("producers evicted to make room", topic=str(topic), count=evicted)
 
     async def _forget(self, topic: TopicName, inactive_before_ms: int, keep_at_most: int) -> int:
         purge, evict = forgettable(

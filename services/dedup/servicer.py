@@ -274,7 +274,7 @@ def _add_states(producers: dict[str, Persisted], given: Iterable[pb.ProducerStat
         )
     if len(producers) > LOADED_PRODUCERS_MAX:
         raise InvalidState(
-            f"a state holds at most {LOADED_PRODUCERS_MAX:,} producers", field="producers"
+            f"too many producers (limit {LOADED_PRODUCERS_MAX:,})", field="producers"
         )
 
 

@@ -141,7 +141,7 @@ class Snapshots:
                 with self._metrics.unforeseen("snapshot"):
                     await self._all_by_time()
             except DomainError as error:
-                log.warning("snapshots by time", reason=error.reason, error=str(error))
+                log.warning("periodic snapshots failed", reason=error.reason, error=str(error))
 
     async def _all_by_time(self) -> None:
         now_ms = await self._store.now_ms()
@@ -157,7 +157,7 @@ class Snapshots:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*(self._try(topic) for topic in list(self._unsaved)))
         except TimeoutError:
-            log.warning("topics left without a last snapshot", count=len(self._unsaved))
+            log.warning("stopping with unsaved snapshots", count=len(self._unsaved))
 
     def error(self, topic: TopicName) -> str:
         """Why the last attempt failed; empty: it did not."""
@@ -167,7 +167,7 @@ class Snapshots:
         try:
             is_time = await self._is_time(topic, now_ms)
         except CursorsUnavailable as error:  # its policy cannot be told; others' can
-            log.warning("snapshot by time", topic=str(topic), error=error.message)
+            log.warning("periodic snapshot skipped", topic=str(topic), error=error.message)
             return
         if is_time:
             await self._try(topic)
@@ -275,12 +275,12 @@ class Snapshots:
             try:
                 return await self._attach(topic, cursor)
             except CursorConflict:
-                log.info("another snapshot came between", topic=str(topic))
+                log.info("snapshot superseded, retrying", topic=str(topic))
             except BaseException:
                 _remember(self._unsaved, topic, None)
                 raise
         _remember(self._unsaved, topic, None)
-        raise CursorsUnavailable("other snapshots came between", retry_after_s=FAILURE_REST_S)
+        raise CursorsUnavailable("snapshots keep being superseded", retry_after_s=FAILURE_REST_S)
 
     async def _attach(self, topic: TopicName, cursor: Cursor | None) -> Taken | None:
         frozen = await self._store.freeze(topic)
@@ -294,7 +294,7 @@ class Snapshots:
         if cursor is None:
             cursor = await self._cursors.create(topic, DEDUP_CURSOR, position)
             if cursor.version:
-                raise CursorConflict("another replica has made the cursor, and moved it")
+                raise CursorConflict("another replica created and moved the cursor")
         await self._cursors.mark_delete(
             topic, DEDUP_CURSOR, position, properties, version=cursor.version
         )
@@ -340,7 +340,7 @@ class Snapshots:
         except CursorConflict:
             return  # by a snapshot that fits, or by another replica that let go
         log.error(
-            "the snapshot is let go: the state does not fit, and held the log back",
+            "snapshot dropped: state too large, and holding back trims",
             topic=str(topic),
             producers=len(frozen.producers),
         )
@@ -357,7 +357,9 @@ class Snapshots:
         try:
             loaded = await self._loaded(topic, writer, confirmed)
         except CursorsUnavailable as error:
-            log.warning("no snapshot to be had", topic=str(topic), error=str(error))
+            log.warning(
+                "snapshot unavailable, replaying instead", topic=str(topic), error=str(error)
+            )
             self._metrics.restores["unavailable"] += 1
             return confirmed
         self._metrics.restores["nothing" if loaded is None else "loaded"] += 1
@@ -431,7 +433,7 @@ def _fitting(frozen: Frozen) -> dict[str, str]:
     size_bytes = sum(len(text.encode()) for each in properties.items() for text in each)
     if size_bytes > SNAPSHOT_BYTES_MAX:
         raise SnapshotTooLarge(
-            "the state is too large for a snapshot",
+            f"state too large for a snapshot (limit {SNAPSHOT_BYTES_MAX:,} bytes)",
             bytes=size_bytes,
             bytes_max=SNAPSHOT_BYTES_MAX,
             producers=len(frozen.producers),
@@ -441,10 +443,10 @@ def _fitting(frozen: Frozen) -> dict[str, str]:
 
 def _read(topic: TopicName, cursor: Cursor, now_ms: int) -> Snapshot | None:
     if not cursor.mark_delete_properties:
-        log.info("the snapshot was let go", topic=str(topic))
+        log.info("snapshot was dropped earlier", topic=str(topic))
         return None
     try:
         return decode(cursor.mark_delete_properties, now_ms=now_ms)
     except UnreadableSnapshot as error:
-        log.critical("the snapshot cannot be read", topic=str(topic), error=str(error))
+        log.critical("snapshot unreadable", topic=str(topic), error=str(error))
         return None

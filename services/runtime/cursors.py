@@ -132,9 +132,7 @@ class GrpcCursors(CursorClient):
                 await self.create(topic, name)
             else:
                 return
-        raise CursorsUnavailable(
-            "the cursor is removed again and again", retry_after_s=RETRY_AFTER_S
-        )
+        raise CursorsUnavailable("the cursor keeps being removed", retry_after_s=RETRY_AFTER_S)
 
     async def delete(self, topic: TopicName, name: str) -> None:
         request = pb.DeleteCursorRequest(topic=str(topic), name=name)
@@ -255,7 +253,7 @@ class MemoryCursors:
             or found.version != version
             or (found.mark_delete is not None and position < found.mark_delete)
         ):
-            raise CursorConflict("the cursor is not what it was taken for")
+            raise CursorConflict("the cursor has changed")
         self.cursors[topic, name] = found._replace(
             mark_delete=position, mark_delete_properties=dict(properties), version=version + 1
         )
@@ -300,7 +298,7 @@ def unavailable(reason: str = "") -> CursorsUnavailable:
 
 def _refuse_without(topic: TopicName, name: str) -> NoReturn:
     raise CursorsUnavailable(
-        "no cursor service is configured",
+        "no cursor service: cursor_target is empty",
         retry_after_s=RETRY_AFTER_S,
         topic=topic,
         cursor=name,

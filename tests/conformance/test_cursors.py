@@ -340,6 +340,6 @@ async def test_without_a_cursor_service_there_is_nothing_and_nothing_is_stored()
     for method in ("get", "remove a property", "delete", "delete_all"):
         assert await called(cursors, method) is None
     for method in ("create", "mark_delete", "put_property"):
-        with pytest.raises(CursorsUnavailable, match="no cursor service is configured"):
+        with pytest.raises(CursorsUnavailable, match="no cursor service: cursor_target is empty"):
             await called(cursors, method)
     assert await cursors.mark_deletes(TOPIC) == {}

@@ -441,7 +441,7 @@ async def test_without_a_cursor_service_the_file_alone_counts_and_nobody_is_aske
     policies = DurablePolicies(File(max_producers=5), NoCursors(), store)
     assert await limit(policies) == Sourced(5, Source.CLUSTER)
     assert store.asked == 0
-    with pytest.raises(CursorsUnavailable, match="no cursor service is configured"):
+    with pytest.raises(CursorsUnavailable, match="no cursor service: cursor_target is empty"):
         await policies.set(OF_ORDERS, at_most(4))
     assert await policies.get(OF_ORDERS) == NOTHING
     await policies.forget(ORDERS)

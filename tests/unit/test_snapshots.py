@@ -328,7 +328,7 @@ async def test_no_cursor_is_made_for_a_state_that_does_not_fit(
         with suppress(SnapshotTooLarge):
             assert await world.snapshots.take(TOPIC, let_go=let_go) is None
         assert not world.cursors.cursors
-        assert world.snapshots.error(TOPIC) == "the state is too large for a snapshot"
+        assert world.snapshots.error(TOPIC) == "state too large for a snapshot (limit 100 bytes)"
 
 
 async def test_a_cursor_is_made_where_its_first_snapshot_is(
@@ -525,7 +525,7 @@ class Unreadable(FixedPolicies):
 
     async def effective(self, topic: TopicName) -> EffectivePolicy:
         if topic == OTHER:
-            raise CursorsUnavailable("what was set cannot be read; set it again")
+            raise CursorsUnavailable("the stored policy is unreadable: set it again")
         return await super().effective(topic)
 
 

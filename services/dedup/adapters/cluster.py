@@ -102,7 +102,7 @@ class ClusterRedis:
                 await self._learn()
             for node in dict.fromkeys(self._owners):
                 if node is None:
-                    raise ClusterDownError("a slot has no node")
+                    raise ClusterDownError("hash slot without a node")
                 async for key in self._client(node).scan_iter(match, count):
                     yield key
 
@@ -110,7 +110,7 @@ class ClusterRedis:
         node, asking = self._owners[slot], False
         for _ in range(REDIRECTIONS_MAX):
             if node is None:
-                raise ClusterDownError("the slot has no node")
+                raise ClusterDownError("hash slot without a node")
             try:
                 if asking:
                     return await _asking(self._client(node), args, options)
@@ -178,7 +178,7 @@ class ClusterRedis:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if best is None:
-            raise NotConnected("no node of the cluster answers") from failure
+            raise NotConnected("no node of the Redis cluster answers") from failure
         return best
 
 

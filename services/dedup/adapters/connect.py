@@ -80,7 +80,7 @@ async def _to_a_master(connection: Connection) -> None:
     await connection.send_command("ROLE")
     role, *_ = await connection.read_response()
     if role != b"master":
-        raise NotConnected(f"not a master, but {role!r}")
+        raise NotConnected(f"role is {role!r}, not master")
 
 
 class _Server(Redis):

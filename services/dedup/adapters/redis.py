@@ -403,7 +403,7 @@ def _gate(reply: list[Any]) -> Behind:
         case ["behind", confirmed]:
             return Behind(decode_position(confirmed))
         case ["fenced", epoch]:
-            raise Fenced("a newer writer has the topic", epoch=int(epoch))
+            raise Fenced("a newer writer owns the topic", epoch=int(epoch))
         case _:
             raise AssertionError(f"a script answered {reply!r}")
 
@@ -426,6 +426,4 @@ def _translated() -> Iterator[None]:
     except (RedisError, OSError, TimeoutError) as error:
         if type(error) is ResponseError and not _CONDITION.match(str(error)):
             raise
-        raise StateUnavailable(
-            "the deduplication state does not answer", retry_after_s=RETRY_AFTER_S
-        ) from error
+        raise StateUnavailable("Redis does not answer", retry_after_s=RETRY_AFTER_S) from error

@@ -30,15 +30,15 @@ def explain(
     if not enabled:
         return Explanation(
             Verdict.NEW,
-            f"Deduplication is off {_LEVELS[source]}: every message is stored as it comes.",
+            f"Deduplication is off {_LEVELS[source]}: every message is stored.",
         )
     if marks is None:
         why = (
-            "Nothing is remembered of this producer: it has stored nothing, or was forgotten for "
-            "lack of activity."
+            "This producer is unknown: it has stored nothing, or was dropped after inactivity or "
+            "eviction."
             if known_topic
-            else "Nothing is remembered of this topic: its state is rebuilt from the log when a "
-            "writer comes, and may judge otherwise then."
+            else "This topic has no deduplication state: it is rebuilt from the log when a "
+            "producer connects, and the verdict may differ then."
         )
         return Explanation(Verdict.NEW, why)
 

@@ -152,7 +152,7 @@ class Policies:
         """
         unknown = set(document) - {"cluster", "namespace", "topic"}
         if unknown:
-            raise InvalidPolicy(f"unknown level: {min(unknown)}", field=min(unknown))
+            raise InvalidPolicy(f"unknown level {min(unknown)}", field=min(unknown))
         return cls(
             cluster=Policy.parse("cluster", document.get("cluster", {})),
             namespaces={

@@ -91,7 +91,7 @@ def _about(
 ) -> tuple[int | None, Position | None, list[int]]:
     if text is None:
         if not count:
-            raise ValueError("there are no properties")
+            raise ValueError("no properties")
         return None, None, [now_ms] * count
     about = json.loads(text)
     if about["layout"] != LAYOUT:
@@ -119,7 +119,7 @@ def _mark(text: str) -> tuple[int, Chunk | None]:
 
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text) <= SEQUENCE_ID_MAX):
-        raise ValueError(f"{text!r} is no sequence id")
+        raise ValueError(f"{text!r} is not a sequence id")
     return int(text)
 
 

@@ -192,7 +192,7 @@ class TopicState:
         if state is None or state.incarnation < writer.incarnation:
             return cls(writer.incarnation, writer.epoch)
         if state.incarnation > writer.incarnation or state.epoch > writer.epoch:
-            raise Fenced("a newer writer has the topic", epoch=state.epoch)
+            raise Fenced("a newer writer owns the topic", epoch=state.epoch)
         if state.epoch < writer.epoch:
             state.epoch = writer.epoch
             state.withdraw_all()
