@@ -130,7 +130,7 @@ class LedgerConfig(CallerConfig):
     def check(self) -> None:
         if self.max_message_bytes + ENVELOPE_BYTES > self.message_bytes_max:
             raise ValueError(
-                f"max_message_bytes leaves {ENVELOPE_BYTES:,} bytes of message_bytes_max: set it to"
-                f" {self.message_bytes_max - ENVELOPE_BYTES:,} or less, or message_bytes_max to "
+                f"max_message_bytes must be {ENVELOPE_BYTES:,} below message_bytes_max: set it to "
+                f"{self.message_bytes_max - ENVELOPE_BYTES:,} or less, or message_bytes_max to "
                 f"{self.max_message_bytes + ENVELOPE_BYTES:,} or more"
             )

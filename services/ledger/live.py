@@ -226,7 +226,7 @@ class Session:
     def _cut_off(self) -> None:
         """The producer does not read: what waits for it is let go, and the stream ends."""
         error = ReceiptsUnread(
-            "the producer does not read its receipts",
+            "too many unread receipts",
             retry_after_s=OPEN_RETRY_AFTER_S,
             receipts_max=self._window.messages + UNREAD_RECEIPTS_MAX,
         )
@@ -271,7 +271,7 @@ class Session:
     def take_over(self) -> None:
         """Tell the producer that another stream has its name, and end."""
         self._taken_over = True
-        self.finish(ProducerTakenOver("another stream took the producer's name"))
+        self.finish(ProducerTakenOver("another stream took over the producer name"))
 
     def finish(self, error: Exception | None = None) -> None:
         """End the stream once everything is answered: with this error, or well."""
@@ -541,7 +541,9 @@ class LiveTopic:
         if before is not None and not before.closing:
             same = instance and instance == before.instance
             if not (takeover or same):
-                raise ProducerBusy("the producer's name is in use", producer_name=producer)
+                raise ProducerBusy(
+                    "producer_name is in use by another stream", producer_name=producer
+                )
             self._forget(before)
             before.take_over()
         session = Session(next(_numbers), producer, instance, window, self._budget)
@@ -577,7 +579,7 @@ class LiveTopic:
                     progress = self.progress.next
                     if self.stopped:
                         raise StoreUnavailable(
-                            "the topic changed hands", retry_after_s=OPEN_RETRY_AFTER_S
+                            "the topic has a new owner", retry_after_s=OPEN_RETRY_AFTER_S
                         )
                     writer = self._writer
                     if isinstance(writer.last_error, Recovering | EntryCorrupt):
@@ -597,7 +599,7 @@ class LiveTopic:
         asked_s = self._asking_since_s
         if asked_s is not None and time.monotonic() - asked_s >= waited_s / 2:
             return DedupUnavailable(
-                "deduplication has not answered yet", retry_after_s=OPEN_RETRY_AFTER_S
+                "the dedup service has not answered yet", retry_after_s=OPEN_RETRY_AFTER_S
             )
         if self._writer.phase is Phase.LIVE:
             return StoreUnavailable(
@@ -703,7 +705,9 @@ class LiveTopic:
             case Behind(confirmed):
                 if self._postponed is None or confirmed != self._postponed.after:
                     log.warning(
-                        "deduplication lacks entries", topic=str(self.topic), after=str(confirmed)
+                        "deduplication state is behind the log",
+                        topic=str(self.topic),
+                        after=str(confirmed),
                     )
                 self._lacks_since_s = self._lacks_since_s or time.monotonic()
                 self._cause = "behind"
@@ -744,13 +748,15 @@ class LiveTopic:
         try:
             await self.keep(self.producers)
         except DedupUnavailable as error:
-            log.warning("producers not kept", topic=str(self.topic), reason=error.reason)
+            log.warning(
+                "keeping producers alive failed", topic=str(self.topic), reason=error.reason
+            )
 
     def _has_all(self) -> None:
         self._lacking_entries = 0
         if self._lacks_since_s is not None:
             took_s = round(time.monotonic() - self._lacks_since_s, 3)
-            log.info("deduplication has all entries", topic=str(self.topic), seconds=took_s)
+            log.info("deduplication state caught up", topic=str(self.topic), seconds=took_s)
             self._lacks_since_s = None
 
     async def _append(self, append: Append) -> list[Effect]:
@@ -852,7 +858,7 @@ class LiveTopic:
             with _owned():
                 page = await self._page(read)
             if page is None:
-                log.warning("the log was trimmed: from the beginning", topic=str(self.topic))
+                log.warning("log trimmed during replay, starting over", topic=str(self.topic))
                 await self._dedup.forget_topic(self.topic, self._writer.incarnation, deleted=False)
         except Recovering as error:
             return [] if self.stopped else self._writer.log_failed(error)
@@ -862,7 +868,7 @@ class LiveTopic:
             return []
         except DomainError as error:
             about = {**error.details, "topic": str(self.topic), "reason": error.reason}
-            log.critical("the log cannot be replayed", **about)
+            log.critical("replay failed: damaged entry", **about)
             error.retry_after_s = error.retry_after_s or OPEN_RETRY_AFTER_S
             return [] if self.stopped else self._writer.log_failed(error)
         if self.stopped:
@@ -937,7 +943,7 @@ class LiveTopic:
                 return
             self._postponed = place
             log.warning(
-                "a long replay is left to a rebuild",
+                "replay too long, waiting for a rebuild",
                 topic=str(self.topic),
                 after=str(after),
                 entries=self._lacking_entries,
@@ -969,7 +975,7 @@ class LiveTopic:
                 )
         except DomainError as error:
             return [] if self.stopped else self._writer.reopen_failed(error)
-        log.warning("topic taken again", topic=str(self.topic), ledger_id=state.ledger_id)
+        log.warning("topic retaken", topic=str(self.topic), ledger_id=state.ledger_id)
         return [] if self.stopped else self._writer.reopened(state.ledger_id, state.tail)
 
 

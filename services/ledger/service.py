@@ -484,7 +484,7 @@ class Ledger:
         try:
             kept = await self._dedup.snapshot(topic)
         except DedupUnavailable as error:
-            log.warning("no snapshot before a trim", topic=str(topic), reason=error.reason)
+            log.warning("snapshot before trim failed", topic=str(topic), reason=error.reason)
             return mark_deletes
         moved = await self._cursors.mark_deletes(topic)
         if kept is None:
@@ -525,7 +525,7 @@ class Ledger:
         async with self._changing.of(topic):
             state = await self._store.get(topic)
             if self.connected(topic) and not force:
-                raise TopicInUse("producers are connected", topic=topic)
+                raise TopicInUse("the topic has connected producers", topic=topic)
             live = self._live.pop(topic, None)
             if live is not None:
                 live.stop(TopicDeleted("the topic was deleted", topic=topic))
@@ -551,7 +551,7 @@ class Ledger:
         try:
             await self._remove_left(topic)
         except (DomainError, TimeoutError) as error:
-            log.warning("cursors not deleted", topic=str(topic), error=repr(error))
+            log.warning("deleting cursors failed", topic=str(topic), error=repr(error))
 
     async def _remove_left(self, topic: TopicName) -> None:
         """Remove the cursors of a topic that is deleted. `_changing` is held: cursors of one that
@@ -577,10 +577,10 @@ class Ledger:
                     after = str(topic)
                     await self._sweep(topic)
         except (DomainError, TimeoutError) as error:
-            log.warning("cursors not deleted", topic=after, error=repr(error))
+            log.warning("deleting cursors failed", topic=after, error=repr(error))
             return after
         except Exception:  # of one topic: the others' cursors are removed
-            log.exception("cursors not deleted", topic=after)
+            log.exception("deleting cursors failed", topic=after)
             return after
         return ""
 
@@ -590,7 +590,7 @@ class Ledger:
                 await self._store.get(topic)
             except TopicNotFound:
                 await self._remove_left(topic)
-                log.info("cursors of a deleted topic removed", topic=str(topic))
+                log.info("cursors of a deleted topic deleted", topic=str(topic))
             # Else it was made again meanwhile, and its cursors may be new.
 
     # ---- for as long as the process lives
@@ -628,9 +628,11 @@ class Ledger:
                 try:
                     await live.keep(live.producers)
                 except DedupUnavailable as error:
-                    log.warning("producers not kept", topic=str(topic), reason=error.reason)
+                    log.warning(
+                        "keeping producers alive failed", topic=str(topic), reason=error.reason
+                    )
                 except Exception:  # of one topic: the others' producers are kept
-                    log.exception("producers not kept", topic=str(topic))
+                    log.exception("keeping producers alive failed", topic=str(topic))
 
         await asyncio.gather(*(keep(topic, live) for topic, live in topics))
 
@@ -651,7 +653,7 @@ class Ledger:
         try:
             return await self._store.topics(prefix="", after=after, limit=TOPICS_PAGE)
         except DomainError as error:
-            log.warning("topics not looked through", after=after, reason=error.reason)
+            log.warning("retention pass failed", after=after, reason=error.reason)
             return []
 
     async def _retain(self, state: LogState) -> None:
@@ -680,9 +682,9 @@ class Ledger:
             return
         except DomainError as error:
             about = {**error.details, "topic": str(topic), "reason": error.reason}
-            log.warning("not trimmed by retention", **about)
+            log.warning("retention trim failed", **about)
         except Exception:  # of one topic: the others are trimmed
-            log.exception("not trimmed by retention", topic=str(topic))
+            log.exception("retention trim failed", topic=str(topic))
 
     async def finish(self, timeout_s: float) -> None:
         """Finish the work under way, confirmations included, then stop."""
@@ -691,7 +693,7 @@ class Ledger:
                 for live in list(self._live.values()):
                     await live.quiet()
         except TimeoutError:
-            log.warning("topics left with something to confirm", seconds=timeout_s)
+            log.warning("stopping with unconfirmed topics", seconds=timeout_s)
         for live in self._live.values():
             live.stop(Draining("the service is shutting down"))
 

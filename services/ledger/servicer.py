@@ -371,9 +371,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             seen.add(request_id)
             try:
                 if foreign:
-                    raise Fenced(
-                        "the publication is for another epoch", epoch=opened.topic.ledger_id
-                    )
+                    raise Fenced("ledger_id names another epoch", epoch=opened.topic.ledger_id)
                 unit = self._unit(session, publication)
                 units.append(unit._replace(resume=unit.resume or resumes))
                 resumes = False
@@ -386,7 +384,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
         count = len(publication.entries)
         if not 1 <= count <= PUBLICATION_ENTRIES_MAX:
             raise InvalidPublication(
-                f"a publication holds 1 to {PUBLICATION_ENTRIES_MAX:,} entries",
+                f"a publication must have 1 to {PUBLICATION_ENTRIES_MAX:,} entries",
                 field="publications.entries",
                 count=count,
             )
@@ -423,7 +421,7 @@ class LedgerServicer(pb_grpc.LedgerServiceServicer):
             and google_crc32c.value(payload) != metadata.payload_crc32c
         ):
             raise ChecksumMismatch(
-                "the payload does not match its checksum", field="entries.metadata.payload_crc32c"
+                "payload does not match payload_crc32c", field="entries.metadata.payload_crc32c"
             )
         packed = metadata.SerializeToString()
         if len(packed) > METADATA_BYTES_MAX:
@@ -532,13 +530,13 @@ def _producer(name: str) -> str:
 
 def _sequence_id(field: str, number: int, most: int = SEQUENCE_ID_MAX) -> int:
     if number > most:
-        raise InvalidSequenceId(f"{field} is at most {most}", field=field, given=number)
+        raise InvalidSequenceId(f"{field} must be at most {most}", field=field, given=number)
     return number
 
 
 def _position(field: str, position: entry_pb2.Position) -> Position:
     if max(position.ledger_id, position.entry_id) > SEQUENCE_ID_MAX:
-        raise InvalidRange("a position's numbers are at most 2^63 - 1", field=field)
+        raise InvalidRange(f"{field}: ledger_id and entry_id must be at most 2^63 - 1", field=field)
     return Position(position.ledger_id, position.entry_id)
 
 
@@ -561,7 +559,7 @@ def _opening(request: Any) -> Opening:
     given = request.open
     if len(given.instance) > INSTANCE_BYTES_MAX:
         raise InvalidProducerName(
-            f"an instance is at most {INSTANCE_BYTES_MAX} bytes long", field="open.instance"
+            f"open.instance is too long (limit {INSTANCE_BYTES_MAX} bytes)", field="open.instance"
         )
     initial = given.initial_sequence_id if given.HasField("initial_sequence_id") else None
     if initial is not None:
@@ -588,7 +586,7 @@ def _ids(metadata: entry_pb2.EntryMetadata) -> tuple[int, int, int | None]:
     )
     if messages is not None and not 1 <= messages <= BATCH_MESSAGES_MAX:
         raise InvalidEntry(
-            f"a batch holds 1 to {BATCH_MESSAGES_MAX:,} messages",
+            f"num_messages_in_batch must be 1 to {BATCH_MESSAGES_MAX:,}",
             field="entries.metadata.num_messages_in_batch",
             given=messages,
         )
@@ -675,7 +673,7 @@ def _check_fields(metadata: entry_pb2.EntryMetadata) -> None:
     """
     if len(metadata.properties) > PROPERTIES_MAX:
         raise InvalidEntry(
-            f"an entry has at most {PROPERTIES_MAX} properties",
+            f"too many properties (limit {PROPERTIES_MAX})",
             field="entries.metadata.properties",
             count=len(metadata.properties),
         )
@@ -708,7 +706,7 @@ def _check_together(entries: list[Entry]) -> None:
     messages = sum(entry.message_count for entry in entries)
     if messages > BATCH_MESSAGES_MAX:
         raise InvalidPublication(
-            f"a publication holds at most {BATCH_MESSAGES_MAX:,} messages",
+            f"too many messages in a publication (limit {BATCH_MESSAGES_MAX:,})",
             field="publications.entries",
             messages=messages,
         )

@@ -226,7 +226,7 @@ async def test_a_topic_is_deleted_though_cursors_do_not_answer(
     with refused(StatusCode.NOT_FOUND, "TOPIC_NOT_FOUND"):
         await get(stoppable, topic)
     lines = log_lines(stoppable.stack, "ledger")
-    assert any(each["event"] == "cursors not deleted" for each in lines)
+    assert any(each["event"] == "deleting cursors failed" for each in lines)
     # It is not forgotten, whatever becomes of the process.
     await stoppable.stack.kill("ledger")
     await stoppable.stack.run("cursor")

@@ -163,8 +163,8 @@ class GrpcDeduplicator:
 
 
 def _unavailable(error: BaseException | None) -> DedupUnavailable:
-    log.debug("deduplication does not answer", error=repr(error))
-    return DedupUnavailable("deduplication does not answer", retry_after_s=RETRY_AFTER_S)
+    log.debug("dedup service unavailable", error=repr(error))
+    return DedupUnavailable("the dedup service does not answer", retry_after_s=RETRY_AFTER_S)
 
 
 def _refuse(status: status_pb2.Status) -> NoReturn:

@@ -87,7 +87,7 @@ class MemoryLedgerStore:
             await self.create(topic)
         log = self._log(topic)
         if ledger_id is not None and ledger_id != log.ledger_id:
-            raise Fenced("another writer has the topic", epoch=log.ledger_id)
+            raise Fenced("another writer owns the topic", epoch=log.ledger_id)
         log.ledger_id += 1
         return log.state(topic)
 
@@ -103,7 +103,7 @@ class MemoryLedgerStore:
     ) -> None:
         log = self._log(topic)
         if log.ledger_id != ledger_id or log.tail != expected_tail:
-            raise Fenced("another writer has the topic", epoch=log.ledger_id)
+            raise Fenced("another writer owns the topic", epoch=log.ledger_id)
         same = log.tail is not None and log.tail.ledger_id == ledger_id
         entry_id = log.tail.entry_id + 1 if same and log.tail else 0
         first = Position(ledger_id, entry_id)
@@ -211,7 +211,7 @@ class MemoryLedgerStore:
     async def highest(self, topic: TopicName, ledger_id: int, producer: str) -> int | None:
         log = self._log(topic)
         if ledger_id != log.ledger_id:
-            raise Fenced("another writer has the topic", epoch=log.ledger_id)
+            raise Fenced("another writer owns the topic", epoch=log.ledger_id)
         decided = log.mark(producer).decided
         return None if decided < 0 else decided
 
@@ -339,5 +339,5 @@ class MemoryLedgerStore:
     def _log(self, topic: TopicName) -> _Log:
         log = self.logs.get(topic)
         if log is None:
-            raise TopicNotFound("there is no such topic", topic=topic)
+            raise TopicNotFound("topic not found", topic=topic)
         return log

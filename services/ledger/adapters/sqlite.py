@@ -207,7 +207,9 @@ async def open_sqlite_store(
             connection.execute(f"PRAGMA user_version = {LAYOUT}")
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         elif version != LAYOUT:
-            raise StoreUnavailable("the database has another layout", found=version, known=LAYOUT)
+            raise StoreUnavailable(
+                "store_path has another version's layout", found=version, known=LAYOUT
+            )
         connection.execute(INDEXES)
         connection.execute(INSTANCES)
         connection.execute(CLOCKS)
@@ -244,7 +246,7 @@ class SqliteLedgerStore:
                 _create(db, topic)
             state = _state(db, topic)
             if ledger_id is not None and ledger_id != state.ledger_id:
-                raise Fenced("another writer has the topic", epoch=state.ledger_id)
+                raise Fenced("another writer owns the topic", epoch=state.ledger_id)
             db.execute("UPDATE topic SET ledger_id = ledger_id + 1 WHERE name = ?", (str(topic),))
             return state._replace(ledger_id=state.ledger_id + 1)
 
@@ -271,10 +273,10 @@ class SqliteLedgerStore:
         def work(db: apsw.Connection) -> None:
             row = _row(db, topic)
             if row is None:
-                raise TopicNotFound("there is no such topic", topic=topic)
+                raise TopicNotFound("topic not found", topic=topic)
             topic_id, state = row
             if state.ledger_id != ledger_id or state.tail != expected_tail:
-                raise Fenced("another writer has the topic", epoch=state.ledger_id)
+                raise Fenced("another writer owns the topic", epoch=state.ledger_id)
             place = (topic_id, ledger_id, first_entry, block.last_entry, append_ms)
             db.execute(_INSERT_BLOCK, (*place, messages, size_bytes, *block[4:]))
             block_id = db.last_insert_rowid()
@@ -427,7 +429,7 @@ class SqliteLedgerStore:
         def work(db: apsw.Connection) -> int | None:
             topic_id, state = _existing(db, topic)
             if ledger_id != state.ledger_id:
-                raise Fenced("another writer has the topic", epoch=state.ledger_id)
+                raise Fenced("another writer owns the topic", epoch=state.ledger_id)
             stored = _newest_first(db, topic_id, producer, state.first)
             before = _trimmed(db, topic_id, producer)
             decided = last_mark(before, (each.entry for each in stored)).decided
@@ -620,7 +622,7 @@ def _row(db: apsw.Connection, topic: TopicName) -> tuple[int, LogState] | None:
 def _existing(db: apsw.Connection, topic: TopicName) -> tuple[int, LogState]:
     row = _row(db, topic)
     if row is None:
-        raise TopicNotFound("there is no such topic", topic=topic)
+        raise TopicNotFound("topic not found", topic=topic)
     return row
 
 
