@@ -106,7 +106,9 @@ class DispatcherConfig(CallerConfig):
     def _can_be_reached(self) -> Self:
         host, _, port = self.listen.rpartition(":")
         if not self.advertise and (host.strip("[]") in EVERYWHERE or int(port) == 0):
-            raise ValueError("advertise is required: nobody reaches this instance at its listen")
+            raise ValueError(
+                "advertise is required: clients cannot connect to the address in listen"
+            )
         return self
 
     @property

@@ -294,7 +294,7 @@ class LagSurvey:
                 if live.topic not in logs:
                     logs[live.topic] = await self._log.ledgers(live.topic)
             except DomainError as error:
-                log.debug("the log's end is not known", topic=str(live.topic), why=error.message)
+                log.debug("end of log unknown", topic=str(live.topic), why=error.message)
                 continue
             if live in self._metrics.working:
                 mark_delete = live.machine.acknowledged.mark_delete

@@ -131,7 +131,8 @@ class Dispatcher:
             # Count those being taken: other calls may be taking some right now.
             if len((self._live.keys() | self._taking) - {key}) >= self._config.subscriptions_max:
                 raise TooManyConsumers(
-                    "this instance has as many subscriptions as it may",
+                    f"too many subscriptions on this instance "
+                    f"(limit {self._config.subscriptions_max:,})",
                     retry_after_s=1.0,
                     subscriptions_max=self._config.subscriptions_max,
                 )
@@ -213,7 +214,9 @@ class Dispatcher:
             if live.stopped is not None:
                 raise live.stopped  # another instance may own it now, with consumers
             if live.sessions and not force:
-                raise SubscriptionBusy("consumers are connected", consumers=len(live.sessions))
+                raise SubscriptionBusy(
+                    "the subscription has connected consumers", consumers=len(live.sessions)
+                )
             await self._ports.cursors.delete(topic, name)
             live.stop(SubscriptionNotFound("the subscription was deleted"))
 
@@ -244,7 +247,7 @@ class Dispatcher:
         """
         _check_properties(put)
         if any(each.startswith(INTERNAL) for each in remove):
-            raise InvalidProperty(f"names that begin with {INTERNAL} are not yours", field="remove")
+            raise InvalidProperty(f"the prefix {INTERNAL} is reserved", field="remove")
         live = await self.live(topic, name)
         return await live.set_properties(put, remove, PROPERTIES_MAX, caller=caller)
 
@@ -334,7 +337,7 @@ class Dispatcher:
         """
         live = await self.live(topic, name)
         if not live.release_key(key):
-            raise KeyNotHeld("the key goes on by itself")
+            raise KeyNotHeld("the key is not held")
 
     async def resolve(self, topic: TopicName, start: Start) -> Position | None:
         """The mark-delete position for a start: everything up to it counts as acknowledged.
@@ -350,7 +353,7 @@ class Dispatcher:
                 return ends.last
             case After(position):
                 if ends.last is None or position > ends.last:
-                    raise InvalidStart("the log has no such entry", field="start")
+                    raise InvalidStart("start is after the end of the log", field="start")
                 return None if ends.first is None or position < ends.first else position
         at = (
             start.position
@@ -400,7 +403,7 @@ class Dispatcher:
         )
         for result in results:
             if isinstance(result, DomainError):
-                log.warning("a subscription was not given back", why=result.message)
+                log.warning("releasing a subscription failed", why=result.message)
 
 
 def _chains(cursor: Cursor) -> Chains:
@@ -409,13 +412,13 @@ def _chains(cursor: Cursor) -> Chains:
 
 def _check_properties(properties: Mapping[str, str]) -> None:
     if len(properties) > PROPERTIES_MAX:
-        raise InvalidProperty(f"at most {PROPERTIES_MAX} properties", field="properties")
+        raise InvalidProperty(f"too many properties (limit {PROPERTIES_MAX})", field="properties")
     for name, value in properties.items():
         if not name or name.startswith(INTERNAL):
             raise InvalidProperty(
-                f"a name is not empty, and does not begin with {INTERNAL}", field="properties"
+                f"property names must not be empty or begin with {INTERNAL}", field="properties"
             )
         if len(name.encode()) + len(value.encode()) > PROPERTY_BYTES_MAX:
             raise InvalidProperty(
-                f"a property has at most {PROPERTY_BYTES_MAX} bytes", field="properties"
+                f"property too large (limit {PROPERTY_BYTES_MAX:,} bytes)", field="properties"
             )

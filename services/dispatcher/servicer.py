@@ -49,7 +49,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
     ) -> None:
         first = await context.read()
         if first is aio.EOF or not first.HasField("subscribe"):
-            raise NotSubscribed("a stream starts with Subscribe", field="subscribe")
+            raise NotSubscribed("subscribe is required in the first request", field="subscribe")
         subscribe = first.subscribe
         topic, name = parsing.names(subscribe)
         joining = parsing.joining(topic, name, subscribe, self._config)
@@ -117,9 +117,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
             case "seek":
                 await self._seek(live, session, request.seek)
             case "subscribe" | None:
-                raise NotSubscribed(
-                    "a stream has one Subscribe, and no empty request", field="request"
-                )
+                raise NotSubscribed("empty request, or a second subscribe", field="request")
             case _:
                 _settle(live, session, kind, request)
         return True
@@ -243,7 +241,7 @@ class DispatcherServicer(pb_grpc.DispatcherServiceServicer):
         topic, name = parsing.names(request)
         subject = request.WhichOneof("subject")
         if subject is None:
-            raise InvalidPosition("a key or a position is required", field="subject")
+            raise InvalidPosition("subject is required: set one of key, position", field="subject")
         position = parsing.position("position", request.position, InvalidPosition)
         live = await self._dispatcher.live(topic, name)
         if subject == "key":
@@ -274,7 +272,7 @@ def _settle(live: Live, session: Session, kind: str, asked: pb.ConsumeRequest) -
         if kind == "acknowledge_through":
             if live.options.kind is not SubscriptionType.EXCLUSIVE:
                 raise CumulativeAckRefused(
-                    "everything before a message is acknowledged only where there is one consumer",
+                    "acknowledge_through requires an EXCLUSIVE subscription",
                     field="acknowledge_through",
                 )
             through = parsing.through(request.settlement)

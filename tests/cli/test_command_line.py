@@ -147,12 +147,12 @@ async def test_a_refusal_ends_with_1_and_is_said_in_both_outputs(seqgate: Comman
     assert said == Ended(
         1,
         "",
-        "seqgate: there is no such topic (TOPIC_NOT_FOUND)\n  topic: public/default/nowhere\n",
+        "seqgate: topic not found (TOPIC_NOT_FOUND)\n  topic: public/default/nowhere\n",
     )
     assert (reported.code, reported.out) == (1, "")
     assert reported.error == {
         "reason": "TOPIC_NOT_FOUND",
-        "message": "there is no such topic",
+        "message": "topic not found",
         "details": {"topic": "public/default/nowhere"},
     }
 

@@ -146,7 +146,7 @@ async def test_a_subscription_that_is_not_there_is_not_made_by_accident(
     await published(client, topic, [])
     ended = await seqgate("consume", topic, "s")
     assert ended.code == 1
-    assert ended.err.startswith("seqgate: there is no such subscription (SUBSCRIPTION_NOT_FOUND)")
+    assert ended.err.startswith("seqgate: subscription not found (SUBSCRIPTION_NOT_FOUND)")
 
 
 async def test_a_dispatcher_that_does_not_answer_ends_with_3(bare: CommandLine) -> None:

@@ -129,7 +129,7 @@ async def test_no_line_has_a_payload_a_key_a_property_or_a_secret_in_it(
         assert BASE64 not in text
         seen |= {line["event"] for line in log_lines(stack, service)}
     assert {"call", "refused", "unexpected", "dead-lettered", "draining", "stopped"} <= seen
-    assert {"topic taken", "subscription taken", "subscription let go"} <= seen
+    assert {"topic taken", "subscription taken", "subscription released"} <= seen
 
 
 async def test_a_storm_of_refused_calls_is_no_storm_of_lines(

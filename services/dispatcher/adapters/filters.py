@@ -138,9 +138,9 @@ class GrpcLine:
             _give_up(error)
         except _Nonsense as error:
             self._drop()
-            log.warning("the filter service answers something else", detail=str(error))
+            log.warning("filter service sent an invalid answer", detail=str(error))
             raise FiltersUnavailable(
-                "the filter service answers something else", retry_after_s=RETRY_AFTER_S
+                "the filter service sent an invalid answer", retry_after_s=RETRY_AFTER_S
             ) from error
         except asyncio.CancelledError:  # by whoever asked, or because it takes too long
             self._drop()  # the answer would be taken for another one
@@ -206,7 +206,9 @@ class GrpcLine:
             raise _Moved
         kind = answer.WhichOneof("response")
         if answer.request_id != self._asked or kind not in (wanted, "refused"):
-            raise _Nonsense(f"{kind} to {answer.request_id}, asked for {wanted} to {self._asked}")
+            raise _Nonsense(
+                f"{kind} for request {answer.request_id}, expected {wanted} for {self._asked}"
+            )
         if kind == "refused":
             _refuse(answer.refused)
         response: pb.EvaluateResponse = answer

@@ -122,7 +122,9 @@ class GrpcLog:
         try:
             async for response in call:
                 if response.HasField("draining"):
-                    raise LedgerUnavailable("the ledger moves", retry_after_s=RETRY_AFTER_S)
+                    raise LedgerUnavailable(
+                        "the ledger is shutting down", retry_after_s=RETRY_AFTER_S
+                    )
                 entries += response.entries.entries
                 size_bytes += response.ByteSize()
                 if entries and size_bytes + RESPONSE_BYTES_MAX > bytes_max:
@@ -175,7 +177,9 @@ class GrpcLog:
                     if bytes_max is not None and size_bytes >= bytes_max:
                         break
                 elif response.HasField("draining"):
-                    raise LedgerUnavailable("the ledger moves", retry_after_s=RETRY_AFTER_S)
+                    raise LedgerUnavailable(
+                        "the ledger is shutting down", retry_after_s=RETRY_AFTER_S
+                    )
         except aio.AioRpcError as error:
             _give_up(call_failed(error))
         finally:
@@ -191,12 +195,12 @@ class GrpcLog:
 
 def _give_up(error: CallFailed) -> NoReturn:
     if error.reason == "TOPIC_NOT_FOUND":
-        raise TopicNotFound("there is no such topic") from error
+        raise TopicNotFound("topic not found") from error
     if error.reason == "ENTRY_CORRUPT":
         raise EntryCorrupt(error.message, **dict[str, Any](error.details)) from error
-    log.debug("the ledger does not answer", reason=error.reason, error=error.message)
+    log.debug("ledger unavailable", reason=error.reason, error=error.message)
     if error.reason not in EXPECTED:
-        log.error("the ledger refused", reason=error.reason, detail=error.message)
+        log.error("ledger refused a call", reason=error.reason, detail=error.message)
     because = {"because": error.reason} if error.reason else {}
     raise LedgerUnavailable(
         "the ledger does not answer", retry_after_s=RETRY_AFTER_S, **because

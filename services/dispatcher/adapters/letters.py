@@ -101,7 +101,7 @@ class GrpcDeadLetters:
             if said.code in _REFUSING and said.reason != NOT_OWNER:
                 raise _refused(letter, because) from error
             raise LedgerUnavailable(
-                "the dead letter topic does not answer",
+                "the ledger of the dead letter topic does not answer",
                 retry_after_s=RETRY_AFTER_S,
                 because=because,
             ) from error
@@ -109,7 +109,8 @@ class GrpcDeadLetters:
             raise _closed() from error
         except TimeoutError as error:
             raise LedgerUnavailable(
-                "the dead letter topic does not answer in time", retry_after_s=RETRY_AFTER_S
+                "the ledger of the dead letter topic does not answer in time",
+                retry_after_s=RETRY_AFTER_S,
             ) from error
         finally:
             call.cancel()
@@ -141,7 +142,9 @@ class GrpcDeadLetters:
 
 
 def _closed() -> LedgerUnavailable:
-    return LedgerUnavailable("the dead letter topic closed", retry_after_s=RETRY_AFTER_S)
+    return LedgerUnavailable(
+        "the stream to the dead letter topic ended", retry_after_s=RETRY_AFTER_S
+    )
 
 
 def _status_name(status: int) -> str:
@@ -153,7 +156,7 @@ def _refused(
     letter: Letter, because: str, retry_after_s: float = REFUSED_RETRY_AFTER_S
 ) -> LetterRefused:
     return LetterRefused(
-        "the dead letter topic does not take a letter",
+        f"dead letter topic {letter.topic} refused a message",
         retry_after_s=retry_after_s,
         dead_letter_topic=letter.topic,
         because=because,

@@ -55,7 +55,7 @@ class _Kept:
         for last, following in (*successions, *self.successions.items()):
             if following != told[last] > first:
                 raise CursorsRefused(
-                    "the cursor service refuses what it was told", because="INVALID_POSITION"
+                    "the cursor service refused a write for good", because="INVALID_POSITION"
                 )
         self.successions = told
 
@@ -117,7 +117,7 @@ class MemoryCursors:
         names = sorted((name for of, name in self._kept if of == topic), key=str.encode)
         if token:
             if token not in names:
-                raise InvalidPage("no page has this token", field="page_token")
+                raise InvalidPage("page_token is invalid", field="page_token")
             names = names[names.index(token) + 1 :]
         page = [self._cursor(name, self._kept[topic, name]) for name in names[:limit]]
         return page, page[-1].name if len(names) > limit else ""
@@ -207,7 +207,7 @@ class MemoryCursors:
             lease = Lease(owner, last + 2 if last else 1)  # the one between: see next_epoch
         elif lease.owner != owner:
             raise NotOwner(
-                "another instance has the subscription", retry_after_s=0.5, owner=lease.owner
+                "another instance owns the subscription", retry_after_s=0.5, owner=lease.owner
             )
         kept.lease, kept.expires_ms = lease, now_ms + duration_ms
         return lease
@@ -226,7 +226,7 @@ class MemoryCursors:
         following = Lease(owner, epoch + 1)
         if not (next_epoch and kept.lease == following):
             if self._fenced(topic, name, epoch).lease != Lease(owner, epoch):
-                raise Fenced("another instance has the subscription")
+                raise Fenced("another instance owns the subscription")
             kept.lease = following if next_epoch else kept.lease
         kept.expires_ms = self._now_ms() + duration_ms
         assert kept.lease is not None
@@ -240,19 +240,19 @@ class MemoryCursors:
 
     def _check(self) -> None:
         if not self.available:
-            raise CursorsUnavailable("the cursors are away", retry_after_s=0.5)
+            raise CursorsUnavailable("the cursor service does not answer", retry_after_s=0.5)
 
     def _get(self, topic: TopicName, name: str) -> _Kept:
         self._check()
         kept = self._kept.get((topic, name))
         if kept is None:
-            raise SubscriptionNotFound("there is no such subscription")
+            raise SubscriptionNotFound("subscription not found")
         return kept
 
     def _fenced(self, topic: TopicName, name: str, epoch: int) -> _Kept:
         kept = self._get(topic, name)
         if kept.lease is None or kept.lease.epoch != epoch:
-            raise Fenced("another instance has the subscription")
+            raise Fenced("another instance owns the subscription")
         return kept
 
     def _cursor(self, name: str, kept: _Kept) -> Cursor:

@@ -327,7 +327,7 @@ class AutoSplit(_Table):
         widths = [end - before for before, end in pairwise([0, *self._ends])]
         widest = max(widths)
         if widest <= 1:
-            raise NoSlotsLeft("each consumer has one slot", consumers=len(widths))
+            raise NoSlotsLeft("no slot left to split", consumers=len(widths))
         at = widths.index(widest)
         self._ends.insert(at, self._ends[at] - widest // 2)
         self._owners.insert(at, consumer)
@@ -378,7 +378,7 @@ class Sticky(_Table):
             owner = self._owners[at]
             if owner is not None:
                 raise RangeConflict(
-                    "another consumer has some of these slots",
+                    "ranges overlap those of another consumer",
                     consumer=self._members[owner][0],
                     first=max(wanted.first, ends[at - 1] + 1 if at else 0),
                     last=min(wanted.last, ends[at]),
@@ -395,11 +395,11 @@ class Sticky(_Table):
 def _checked(ranges: Sequence[SlotRange]) -> list[SlotRange]:
     """What a consumer asks for, in order."""
     if not ranges:
-        raise InvalidKeyRange("a consumer says which slots it takes", field="ranges")
+        raise InvalidKeyRange("ranges is required for STICKY placement", field="ranges")
     for first, last in ranges:
         if not 0 <= first <= last <= SLOT_MAX:
             raise InvalidKeyRange(
-                f"a range is of slots, from 0 to {SLOT_MAX}, and ends where it begins or later",
+                f"range must have 0 <= first <= last <= {SLOT_MAX}",
                 field="ranges",
                 first=first,
                 last=last,
@@ -407,7 +407,7 @@ def _checked(ranges: Sequence[SlotRange]) -> list[SlotRange]:
     in_order = sorted(ranges)
     for before, after in pairwise(in_order):
         if after.first <= before.last:
-            raise InvalidKeyRange("two ranges have the same slot", field="ranges", slot=after.first)
+            raise InvalidKeyRange("ranges overlap", field="ranges", slot=after.first)
     return in_order
 
 

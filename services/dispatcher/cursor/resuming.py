@@ -46,7 +46,7 @@ async def move_back(
     if mark_delete is not None:
         mark_delete = None if last is None else min(mark_delete, last)
     log.error(
-        "cursor beyond the log",
+        "cursor beyond the end of the log, moved back",
         topic=str(topic),
         subscription=cursor.name,
         mark_delete=_text(cursor.mark_delete),

@@ -55,7 +55,7 @@ class Waiting:
             await self._write()
         except DomainError as error:
             log.warning(
-                "not written since when entries wait",
+                "recording waiting entries failed",
                 topic=str(self._topic),
                 subscription=self._subscription,
                 reason=error.reason,

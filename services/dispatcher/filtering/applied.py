@@ -258,7 +258,7 @@ class Filtering:
         other = kept.other_than(stretch.chain, is_shadow=is_shadow)
         if other is not None:
             raise InvalidChain(
-                f"version {other.version} of {other.name!r} is another expression",
+                f"version {other.version} of filter {other.name!r} has another expression",
                 field="filters",
                 filter=other.name,
                 version=other.version,
@@ -279,7 +279,7 @@ class Filtering:
                 unless=InvalidProperty,
             )
         except InvalidProperty as error:
-            raise TooManyFilters("the subscription's cursor has no room for them") from error
+            raise TooManyFilters("filters too large for the cursor's properties") from error
         log.info(
             "filters changed",
             topic=str(self._topic),
@@ -444,7 +444,7 @@ class Filtering:
             self._ask_after_s = loop.time() + self._backoff_s
             if self.outage is None:
                 log.warning(
-                    "filters do not answer",
+                    "filter service unavailable",
                     topic=str(self._topic),
                     subscription=self._name,
                     why=error.message,
@@ -458,7 +458,9 @@ class Filtering:
         self.answer_max_s = max(self.answer_max_s, took_s)
         self._backoff_s = 0.0
         if self.outage is not None:
-            log.info("filters answer again", topic=str(self._topic), subscription=self._name)
+            log.info(
+                "filter service available again", topic=str(self._topic), subscription=self._name
+            )
             self.outage = None
         return answer
 

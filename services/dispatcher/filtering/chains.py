@@ -187,7 +187,7 @@ class Chains:
         applied = (*before, *(() if is_same else (stretch,)))
         if len(applied) > STRETCHES_MAX:
             raise TooManyFilters(
-                f"entries that are not acknowledged need {STRETCHES_MAX} other chains",
+                f"too many chains for unacknowledged entries (limit {STRETCHES_MAX})",
                 chains_max=STRETCHES_MAX,
             )
         return applied
@@ -216,10 +216,10 @@ def from_properties(properties: Mapping[str, str]) -> Chains:
                 None if kept["shadow"] is None else _stretch(kept["shadow"]),
                 tuple(_change(each) for each in kept["changes"]),
             )
-        because = "they were kept by another version"
+        because = "stored by another version"
     except (ValueError, TypeError, KeyError) as error:
         because = f"{type(error).__name__}: {error}"
-    raise UnknownFormat("the subscription's filters cannot be read", because=because)
+    raise UnknownFormat("the subscription's stored filters are unreadable", because=because)
 
 
 def to_properties(
@@ -240,7 +240,7 @@ def _fitting(chains: Chains) -> Chains:
     while len(_text(chains)) > STATE_BYTES_MAX:
         if not chains.changes:
             raise TooManyFilters(
-                f"the chains take more than {STATE_BYTES_MAX} bytes", bytes_max=STATE_BYTES_MAX
+                f"chains too large (limit {STATE_BYTES_MAX:,} bytes)", bytes_max=STATE_BYTES_MAX
             )
         chains = replace(chains, changes=chains.changes[:-1])
     return chains

@@ -191,7 +191,9 @@ class Graveyard:
                 self._refusals.pop(position, None)
                 self._overtaken.pop(position, None)
                 return Because.LETTER_REFUSED
-            raise error or LedgerUnavailable("it is not its turn", retry_after_s=RETRY_AFTER_S)
+            raise error or LedgerUnavailable(
+                "an earlier dead letter is still due", retry_after_s=RETRY_AFTER_S
+            )
 
     def _is_hopeless(self, position: Position) -> bool:
         """Whether a letter was refused for too long."""
@@ -225,7 +227,7 @@ class Graveyard:
             await self._put(put)
         except InvalidProperty as error:
             raise CursorsUnavailable(
-                "so many keys are held that no more can be remembered", retry_after_s=RETRY_AFTER_S
+                "too many held keys for the cursor's properties", retry_after_s=RETRY_AFTER_S
             ) from error
         self._open[what.position] = letter
         self._round = round_
@@ -322,7 +324,7 @@ class Graveyard:
         if letter.number > self._highest and letter.line == self._line:
             self._line = uuid.uuid4().hex[:16]
             log.warning(
-                "dead letters are published under another name",
+                "dead letters published under a new producer name",
                 topic=str(self._topic),
                 subscription=self._subscription,
                 line=self._line,

@@ -264,7 +264,7 @@ class Live:
         if isinstance(error, Fenced):
             log.warning("subscription lost", **names, why=error.message)
         else:
-            log.info("subscription let go", **names, reason=error.reason)
+            log.info("subscription released", **names, reason=error.reason)
         self._performing.stop()
         for session in list(self.sessions.values()):
             session.finish(error)
@@ -282,7 +282,10 @@ class Live:
         except (TimeoutError, DomainError) as error:
             if not was_lost:
                 log.warning(
-                    "not released", topic=str(self.topic), subscription=self.name, why=str(error)
+                    "releasing the lease failed",
+                    topic=str(self.topic),
+                    subscription=self.name,
+                    why=str(error),
                 )
         finally:  # also when nobody waits for this any more: or the lease would be renewed for ever
             self.stop(Draining("the service is shutting down", retry_after_s=0.1))
@@ -417,7 +420,7 @@ class Live:
             raise SubscriptionBusy("the subscription is exclusive, and somebody has it")
         if len(self.sessions) >= self._config.consumers_max:
             raise TooManyConsumers(
-                "the subscription has as many consumers as it may",
+                f"too many consumers (limit {self._config.consumers_max:,})",
                 consumers_max=self._config.consumers_max,
             )
 
@@ -532,7 +535,7 @@ class Live:
             left = {name: value for name, value in own.items() if name not in remove}
             given = left | dict(put)
             if len(given) > properties_max:
-                raise InvalidProperty(f"at most {properties_max} properties", field="put")
+                raise InvalidProperty(f"too many properties (limit {properties_max})", field="put")
             if self.filtering.is_on:
                 await self.filtering.check_properties(given)
             async with self._performing.changing, self.filtering.changing:

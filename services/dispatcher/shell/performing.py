@@ -224,7 +224,7 @@ class Performing:
 
     def _record_passed(self, positions: Sequence[Position], because: Because) -> None:
         log.warning(
-            "entries passed",
+            "entries skipped",
             topic=str(self._topic),
             subscription=self._name,
             count=len(positions),

@@ -167,7 +167,8 @@ class Session:
         """
         if self._unanswered >= UNANSWERED_MAX:
             raise TooManyUnanswered(
-                "too many requests are unanswered", unanswered_max=UNANSWERED_MAX
+                f"too many unanswered requests (limit {UNANSWERED_MAX:,})",
+                unanswered_max=UNANSWERED_MAX,
             )
         self._unanswered += 1
 

@@ -111,7 +111,7 @@ class Work:
         log.exception("subscription failed", topic=str(self._topic), subscription=self._name)
         self.stop(
             SubscriptionFailed(
-                "something unforeseen happened to the subscription",
+                "internal error: the subscription is being reloaded",
                 retry_after_s=FAILED_RETRY_AFTER_S,
             )
         )
@@ -187,7 +187,7 @@ class Work:
         """Count a change until the returned function is called."""
         size_bytes = ASKED_BYTES.get()
         if self.changes >= WAITING_CHANGES_MAX or not self._asked.fits(size_bytes):
-            raise busy("too many changes wait for their turn", limit="WAITING_CHANGES_MAX")
+            raise busy("too many changes of subscriptions waiting", limit="WAITING_CHANGES_MAX")
         self._asked.take(size_bytes)
         self.changes += 1
 
@@ -216,14 +216,14 @@ class Work:
                 if error.kind is not Kind.UNAVAILABLE and error.kind is not Kind.EXHAUSTED:
                     if isinstance(error, EntryCorrupt):
                         log.critical(
-                            "an entry is damaged",
+                            "damaged entry",
                             topic=str(self._topic),
                             subscription=self._name,
                             **error.details,
                         )
                     self.stop(error)
                     raise
-                log.debug("tried again", subscription=self._name, why=error.message)
+                log.debug("retrying", subscription=self._name, why=error.message)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, _longest_wait_s(error))
 

@@ -92,18 +92,19 @@ def joining(
         check_cursor_name(consumer_name)
     except InvalidNameError as error:
         raise InvalidConsumer(
-            "a consumer's name is 1 to 255 bytes of UTF-8, without control characters",
+            "consumer_name must be 1 to 255 bytes of UTF-8 without control characters",
             field="consumer_name",
         ) from error
     timeout_ms = subscribe.ack_timeout_ms
     if timeout_ms and not ACK_TIMEOUT_MIN_MS <= timeout_ms <= DELAY_MAX_MS:
         raise InvalidConsumer(
-            f"a time-out is {ACK_TIMEOUT_MIN_MS} to {DELAY_MAX_MS} ms", field="ack_timeout_ms"
+            f"ack_timeout_ms must be 0 or {ACK_TIMEOUT_MIN_MS:,} to {DELAY_MAX_MS:,}",
+            field="ack_timeout_ms",
         )
     if subscribe.weight > WEIGHT_MAX:
-        raise InvalidConsumer(f"a weight is 1 to {WEIGHT_MAX}", field="weight")
+        raise InvalidConsumer(f"weight must be at most {WEIGHT_MAX}", field="weight")
     if len(subscribe.ranges) > RANGES_MAX:
-        raise InvalidConsumer(f"at most {RANGES_MAX} ranges", field="ranges")
+        raise InvalidConsumer(f"too many ranges (limit {RANGES_MAX:,})", field="ranges")
     return Joining(
         consumer_name,
         _options(given, config),
@@ -117,9 +118,11 @@ def joining(
 
 def _options(given: pb.SubscriptionOptions, config: DispatcherConfig) -> Options:
     if given.type not in _KINDS:
-        raise InvalidOptions("a type is required", field="options.type")
+        raise InvalidOptions("options.type is required", field="options.type")
     if given.placement not in _PLACEMENTS or given.after_dead_letter not in _AFTER:
-        raise InvalidOptions("the placement, or after_dead_letter, is unknown", field="options")
+        raise InvalidOptions(
+            "options.placement or options.after_dead_letter is unknown", field="options"
+        )
     defaults = Options()
     limits = {
         "max_in_flight_per_key": IN_FLIGHT_MAX,
@@ -130,7 +133,9 @@ def _options(given: pb.SubscriptionOptions, config: DispatcherConfig) -> Options
     }
     for field, most in limits.items():
         if getattr(given, field) > most:
-            raise InvalidOptions(f"{field} is at most {most}", field=f"options.{field}")
+            raise InvalidOptions(
+                f"options.{field} must be at most {most:,}", field=f"options.{field}"
+            )
     return Options(
         kind=_KINDS[given.type],
         in_order=not given.allow_out_of_order_delivery,
@@ -191,7 +196,7 @@ def chain(request: pb.SetFiltersRequest | pb.AnalyzeBacklogRequest) -> Chain:
     if isinstance(request, pb.AnalyzeBacklogRequest):
         return Chain(filters)
     if request.policy not in _POLICIES or request.mode not in _MODES:
-        raise InvalidChain("the policy, or the mode, is unknown", field="policy")
+        raise InvalidChain("policy or mode is unknown", field="policy")
     return Chain(filters, _POLICIES[request.policy])
 
 
@@ -214,9 +219,7 @@ def _subscription_name(text: str) -> str:
     except InvalidNameError as error:
         raise InvalidSubscriptionName(str(error), field="subscription") from error
     if text.startswith(INTERNAL):
-        raise InvalidSubscriptionName(
-            f"names that begin with {INTERNAL} are not yours", field="subscription"
-        )
+        raise InvalidSubscriptionName(f"the prefix {INTERNAL} is reserved", field="subscription")
     return text
 
 
@@ -227,7 +230,7 @@ def _dead_letter_topic(topic: TopicName, name: str, given: str) -> TopicName:
         raise InvalidOptions(str(error), field="options.dead_letter_topic") from error
     if dead == topic:
         raise InvalidOptions(
-            "a topic is not its own dead letter topic: name another one",
+            "dead_letter_topic must not be the topic itself",
             field="options.dead_letter_topic",
         )
     return dead
@@ -246,9 +249,11 @@ def start(given: pb.Start) -> Start:
             return After(position("start.after", given.after))
         case "time":
             if given.time > SEQUENCE_ID_MAX:
-                raise InvalidStart("a time is at most 2^63 - 1", field="start.time")
+                raise InvalidStart("start.time must be at most 2^63 - 1", field="start.time")
             return AtTime(given.time)
-    raise InvalidStart("a start is required", field="start")
+    raise InvalidStart(
+        "start is required: set one of earliest, latest, at, after, time", field="start"
+    )
 
 
 def position(
@@ -258,7 +263,7 @@ def position(
 ) -> Position:
     """A position that there may be."""
     if max(wire.ledger_id, wire.entry_id) > SEQUENCE_ID_MAX:
-        raise refusal("ids are at most 2^63 - 1", field=field)
+        raise refusal(f"{field}: ledger_id and entry_id must be at most 2^63 - 1", field=field)
     return Position(wire.ledger_id, wire.entry_id)
 
 
@@ -266,7 +271,8 @@ def permits(messages: int, have: int) -> int:
     """How many more messages a consumer takes that has so many permits."""
     if not 1 <= messages <= PERMIT_MAX or have + messages > PERMITS_MAX:
         raise InvalidPermits(
-            f"permits are granted by 1 to {PERMIT_MAX}, and a consumer has at most {PERMITS_MAX}",
+            f"messages must be 1 to {PERMIT_MAX:,}, and outstanding permits at most "
+            f"{PERMITS_MAX:,}",
             field="messages",
         )
     return messages
@@ -284,7 +290,9 @@ def items(kind: str, request: Any) -> Sequence[Any]:
 
 def _counted(given: Any) -> Iterable[Any]:
     if not 1 <= len(given) <= ITEMS_MAX:
-        raise InvalidSettlement(f"a request names 1 to {ITEMS_MAX} deliveries", field="request")
+        raise InvalidSettlement(
+            f"a request must name 1 to {ITEMS_MAX:,} deliveries", field="request"
+        )
     return given  # type: ignore[no-any-return]
 
 
@@ -292,7 +300,7 @@ def _item(settlement: pb.Settlement) -> Ack:
     bits = 0
     for index in settlement.indexes:
         if index >= ITEMS_MAX:
-            raise InvalidSettlement(f"an index is below {ITEMS_MAX}", field="indexes")
+            raise InvalidSettlement(f"indexes must be below {ITEMS_MAX:,}", field="indexes")
         bits |= 1 << index
     return Ack(settlement.delivery, bits)
 
@@ -311,5 +319,5 @@ def _refusal(refusal: pb.Refusal) -> Nack:
 
 def limited(asked: int, default: int, most: int, field: str = "page_size") -> int:
     if not 0 <= asked <= most:
-        raise InvalidPage(f"0 to {most}", field=field)
+        raise InvalidPage(f"{field} must be at most {most:,}", field=field)
     return asked or default
