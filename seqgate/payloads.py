@@ -43,9 +43,9 @@ def open_batch(
     try:
         messages = entry_pb2.BatchPayload.FromString(opened).messages
     except Exception as error:
-        raise PayloadDamaged("a batch cannot be read") from error
+        raise PayloadDamaged("the batch does not decode") from error
     if len(messages) != metadata.num_messages_in_batch:
-        raise PayloadDamaged("a batch does not hold as many messages as it says")
+        raise PayloadDamaged("the batch has another number of messages than its metadata says")
     return messages
 
 
@@ -60,13 +60,13 @@ def unpack(metadata: entry_pb2.EntryMetadata, payload: bytes) -> bytes:
         return payload
     size = metadata.uncompressed_size
     if size > UNCOMPRESSED_BYTES_MAX:
-        raise PayloadDamaged("a payload is larger than a reader unpacks")
+        raise PayloadDamaged("the payload is too large to decompress")
     try:
         opened = _decompress(metadata.compression, payload, size)
     except Exception as error:
-        raise PayloadDamaged("a payload cannot be unpacked") from error
+        raise PayloadDamaged("the payload does not decompress") from error
     if len(opened) != size:
-        raise PayloadDamaged("a payload is not as large as it says")
+        raise PayloadDamaged("the payload has another size than its metadata says")
     return opened
 
 

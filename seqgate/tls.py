@@ -67,7 +67,7 @@ def of_environment(environment: Mapping[str, str]) -> tuple[TLS | None, Path | N
 
     authorities, certificate, key = file("CA"), file("CERTIFICATE"), file("KEY")
     if authorities is None and (certificate or key):
-        raise ValueError("SEQGATE_CERTIFICATE_FILE and SEQGATE_KEY_FILE need SEQGATE_CA_FILE")
+        raise ValueError("SEQGATE_CERTIFICATE_FILE and SEQGATE_KEY_FILE require SEQGATE_CA_FILE")
     tls = None if authorities is None else TLS(authorities, certificate, key)
     return tls, file("TOKEN")
 

@@ -69,8 +69,8 @@ class TopicName:
             or not all(_TOPIC_PART.fullmatch(part) for part in parts)
         ):
             raise InvalidNameError(
-                "a topic is tenant/namespace/name: ASCII letters, digits and _.:=- in each part, "
-                f"at most {TOPIC_NAME_BYTES_MAX} bytes"
+                "topic must be tenant/namespace/name: ASCII letters, digits and _.:=- in each "
+                f"part, at most {TOPIC_NAME_BYTES_MAX} bytes"
             )
         return cls(*parts)
 
@@ -106,7 +106,7 @@ def check_producer_name(name: str) -> str:
     Raises:
         InvalidNameError: it is empty, longer than 255 bytes, or holds control characters.
     """
-    return _check_name("a producer name", name, PRODUCER_NAME_BYTES_MAX)
+    return _check_name("producer name", name, PRODUCER_NAME_BYTES_MAX)
 
 
 def check_cursor_name(name: str) -> str:
@@ -115,13 +115,13 @@ def check_cursor_name(name: str) -> str:
     Raises:
         InvalidNameError: it is empty, longer than 255 bytes, or holds control characters.
     """
-    return _check_name("a cursor name", name, CURSOR_NAME_BYTES_MAX)
+    return _check_name("name", name, CURSOR_NAME_BYTES_MAX)
 
 
 def _check_name(what: str, name: str, bytes_max: int) -> str:
     if not name or _CONTROL.search(name) or len(name.encode()) > bytes_max:
         raise InvalidNameError(
-            f"{what} is 1 to {bytes_max} bytes of UTF-8 without control characters"
+            f"{what} must be 1 to {bytes_max} bytes of UTF-8 without control characters"
         )
     return name
 
@@ -159,16 +159,15 @@ def check_chunk(chunk: Chunk) -> Chunk:
     uuid, chunk_id, num_chunks, total_bytes = chunk
     if not uuid or _CONTROL.search(uuid) or len(uuid.encode()) > CHUNK_UUID_BYTES_MAX:
         raise InvalidChunkError(
-            f"a chunk's uuid is 1 to {CHUNK_UUID_BYTES_MAX} bytes of UTF-8 "
-            "without control characters"
+            f"uuid must be 1 to {CHUNK_UUID_BYTES_MAX} bytes of UTF-8 without control characters"
         )
     if not 2 <= num_chunks <= total_bytes <= LARGE_MESSAGE_BYTES_MAX:
         raise InvalidChunkError(
-            "a large message has 2 chunks or more, each at least one byte long, and at most "
-            f"{LARGE_MESSAGE_BYTES_MAX} bytes"
+            "a chunked message must have 2 chunks or more of at least one byte each, and at most "
+            f"{LARGE_MESSAGE_BYTES_MAX:,} bytes"
         )
     if not 0 <= chunk_id < num_chunks:
-        raise InvalidChunkError(f"a chunk is 0 to {num_chunks - 1} of {num_chunks}")
+        raise InvalidChunkError(f"chunk_id must be 0 to {num_chunks - 1}")
     return chunk
 
 

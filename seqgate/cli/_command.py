@@ -44,53 +44,57 @@ class Given:
 
     output: Annotated[
         Format | None,
-        typer.Option("--output", "-o", help="Tables for people, or JSON, one object a line."),
+        typer.Option("--output", "-o", help="Print tables, or JSON with one object per line."),
     ] = None
     context: Annotated[
         str | None,
-        typer.Option("--context", metavar="NAME", help="A context of the config file."),
+        typer.Option("--context", metavar="NAME", help="The context of the config file to use."),
     ] = None
     ledger: Annotated[
         str | None,
-        typer.Option("--ledger", metavar="HOST:PORT", help="The ledger service."),
+        typer.Option("--ledger", metavar="HOST:PORT", help="Address of the ledger service."),
     ] = None
     dedup: Annotated[
         str | None,
-        typer.Option("--dedup", metavar="HOST:PORT", help="The dedup service."),
+        typer.Option("--dedup", metavar="HOST:PORT", help="Address of the dedup service."),
     ] = None
     cursor: Annotated[
         str | None,
-        typer.Option("--cursor", metavar="HOST:PORT", help="The cursor service."),
+        typer.Option("--cursor", metavar="HOST:PORT", help="Address of the cursor service."),
     ] = None
     dispatcher: Annotated[
         str | None,
-        typer.Option("--dispatcher", metavar="HOST:PORT", help="A dispatcher service."),
+        typer.Option("--dispatcher", metavar="HOST:PORT", help="Address of a dispatcher instance."),
     ] = None
     filter: Annotated[
         str | None,
-        typer.Option("--filter", metavar="HOST:PORT", help="The filter service."),
+        typer.Option("--filter", metavar="HOST:PORT", help="Address of the filter service."),
     ] = None
     ca_file: Annotated[
         str | None,
         typer.Option(
-            "--ca-file", metavar="FILE", help="Connect over TLS; the authorities to believe, PEM."
+            "--ca-file",
+            metavar="FILE",
+            help="Connect over TLS and trust these certificate authorities (PEM).",
         ),
     ] = None
     certificate_file: Annotated[
         str | None,
-        typer.Option("--certificate-file", metavar="FILE", help="The certificate to show, PEM."),
+        typer.Option("--certificate-file", metavar="FILE", help="Client certificate (PEM)."),
     ] = None
     key_file: Annotated[
         str | None,
-        typer.Option("--key-file", metavar="FILE", help="Its key, PEM, without a passphrase."),
+        typer.Option(
+            "--key-file", metavar="FILE", help="Key of the client certificate (PEM, no passphrase)."
+        ),
     ] = None
     token_file: Annotated[
         str | None,
-        typer.Option("--token-file", metavar="FILE", help="The token to show."),
+        typer.Option("--token-file", metavar="FILE", help="File with the bearer token to send."),
     ] = None
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", metavar="SECONDS", help="How long a service may take to answer."),
+        typer.Option("--timeout", metavar="SECONDS", help="Timeout of each call to a service."),
     ] = None
 
     def over(self, earlier: "Given | None") -> "Given":
@@ -132,7 +136,7 @@ def option_properties(option: str, given: Sequence[str] | None) -> dict[str, str
     for each in given or ():
         name, equals, value = each.partition("=")
         if not equals or not name:
-            raise WrongUsage(f"{option} is NAME=VALUE", details={"given": each})
+            raise WrongUsage(f"{option} must be NAME=VALUE", details={"given": each})
         properties[name] = value
     return properties
 

@@ -41,18 +41,21 @@ def consume(
     *,
     count: Annotated[
         int | None,
-        typer.Option("--count", "-n", metavar="MAX", min=1, help="End after so many messages."),
+        typer.Option("--count", "-n", metavar="MAX", min=1, help="Stop after this many messages."),
     ] = None,
     kind: Annotated[
         Type,
-        typer.Option("--type", help="Who gets the messages; the same for all consumers at a time."),
+        typer.Option(
+            "--type",
+            help="How messages are distributed; must be the same for all connected consumers.",
+        ),
     ] = Type.KEY_SHARED,
     name: Annotated[
         str | None,
         typer.Option(
             "--name",
             metavar="NAME",
-            help="The consumer's name: who comes back under it gets its keys back.",
+            help="The consumer's name. A consumer that reconnects under its name keeps its keys.",
         ),
     ] = None,
     start: Annotated[
@@ -60,17 +63,18 @@ def consume(
         typer.Option(
             "--start",
             metavar="PLACE",
-            help=f"Where the subscription starts if it does not exist: {PLACE_HELP} Without this "
-            "option it must exist.",
+            help="Create the subscription at this place if it does not exist: "
+            f"{PLACE_HELP} "
+            "Without this option it must exist.",
             show_default=False,
         ),
     ] = None,
 ) -> Coroutine[Any, Any, int]:
-    """Take part in a subscription: write its messages as `read` does, and acknowledge each when it
-    is written.
+    """Consume from a subscription: print messages as `read` does, and acknowledge each one once
+    it is printed.
 
-    It waits for messages that are yet to come. When it ends, also by an interrupt, everything that
-    was acknowledged is durable, and what was not written goes to others.
+    Waits for new messages. When the command ends, also on an interrupt, all acknowledgements are
+    durable, and unprinted messages are delivered to other consumers.
     """
     return _consume(
         run,
@@ -165,7 +169,7 @@ class _Taking:
         if self._stale:
             self._output.note(
                 "STALE_TOKEN",
-                f"{self._stale} of the messages were not acknowledged: they come again",
+                f"{self._stale} messages were not acknowledged and will be delivered again",
                 {"messages": self._stale},
             )
         tell_left_out(self._output, self._left_out)

@@ -15,7 +15,7 @@ app = group("Which services a command talks to.")
 
 @command(app, "ls")
 async def ls(run: Run) -> int:
-    """List the contexts of the config file; the one in effect is marked."""
+    """List the contexts of the config file, with the current one marked."""
     config, chosen = run.settings.config, run.settings.context
     current = None if chosen is None else chosen.value
     contexts = [
@@ -38,7 +38,7 @@ async def ls(run: Run) -> int:
 
 @command(app, "show")
 async def show(run: Run) -> int:
-    """Show the settings in effect, and where each comes from."""
+    """Show the effective settings and the source of each."""
     settings = run.settings
     exists = settings.config.path.exists()
     values = {

@@ -29,7 +29,7 @@ HOLES_SHOWN: Final = 20
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest file that `import` reads, in bytes."""
 
-app = group("How far somebody has come in a topic.")
+app = group("Manage cursors: the positions that readers have acknowledged.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The cursor.", show_default=False)]
 
@@ -39,10 +39,12 @@ def ls(
     run: Run,
     topic: Annotated[
         str,
-        typer.Argument(metavar="TOPIC", help="Only those of this topic.", show_default=False),
+        typer.Argument(
+            metavar="TOPIC", help="List the cursors of this topic only.", show_default=False
+        ),
     ] = "",
 ) -> Coroutine[Any, Any, int]:
-    """List cursors, in the order of their topics and names."""
+    """List cursors, sorted by topic and name."""
     return _ls(run, str(topic_name(topic)) if topic else "")
 
 
@@ -50,7 +52,7 @@ def ls(
 def show(run: Run, topic: Topic, name: Name) -> Coroutine[Any, Any, int]:
     """Show a cursor: its position, what is acknowledged beyond it, its properties and its lease.
 
-    Of what is acknowledged beyond, the first 20 runs of entries and batches are named.
+    Beyond the position, the first 20 acknowledged ranges and batches are listed.
     """
     return _show(run, topic_name(topic), _cursor_name(name))
 
@@ -64,16 +66,17 @@ def create(
     at: Annotated[
         str,
         typer.Option(
-            "--at", metavar="PLACE", help="earliest, latest, or the id of the first message."
+            "--at",
+            metavar="PLACE",
+            help="earliest, latest, or the id of the first message to deliver.",
         ),
     ] = EARLIEST,
 ) -> Coroutine[Any, Any, int]:
-    """Create a cursor, unless it exists: then it stays as it is.
+    """Create a cursor. An existing one is left unchanged.
 
-    latest asks the ledger service for the last message: everything up to it counts as acknowledged.
-    With an id, that message will be the next one: everything before it counts as acknowledged. Of a
-    message in a batch, the whole batch will be next, and a large message is read from its first
-    chunk on.
+    With latest, everything up to the last message, which the ledger service is asked for, counts
+    as acknowledged; with an id, everything before that message. For a message in a batch, delivery
+    starts with the whole batch; for a large message, with its first chunk.
     """
     return _create(run, topic_name(topic), _cursor_name(name), _place("--at", at))
 
@@ -89,25 +92,25 @@ def reset(
         typer.Option(
             "--to",
             metavar="PLACE",
-            help="earliest, latest, or the id of the message that will be the next one.",
+            help="earliest, latest, or the id of the next message to deliver.",
             show_default=False,
         ),
     ],
 ) -> Coroutine[Any, Any, int]:
-    """Move a cursor, backwards too. What was acknowledged beyond its new position, deliveries that
-    were counted, and the properties of its position are forgotten.
+    """Move a cursor forwards or backwards. Acknowledgements beyond its new position, delivery
+    counts, and the properties of its position are discarded.
 
-    With an id, that message will be the next one: everything before it counts as acknowledged, and
-    it does not. Of a message in a batch, the whole batch will be next, and a large message is read
-    from its first chunk on. latest asks the ledger service for the last message: everything up to
-    it counts as acknowledged.
+    With an id, everything before that message counts as acknowledged. For a message in a batch,
+    delivery starts with the whole batch; for a large message, with its first chunk. With latest,
+    everything up to the last message, which the ledger service is asked for, counts as
+    acknowledged.
     """
     return _reset(run, topic_name(topic), _cursor_name(name), _place("--to", to))
 
 
 @command(app, "rm")
 def rm(run: Run, topic: Topic, name: Name) -> Coroutine[Any, Any, int]:
-    """Remove a cursor."""
+    """Delete a cursor."""
     return _rm(run, topic_name(topic), _cursor_name(name))
 
 
@@ -120,7 +123,7 @@ def import_(
         Path,
         typer.Argument(
             metavar="INFO_FILE",
-            help="Pulsar's ManagedCursorInfo, as the metadata store keeps it.",
+            help="Pulsar's ManagedCursorInfo, as stored in its metadata store.",
             show_default=False,
         ),
     ],
@@ -128,19 +131,17 @@ def import_(
         Path | None,
         typer.Argument(
             metavar="POSITION_FILE",
-            help="PositionInfo, the last entry of the cursor ledger: it is newer.",
+            help="PositionInfo, the last entry of the cursor ledger; takes precedence.",
             show_default=False,
         ),
     ] = None,
     *,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Replace a cursor that exists.")
-    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace an existing cursor.")] = False,
 ) -> Coroutine[Any, Any, int]:
-    """Create a cursor from what Pulsar keeps of one.
+    """Create a cursor from Pulsar's records of one.
 
-    A cursor that was not closed in good order has its last state in its cursor ledger: give the
-    last entry of that as POSITION_FILE.
+    If the cursor was not closed cleanly, its latest state is in its cursor ledger: pass that
+    ledger's last entry as POSITION_FILE.
     """
     info = _read(info_file)
     request = pb.ImportManagedCursorRequest(
@@ -159,7 +160,7 @@ def export(
     topic: Topic,
     name: Name,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Where to write it.", show_default=False)
+        Path, typer.Argument(metavar="FILE", help="The file to write.", show_default=False)
     ],
 ) -> Coroutine[Any, Any, int]:
     """Write a cursor to a file, as Pulsar's ManagedCursorInfo."""
@@ -249,7 +250,8 @@ def _place(option: str, text: str) -> MessageId | str:
     place = parsed_id(text)
     if place is None:
         raise WrongUsage(
-            f"{option} is earliest, latest, or a message's id (LEDGER:ENTRY, or as read shows it)",
+            f"{option} must be earliest, latest, or a message id (LEDGER:ENTRY, or as printed by "
+            "read)",
             details={"given": text},
         )
     return place.first_chunk if isinstance(place, ChunkMessageId) else place
@@ -389,7 +391,7 @@ def _read(file: Path) -> bytes:
     except OSError as error:
         raise InvalidInput(f"{file}: {error.strerror}") from error
     if len(read) > FILE_BYTES_MAX:
-        raise InvalidInput(f"{file} is larger than {FILE_BYTES_MAX:,} bytes")
+        raise InvalidInput(f"{file} is too large (limit {FILE_BYTES_MAX:,} bytes)")
     return read
 
 

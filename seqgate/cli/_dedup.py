@@ -22,22 +22,21 @@ from seqgate.client import ChunkMessageId, MessageId
 from seqgate.errors import SeqgateError
 from seqgate.types import SEQUENCE_ID_MAX, TopicName
 
-app = group("What deduplication knows, and why it decides so.")
+app = group("Inspect and repair deduplication state.")
 app.add_typer(policy, name="policy")
 
 
 @command(app, "status")
 def status(run: Run, topic: Topic) -> Coroutine[Any, Any, int]:
-    """Show whether a topic deduplicates, and how far its state has come."""
+    """Show whether a topic deduplicates, and how far its state covers the log."""
     return _status(run, topic_name(topic))
 
 
 @command(app, "producers")
 def producers(run: Run, topic: Topic) -> Coroutine[Any, Any, int]:
-    """List the producers that are remembered, and how far each has come.
+    """List the producers that a topic tracks, and the last sequence id of each.
 
-    As JSON they come as the service lists them: in no order, and one that is active meanwhile may
-    come twice.
+    JSON output is unordered, and may list a producer twice if it publishes meanwhile.
     """
     return _producers(run, topic_name(topic))
 
@@ -47,7 +46,7 @@ def explain(
     run: Run,
     topic: Topic,
     producer: Annotated[
-        str, typer.Argument(metavar="PRODUCER", help="Its name.", show_default=False)
+        str, typer.Argument(metavar="PRODUCER", help="The producer's name.", show_default=False)
     ],
     sequence_id: Annotated[
         int,
@@ -55,24 +54,23 @@ def explain(
             metavar="SEQUENCE_ID",
             min=0,
             max=SEQUENCE_ID_MAX,
-            help="The message's id.",
+            help="The message's sequence id.",
             show_default=False,
         ),
     ],
 ) -> Coroutine[Any, Any, int]:
-    """Tell how a message would be judged now, and why, and what would become of it. It changes
-    nothing.
+    """Explain the verdict that a message would get now, and what would happen to it. Read-only.
 
-    The log is asked, if it answers, whether and where it holds the message, and its trace.
+    If the ledger answers, also show whether and where the log holds the message, and its trace.
     """
     return _explain(run, topic_name(topic), producer, sequence_id)
 
 
 @command(app, "snapshot")
 def snapshot(run: Run, topic: Topic) -> Coroutine[Any, Any, int]:
-    """Keep the state in the topic's cursor seqgate.dedup, now.
+    """Take a snapshot of the state now, into the topic's cursor seqgate.dedup.
 
-    The service does so on its own; a snapshot that was just taken makes a replay short.
+    The service takes snapshots by itself; a fresh one shortens the next replay.
     """
     return _snapshot(run, topic_name(topic))
 

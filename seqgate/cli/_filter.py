@@ -25,33 +25,34 @@ from seqgate.errors import UnavailableError
 BATCH_MAX: Final = 1_000
 """How many entries are sent at a time, at most: as many as there are."""
 
-app = group("Whether an expression can be a filter, and what it says of entries.")
+app = group("Check and try out filter expressions.")
 
 Expression = Annotated[
     str, typer.Argument(metavar="EXPR", help="An expression in CEL.", show_default=False)
 ]
 File = Annotated[
-    str, typer.Argument(metavar="FILE", help="The input; - is standard input.", show_default=False)
+    str,
+    typer.Argument(metavar="FILE", help="Input file; - for standard input.", show_default=False),
 ]
 Topic = Annotated[
-    str | None, typer.Option("--topic", metavar="TOPIC", help="What `topic` stands for.")
+    str | None, typer.Option("--topic", metavar="TOPIC", help="The value of `topic`.")
 ]
 Subscription = Annotated[
     list[str] | None,
     typer.Option(
         "--subscription-property",
         metavar="NAME=VALUE",
-        help="A property in `subscription`; may be given several times.",
+        help="A property of `subscription`; repeatable.",
     ),
 ]
 
 
 @command(app, "check")
 def check(run: Run, expression: Expression) -> Coroutine[Any, Any, int]:
-    """Tell whether an expression can be a filter, what it reads, and what it costs.
+    """Check that an expression is a valid filter, and show what it reads and costs.
 
-    It comes to a bool (false: the entry is rejected) or a duration (more than zero: the entry is
-    asked about again after so long). Ends with 1 when it cannot be a filter, and says where.
+    A filter returns a bool (false rejects the entry) or a duration (above zero, the entry is
+    evaluated again after it). Exits with 1 and the place of the error if it is invalid.
     """
     return _check(run, expression)
 
@@ -65,13 +66,12 @@ def on_entries(
     topic: Topic = None,
     subscription: Subscription = None,
 ) -> Coroutine[Any, Any, int]:
-    """Tell what an expression says of entries: a JSON object a line, as `read -o json` writes them.
+    """Evaluate an expression on entries: one JSON object per line, as `read -o json` prints them.
 
     {"key": "...", "properties": {"name": "value"}, "producer": "...", "sequence_id": 7,
     "publish_time_ms": 1700000000000, "num_messages": 10}
 
-    No field is required; num_messages says that the entry is a batch. Ends with 1 when an entry has
-    no verdict.
+    All fields are optional; num_messages marks a batch. Exits with 1 if an entry gets no verdict.
     """
     chain = pb.Chain(
         filters=[pb.Filter(name="test", expression=expression)],
@@ -90,9 +90,9 @@ def explain(
     topic: Topic = None,
     subscription: Subscription = None,
 ) -> Coroutine[Any, Any, int]:
-    """Tell what an expression says of one entry, and the value of each of its parts.
+    """Evaluate an expression on one entry, and show the value of each of its parts.
 
-    The entry is a JSON object, as for `test`. Ends with 1 when it has no verdict.
+    The entry is a JSON object, as for `test`. Exits with 1 if it gets no verdict.
     """
     request = pb.ExplainRequest(
         expression=expression,
@@ -229,9 +229,9 @@ async def _judge(run: Run, service: Service, chain: pb.Chain) -> AsyncIterator[J
                     await translated(call.write(request))
                     answer = await translated(call.read())
             except TimeoutError:
-                raise UnavailableError("no answer in time") from None
+                raise UnavailableError("the filter service did not answer in time") from None
         if answer is aio.EOF or answer.HasField("draining"):
-            raise UnavailableError("the service is shutting down", reason="DRAINING")
+            raise UnavailableError("the filter service is shutting down", reason="DRAINING")
         if answer.HasField("refused"):
             raise error_of_status(answer.refused)
         response: pb.EvaluateResponse = answer

@@ -40,11 +40,11 @@ SkipCorrupt = Annotated[
     bool,
     typer.Option(
         "--skip-corrupt",
-        help="Go on after entries that cannot be read. What they held counts as never stored.",
+        help="Skip unreadable entries. Their messages count as never stored.",
     ),
 ]
 FromEarliest = Annotated[
-    bool, typer.Option("--from-earliest", help="From the log alone, not from snapshots.")
+    bool, typer.Option("--from-earliest", help="Use the log alone, not snapshots.")
 ]
 
 
@@ -61,19 +61,17 @@ def rebuild(
     from_earliest: FromEarliest = False,
     skip_corrupt: SkipCorrupt = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be rebuilt.")
+        bool, typer.Option("--dry-run", help="Only print what would be rebuilt.")
     ] = False,
     replace: Annotated[
         bool,
-        typer.Option(
-            "--replace", help="Also in place of a state that is there: diff found it wrong."
-        ),
+        typer.Option("--replace", help="Also replace existing state, after diff found it wrong."),
     ] = False,
 ) -> Coroutine[Any, Any, int]:
     """Rebuild deduplication state from the log, with Spark.
 
-    Of the topics that need it, unless topics are named. It may be stopped and started again at any
-    time, and run twice at once.
+    Without TOPIC, all topics that need it. Safe to interrupt, to repeat, and to run twice at
+    once.
     """
     options = ["--dry-run"] * dry_run + ["--replace"] * replace
     options += ["--from", "earliest"] * from_earliest
@@ -86,13 +84,16 @@ def diff(
     *,
     from_snapshot: Annotated[
         bool,
-        typer.Option("--from-snapshot", help="Quicker: with the snapshot, and the log after it."),
+        typer.Option(
+            "--from-snapshot",
+            help="Start from the snapshot and read only the log after it (faster).",
+        ),
     ] = False,
     skip_corrupt: SkipCorrupt = False,
 ) -> Coroutine[Any, Any, int]:
-    """Compare deduplication state with what the whole log says, with Spark.
+    """Compare deduplication state with the whole log, with Spark.
 
-    Ends with 1 when they differ. It changes nothing.
+    Exits with 1 if they differ. Read-only.
     """
     options = ["--dry-run", "--diff", *(["--from", "snapshot"] * from_snapshot)]
     return _rebuild(run, topics, options, skip_corrupt=skip_corrupt)
@@ -104,12 +105,14 @@ def audit(
     *,
     parquet: Annotated[
         str | None,
-        typer.Option("--parquet", metavar="DIR", help="Write what was found there, as Parquet."),
+        typer.Option(
+            "--parquet", metavar="DIR", help="Write the findings to this folder, as Parquet."
+        ),
     ] = None,
 ) -> Coroutine[Any, Any, int]:
     """Prove from the log alone that nothing is stored twice, with Spark.
 
-    Ends with 1 when something is, or when a producer's messages are out of order.
+    Exits with 1 if something is, or if a producer's messages are out of order.
     """
     options = [] if parquet is None else ["--parquet", parquet]
     return _job(AUDIT, ["--ledger", run.settings.ledger.value, *options], run, topics)
@@ -135,7 +138,7 @@ async def _job(
 ) -> int:
     for name in (module.partition(".")[0], module, "pyspark"):
         if find_spec(name) is None:
-            raise JobsMissing(f"{name} is not installed here", details={"missing": name})
+            raise JobsMissing(f"{name} is not installed", details={"missing": name})
     names = [_expanded(each) for each in topics or ()]
     process = await asyncio.create_subprocess_exec(
         sys.executable,

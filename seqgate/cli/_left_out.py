@@ -59,4 +59,4 @@ def tell_left_out(output: Output, left_out: LeftOut) -> None:
     if not counts:
         return
     reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items())
-    output.note("CHUNKS_LEFT_OUT", f"chunks that make no message were left out: {reasons}", counts)
+    output.note("CHUNKS_LEFT_OUT", f"chunks of incomplete messages were skipped: {reasons}", counts)

@@ -33,7 +33,7 @@ def open_input(text: str) -> FileIO:
         except OSError as error:
             raise InvalidInput(f"{text}: {error.strerror}") from error
     if sys.stdin is None:
-        raise InvalidInput("there is no standard input")
+        raise InvalidInput("standard input is closed")
     return FileIO(sys.stdin.fileno(), closefd=False)
 
 
@@ -63,7 +63,7 @@ async def whole(descriptor: int) -> AsyncGenerator[tuple[None, bytes], None]:
         parts.append(block)
         size_bytes += len(block)
         if size_bytes > WHOLE_BYTES_MAX:
-            raise InvalidInput(f"a message is larger than {WHOLE_BYTES_MAX} bytes")
+            raise InvalidInput(f"message too large (limit {WHOLE_BYTES_MAX:,} bytes)")
     yield None, b"".join(parts)
 
 
@@ -78,7 +78,7 @@ async def _lines(descriptor: int) -> AsyncGenerator[bytes, None]:
         parts.append(rest)
         size_bytes += len(rest)
         if size_bytes > LINE_BYTES_MAX:
-            raise InvalidInput(f"a line is longer than {LINE_BYTES_MAX} bytes")
+            raise InvalidInput(f"line too long (limit {LINE_BYTES_MAX:,} bytes)")
     yield b"".join(parts)
 
 
@@ -91,7 +91,7 @@ async def _block(descriptor: int) -> bytes:
         except BlockingIOError:
             continue  # somebody else took it
         except OSError as error:
-            raise InvalidInput(f"reading fails: {error.strerror}") from error
+            raise InvalidInput(f"reading failed: {error.strerror}") from error
 
 
 async def _readable(descriptor: int) -> None:

@@ -37,11 +37,15 @@ VERSION: Final = inspect.Parameter(
     default=False,
     annotation=Annotated[
         bool,
-        typer.Option("--version", help="Show the version.", callback=_version, is_eager=True),
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_version, is_eager=True
+        ),
     ],
 )
 
-app = group("Exactly-once publishing: topics, messages, and why they were stored or not.", VERSION)
+app = group(
+    "Publish and consume messages exactly once, and inspect topics and deduplication.", VERSION
+)
 command(dedup, "rebuild")(rebuild)
 command(dedup, "diff")(diff)
 command(topic, "audit")(audit)

@@ -65,10 +65,10 @@ def parse(line: bytes) -> Draft:
     values = _object(line)
     for name in values:
         if name not in FIELDS:
-            raise InvalidInput(f"unknown field {name!r}; there are {', '.join(FIELDS)}")
+            raise InvalidInput(f"unknown field {name!r}, expected {', '.join(FIELDS)}")
     payload = _bytes(values, "payload")
     if payload is None:
-        raise InvalidInput("a message has a payload or a payload_base64")
+        raise InvalidInput("payload or payload_base64 is required")
     return Draft(
         payload,
         key=_text(values, "key"),
@@ -90,7 +90,7 @@ def parse_entry(line: bytes) -> EntryMetadata:
     for name in values:
         if name not in (*_READ_FIELDS, "num_messages"):
             known = ", ".join((*ENTRY_FIELDS, "num_messages"))
-            raise InvalidInput(f"unknown field {name!r}; there are {known}")
+            raise InvalidInput(f"unknown field {name!r}, expected {known}")
     return EntryMetadata(
         partition_key=_text(values, "key"),
         properties=_properties(values),
@@ -183,7 +183,7 @@ def _object(line: bytes) -> Mapping[str, Any]:
     except json.JSONDecodeError as error:
         raise InvalidInput(f"not JSON: {error.msg} (column {error.colno})") from None
     except (ValueError, RecursionError):  # a number too long, lists too deep
-        raise InvalidInput("not JSON that can be read") from None
+        raise InvalidInput("JSON nested too deeply or with too long a number") from None
     if not isinstance(values, dict):
         raise InvalidInput("not a JSON object")
     return values
@@ -192,7 +192,7 @@ def _object(line: bytes) -> Mapping[str, Any]:
 def _bytes(values: Mapping[str, Any], name: str) -> bytes | None:
     text, encoded = _text(values, name), _text(values, f"{name}_base64")
     if text is not None and encoded is not None:
-        raise InvalidInput(f"{name} and {name}_base64 exclude each other")
+        raise InvalidInput(f"{name} and {name}_base64 are mutually exclusive")
     if encoded is None:
         return None if text is None else text.encode()
     try:
@@ -211,7 +211,7 @@ def _properties(values: Mapping[str, Any]) -> Mapping[str, str]:
     if properties is None:
         return {}
     if not isinstance(properties, dict):
-        raise InvalidInput("properties is an object of texts")
+        raise InvalidInput("properties must be an object of strings")
     return {
         _unicode("a property's name", name): _unicode(f"property {name!r}", value)
         for name, value in properties.items()
@@ -220,7 +220,7 @@ def _properties(values: Mapping[str, Any]) -> Mapping[str, str]:
 
 def _unicode(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise InvalidInput(f"{name} is a text")
+        raise InvalidInput(f"{name} must be a string")
     try:
         value.encode()
     except UnicodeEncodeError:  # half of a surrogate pair
@@ -233,5 +233,5 @@ def _number(values: Mapping[str, Any], name: str, most: int = SEQUENCE_ID_MAX) -
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        raise InvalidInput(f"{name} is a number from 0 to {most}")
+        raise InvalidInput(f"{name} must be a number from 0 to {most}")
     return value

@@ -21,6 +21,6 @@ def subscription_name(name: str) -> str:
         return check_cursor_name(name)
     except InvalidNameError as error:
         raise WrongUsage(
-            str(error).replace("a cursor name", "a subscription's name"),
+            f"subscription {error}",
             reason="INVALID_SUBSCRIPTION_NAME",
         ) from error

@@ -67,7 +67,7 @@ class Output:
             raise OutputClosed from error
         except OSError as error:
             _discard(sys.stdout)
-            raise OutputFailed(f"writing fails: {error.strerror}") from error
+            raise OutputFailed(f"writing failed: {error.strerror}") from error
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Write an object, as JSON."""

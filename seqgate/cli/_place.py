@@ -25,8 +25,8 @@ def place(option: str, text: str) -> Place:
     found = _read(text)
     if found is None:
         raise WrongUsage(
-            f"{option} is earliest, latest, a message's id (LEDGER:ENTRY, or as read shows it), "
-            "or a time (ISO 8601, 1970 or later)",
+            f"{option} must be earliest, latest, a message id (LEDGER:ENTRY, or as printed by "
+            "read), or a time (ISO 8601, 1970 or later)",
             details={"given": text},
         )
     return found

@@ -40,7 +40,7 @@ KEYS: Final = (
 )
 """All values, in the order in which they are shown."""
 
-app = group("Which policy counts, and setting it for a topic or a namespace.")
+app = group("Show and set the deduplication policy of a topic or a namespace.")
 
 
 class OnFull(StrEnum):
@@ -55,7 +55,7 @@ Namespace = Annotated[
     typer.Option(
         "--namespace",
         metavar="TENANT/NAMESPACE",
-        help="All topics of a namespace, instead of one topic.",
+        help="Apply to all topics of a namespace instead of one topic.",
         show_default=False,
     ),
 ]
@@ -73,8 +73,8 @@ def show(
         ),
     ],
 ) -> Coroutine[Any, Any, int]:
-    """Show the policy in effect for a topic, and on which level each value was set. Of a namespace,
-    show what was set there with `policy set`.
+    """Show the effective policy of a topic, and the level that sets each value. For a namespace,
+    show what `policy set` has set there.
     """
     if name.count("/") == 1:
         return _show_level(run, {"namespace": _namespace(name)})
@@ -89,7 +89,9 @@ def set_(
     namespace: Namespace = "",
     enabled: Annotated[
         bool | None,
-        typer.Option("--enabled/--disabled", help="Whether it deduplicates.", show_default=False),
+        typer.Option(
+            "--enabled/--disabled", help="Turn deduplication on or off.", show_default=False
+        ),
     ] = None,
     max_producers: Annotated[
         int | None,
@@ -98,12 +100,14 @@ def set_(
             metavar="N",
             min=1,
             max=PRODUCERS_MAX,
-            help="How many producers of a topic are remembered.",
+            help="Maximum number of producers that a topic tracks.",
         ),
     ] = None,
     on_full: Annotated[
         OnFull | None,
-        typer.Option("--on-full", help="What happens to one more of them."),
+        typer.Option(
+            "--on-full", help="On one more producer: evict the longest inactive one, or refuse."
+        ),
     ] = None,
     inactivity_timeout: Annotated[
         int | None,
@@ -112,7 +116,7 @@ def set_(
             metavar="MINUTES",
             min=0,
             max=INACTIVITY_TIMEOUT_MINUTES_MAX,
-            help="After how long an inactive producer is forgotten; 0: never.",
+            help="Drop a producer after this time without a message; 0: never.",
         ),
     ] = None,
     snapshot_entries: Annotated[
@@ -122,7 +126,7 @@ def set_(
             metavar="N",
             min=0,
             max=SNAPSHOT_ENTRIES_MAX,
-            help="After how many entries a snapshot is taken; 0: not by count.",
+            help="Take a snapshot after this many entries; 0: not by count.",
         ),
     ] = None,
     snapshot_interval: Annotated[
@@ -132,14 +136,14 @@ def set_(
             metavar="SECONDS",
             min=0,
             max=SNAPSHOT_INTERVAL_MAX_S,
-            help="After how long with new entries a snapshot is taken; 0: not by time.",
+            help="Take a snapshot this long after a new entry; 0: not by time.",
         ),
     ] = None,
 ) -> Coroutine[Any, Any, int]:
-    """Set the policy of a topic or a namespace, in place of all that was set there before.
+    """Set the policy of a topic or a namespace, replacing everything set there before.
 
-    What is not given is left to the level above. It counts on every replica once this ends, and
-    wins over what the policy file says on the same level.
+    Values that are not given come from the level above. The policy is in effect on all replicas
+    when the command ends, and overrides the policy file on the same level.
     """
     values = pb.PolicyValues(
         enabled=enabled,
@@ -152,13 +156,13 @@ def set_(
         snapshot_interval_s=snapshot_interval,
     )
     if values == pb.PolicyValues():
-        raise WrongUsage("nothing is to be set: `policy unset` removes what was")
+        raise WrongUsage("no value given; use `policy unset` to remove a policy")
     return _set(run, _level(topic, namespace), values)
 
 
 @command(app, "unset")
 def unset(run: Run, topic: Topic = "", *, namespace: Namespace = "") -> Coroutine[Any, Any, int]:
-    """Remove what was set with `policy set`. What the policy file says counts again."""
+    """Remove what `policy set` has set. The policy file applies again."""
     return _set(run, _level(topic, namespace), pb.PolicyValues())
 
 
@@ -203,7 +207,7 @@ def _put(run: Run, level: dict[str, str], values: pb.PolicyValues) -> None:
 
 def _level(topic: str, namespace: str) -> dict[str, str]:
     if bool(topic) == bool(namespace):
-        raise WrongUsage("a policy is one of TOPIC, or of --namespace")
+        raise WrongUsage("give either TOPIC or --namespace")
     return {"namespace": _namespace(namespace)} if namespace else {"topic": str(topic_name(topic))}
 
 
@@ -212,7 +216,9 @@ def _namespace(text: str) -> str:
         return TopicName.parse(f"{text}/a").namespace
     except InvalidNameError as error:
         raise WrongUsage(
-            "a namespace is tenant/namespace", reason="INVALID_POLICY", details={"namespace": text}
+            "the namespace must be tenant/namespace",
+            reason="INVALID_POLICY",
+            details={"namespace": text},
         ) from error
 
 

@@ -120,35 +120,34 @@ def publish(
     topic: Annotated[
         str,
         typer.Argument(
-            metavar="TOPIC", help="The topic; created if policy allows.", show_default=False
+            metavar="TOPIC", help="The topic; created if the ledger allows it.", show_default=False
         ),
     ],
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Where the lines are; -: standard input.")
+        str, typer.Argument(metavar="FILE", help="Input file; - for standard input.")
     ] = "-",
     *,
     as_whole: Annotated[
         bool,
-        typer.Option(
-            "--whole", help="FILE is one message: its bytes are the payload, as they are."
-        ),
+        typer.Option("--whole", help="Publish the bytes of FILE as the payload of one message."),
     ] = False,
     producer: Annotated[
         str | None,
         typer.Option(
             "--producer",
             metavar="NAME",
-            help="The producer's name, by which duplicates are recognised. Without one the "
-            "service assigns a name that nobody has had.",
+            help="The producer's name, by which duplicates are recognised. Without it the "
+            "service assigns a unique name.",
         ),
     ] = None,
     takeover: Annotated[
-        bool, typer.Option("--takeover", help="Take the name from a producer that is using it.")
+        bool, typer.Option("--takeover", help="Take over the name from a connected producer.")
     ] = False,
     batch: Annotated[
         bool,
         typer.Option(
-            "--batch", help="Collect messages into batches. None is cut: large ones are refused."
+            "--batch",
+            help="Batch messages. Messages too large for an entry are refused, not split.",
         ),
     ] = False,
     filter_properties: Annotated[
@@ -172,7 +171,7 @@ def publish(
         ),
     ] = None,
     compression: Annotated[
-        Compression, typer.Option("--compression", help="Compress each entry.")
+        Compression, typer.Option("--compression", help="Compression of each entry.")
     ] = Compression.NONE,
     initial_sequence_id: Annotated[
         int | None,
@@ -181,26 +180,26 @@ def publish(
             metavar="N",
             min=0,
             max=SEQUENCE_ID_MAX - 1,
-            help="The last sequence id that counts as published, where the service knows nothing "
+            help="The last sequence id that counts as published, if the service does not know "
             "of the name.",
         ),
     ] = None,
 ) -> Coroutine[Any, Any, int]:
-    """Publish messages, each exactly once: a JSON object a line.
+    """Publish messages exactly once, from one JSON object per line.
 
     {"payload": "...", "key": "...", "properties": {"name": "value"}, "sequence_id": 7,
     "event_time_ms": 1700000000000, "ordering_key": "..."}
 
-    Bytes that are no text go into payload_base64 and ordering_key_base64. Only the payload is
-    required; either every line has a sequence_id, or none does. With -o json each message that is
-    stored, now or before, gives a line: {"message_id", "sequence_id", "duplicate"}.
+    Binary data goes into payload_base64 and ordering_key_base64. Only the payload is required;
+    sequence_id must be set on all lines or none. With -o json, each message that is stored now or
+    was before is printed as {"message_id", "sequence_id", "duplicate"}.
 
-    A message that is too large for one entry is cut into chunks, and read as one message again. Its
-    id names the first chunk and the last: FIRST;LAST.
+    A message that is too large for one entry is split into chunks and read as one message. Its id
+    names the first and the last chunk: FIRST;LAST.
     """
     name = topic_name(topic)
     if takeover and producer is None:
-        raise WrongUsage("--takeover needs --producer")
+        raise WrongUsage("--takeover requires --producer")
     if producer is not None:
         _check_producer(producer)
     options = _Options(
@@ -219,7 +218,9 @@ def _batching(filter_properties: list[str], *, batch: bool) -> Batching | None:
     """How messages are batched; None: they are not."""
     if not batch:
         if filter_properties:
-            raise WrongUsage("--filter-property needs --batch: without, filters see all properties")
+            raise WrongUsage(
+                "--filter-property requires --batch: without it, filters see all properties"
+            )
         return None
     try:
         return Batching(filter_properties=filter_properties)
@@ -232,10 +233,10 @@ def _chunking(chunk_bytes: int | None, *, batch: bool) -> Chunking | None:
     if chunk_bytes is None:
         return None if batch else Chunking()
     if batch:
-        raise WrongUsage("--batch and --chunk-bytes exclude each other: no batch is cut")
+        raise WrongUsage("--batch and --chunk-bytes are mutually exclusive")
     if 0 < chunk_bytes < CHUNK_BYTES_MIN:
         raise WrongUsage(
-            f"--chunk-bytes is 0, or at least {CHUNK_BYTES_MIN}",
+            f"--chunk-bytes must be 0 or at least {CHUNK_BYTES_MIN:,}",
             details={"chunk_bytes": str(chunk_bytes)},
         )
     return Chunking(chunk_bytes)

@@ -29,38 +29,36 @@ def read(
         typer.Option(
             "--from",
             metavar="PLACE",
-            help="earliest, latest, or a message's id. That of a large message has a semicolon, "
+            help="earliest, latest, or a message id. Quote the id of a large message: it has a "
             "and stands in quotes.",
         ),
     ] = EARLIEST,
     exclusive: Annotated[
-        bool, typer.Option("--exclusive", help="Start after the message of that id.")
+        bool, typer.Option("--exclusive", help="Start after the message with that id.")
     ] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for messages that are yet to come.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new messages.")] = False,
     skip_damaged: Annotated[
         bool,
-        typer.Option("--skip-damaged", help="Go on behind messages that cannot be read."),
+        typer.Option("--skip-damaged", help="Skip messages that cannot be read."),
     ] = False,
     count: Annotated[
         int | None,
-        typer.Option("-n", metavar="MAX", min=1, help="End after so many messages."),
+        typer.Option("-n", metavar="MAX", min=1, help="Stop after this many messages."),
     ] = None,
 ) -> Coroutine[Any, Any, int]:
-    """Read a topic's messages, in order.
+    """Print a topic's messages in order.
 
-    As JSON a message's payload is text where it is valid UTF-8, and payload_base64 where it is not.
+    In JSON, a payload that is valid UTF-8 is in payload, any other in payload_base64.
 
-    A large message comes once, whole, at the place of its last chunk. When chunks were left out
-    because they make no message, a line on standard error says so at the end, with the reasons.
+    A large message is printed once, at the place of its last chunk. If chunks of incomplete
+    messages were skipped, a line on standard error says so at the end, with the reasons.
 
-    A line on standard error says in its place which messages were trimmed before they were read,
-    and with --skip-damaged which cannot be read; without it the first of these ends the command.
+    Messages that were trimmed before they were read are reported on standard error, and so are
+    unreadable ones with --skip-damaged; without it the first of them ends the command.
     """
     place = _place(start)
     if exclusive and not isinstance(place, MessageId):
-        raise WrongUsage("--exclusive needs --from with a message's id")
+        raise WrongUsage("--exclusive requires --from with a message id")
     what = _What(place, inclusive=not exclusive, follow=follow, skip_damaged=skip_damaged)
     return _read(run, topic_name(topic), what, count)
 
@@ -129,7 +127,7 @@ async def messages(
                     async with asyncio.timeout(limit_s):
                         message = await reader.read()
                 except TimeoutError:
-                    raise UnavailableError("nothing was read in time") from None
+                    raise UnavailableError("the ledger service did not answer in time") from None
                 except (DataLossError, MessageTooLargeError):
                     missed = reader.skip() if skip_damaged else None
                     if missed is None:
@@ -161,6 +159,7 @@ def _place(text: str) -> Start:
         return MessageId.parse(text)
     except ValueError:
         raise WrongUsage(
-            "--from is earliest, latest, or a message's id (LEDGER:ENTRY, or as read shows it)",
+            "--from must be earliest, latest, or a message id (LEDGER:ENTRY, or as printed by "
+            "read)",
             details={"from": text},
         ) from None

@@ -148,8 +148,8 @@ class Dispatcher:
             if error.reason != "NOT_OWNER":
                 raise
             raise InUseError(
-                f"the subscription is changing hands: after {REDIRECTS_MAX} redirections the "
-                f"dispatcher service at {target} does not have it, either",
+                f"the subscription is changing owners: after {REDIRECTS_MAX} redirects the "
+                f"dispatcher at {target} does not own it either",
                 reason=error.reason,
                 details=error.details,
                 retry_after_s=error.retry_after_s,

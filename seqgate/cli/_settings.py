@@ -157,7 +157,7 @@ def resolve(
     )
     timeout_s = TIMEOUT_DEFAULT_S if timeout_s is None else timeout_s
     if not 0 < timeout_s <= TIMEOUT_MAX_S:
-        raise InvalidSettings(f"--timeout is more than 0 and at most {TIMEOUT_MAX_S:.0f} seconds")
+        raise InvalidSettings(f"--timeout must be above 0 and at most {TIMEOUT_MAX_S:.0f} seconds")
     services = (
         ledger_setting,
         dedup_setting,
@@ -188,16 +188,16 @@ def _security(
     paths = {each: None if it is None else Path(it.value) for each, it in named.items()}
     authorities, certificate, key = (paths[each] for each in FILES[:3])
     if (certificate is None) != (key is None):
-        raise InvalidSettings("a certificate and its key (--key-file) are given together")
+        raise InvalidSettings("--certificate-file and --key-file must be given together")
     if authorities is None and certificate is not None:
-        raise InvalidSettings("a certificate is shown over TLS only: --ca-file is missing")
+        raise InvalidSettings("--certificate-file requires TLS: give --ca-file")
     shown = paths["token_file"] or token or None
     if shown is not None and authorities is None:
         for service in services:
             if not is_loopback(service.value):
                 raise InvalidSettings(
-                    f"a token is not sent to {service.value} ({service.source}) without TLS: "
-                    "--ca-file is missing"
+                    f"will not send a token to {service.value} ({service.source}) without TLS: "
+                    "give --ca-file"
                 )
     return Security(None if authorities is None else TLS(authorities, certificate, key), shown)
 
@@ -215,7 +215,7 @@ def load(environment: Environment) -> Config:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if given:
-            raise InvalidSettings(f"{path}: there is no such file (SEQGATE_CONFIG)") from None
+            raise InvalidSettings(f"{path}: file not found (SEQGATE_CONFIG)") from None
         return Config(path)
     except OSError as error:
         raise InvalidSettings(f"{path}: {error.strerror}") from error
@@ -235,7 +235,7 @@ def _config(path: Path, values: Mapping[str, Any]) -> Config:
     _known(path, "", values, {"current", "contexts"})
     tables = values.get("contexts", {})
     if not isinstance(tables, dict) or not all(isinstance(each, dict) for each in tables.values()):
-        raise InvalidSettings(f"{path}: contexts are tables: [contexts.NAME]")
+        raise InvalidSettings(f"{path}: contexts must be tables: [contexts.NAME]")
     contexts = {}
     for name, table in tables.items():
         services = {each.name for each in fields(Context)}
@@ -243,7 +243,7 @@ def _config(path: Path, values: Mapping[str, Any]) -> Config:
         for key, value in table.items():
             if not isinstance(value, str):
                 what = "the name of a file" if key in FILES else "HOST:PORT"
-                raise InvalidSettings(f"{path}: contexts.{name}.{key} is a text, {what}")
+                raise InvalidSettings(f"{path}: contexts.{name}.{key} must be a string, {what}")
         contexts[name] = Context(**table)
     config = Config(path, values.get("current"), contexts)
     if config.current is not None:
@@ -261,7 +261,7 @@ def _context(config: Config, name: str) -> Context:
     try:
         return config.contexts[name]
     except (KeyError, TypeError):
-        raise InvalidSettings(f"{config.path}: there is no context {name!r}") from None
+        raise InvalidSettings(f"{config.path}: context {name!r} not found") from None
 
 
 def _first(*settings: Setting) -> Setting | None:

@@ -34,20 +34,20 @@ SAID: Final = ("processed", "accepted", "rejected", "rescheduled", "failed")
 LISTED: Final = 1_000
 """How many subscriptions a page has."""
 
-app = group("Who gets a topic's messages, and why somebody does not.")
+app = group("Manage subscriptions, and explain why messages are not delivered.")
 app.add_typer(filter_, name="filter")
 command(app, "analyze")(analyze)
 
 
 @command(app, "list")
 def list_(run: Run, topic: Topic) -> Coroutine[Any, Any, int]:
-    """List a topic's subscriptions, in the order of their names."""
+    """List a topic's subscriptions, sorted by name."""
     return _list(run, str(topic_name(topic)))
 
 
 @command(app, "show")
 def show(run: Run, topic: Topic, name: Name) -> Coroutine[Any, Any, int]:
-    """Show a subscription: how far it has come, its properties, and who has it."""
+    """Show a subscription: its position, its properties and its owner."""
     request = pb.GetSubscriptionRequest(
         topic=str(topic_name(topic)), subscription=subscription_name(name)
     )
@@ -65,16 +65,13 @@ def create(
     ),
     properties: Annotated[
         list[str] | None,
-        typer.Option(
-            "--property", metavar="NAME=VALUE", help="A property; may be given several times."
-        ),
+        typer.Option("--property", metavar="NAME=VALUE", help="A property; repeatable."),
     ] = None,
 ) -> Coroutine[Any, Any, int]:
-    """Create a subscription, unless it exists: then it stays as it is.
+    """Create a subscription. An existing one is left unchanged.
 
-    Of a message in a batch, the whole batch will be next, and a large message is read from its
-    first chunk on. A time means the first message that was stored then or later, by the ledger's
-    clock.
+    For a message in a batch, delivery starts with the whole batch; for a large message, with its
+    first chunk. A time means the first message stored at or after it, by the ledger's clock.
     """
     request = pb.CreateSubscriptionRequest(
         topic=str(topic_name(topic)),
@@ -93,10 +90,12 @@ def delete(
     *,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Also when consumers are connected: their streams end."),
+        typer.Option(
+            "--force", help="Delete it even with connected consumers, and disconnect them."
+        ),
     ] = False,
 ) -> Coroutine[Any, Any, int]:
-    """Delete a subscription, and what it has acknowledged."""
+    """Delete a subscription and its acknowledgements."""
     request = pb.DeleteSubscriptionRequest(
         topic=str(topic_name(topic)), subscription=subscription_name(name), force=force
     )
@@ -111,10 +110,10 @@ def reset(
     *,
     to: Annotated[str, typer.Option("--to", metavar="PLACE", help=PLACE_HELP, show_default=False)],
 ) -> Coroutine[Any, Any, int]:
-    """Move a subscription, backwards too. What was acknowledged beyond the place is forgotten.
+    """Move a subscription forwards or backwards. Acknowledgements beyond the place are discarded.
 
-    Consumers stay connected; what they have in flight counts no more. Of a message in a batch, the
-    whole batch will be next, and a large message is read from its first chunk on.
+    Consumers stay connected; their deliveries in flight become stale. For a message in a batch,
+    delivery starts with the whole batch; for a large message, with its first chunk.
     """
     request = pb.ResetSubscriptionRequest(
         topic=str(topic_name(topic)),
@@ -132,20 +131,16 @@ def set_(
     *,
     put: Annotated[
         list[str] | None,
-        typer.Option(
-            "--put", metavar="NAME=VALUE", help="Set a property; may be given several times."
-        ),
+        typer.Option("--put", metavar="NAME=VALUE", help="Set a property; repeatable."),
     ] = None,
     remove: Annotated[
         list[str] | None,
-        typer.Option(
-            "--remove", metavar="NAME", help="Remove a property; may be given several times."
-        ),
+        typer.Option("--remove", metavar="NAME", help="Remove a property; repeatable."),
     ] = None,
 ) -> Coroutine[Any, Any, int]:
-    """Change a subscription's properties. Removing one that it does not have changes nothing."""
+    """Change a subscription's properties. Removing one that is not set is not an error."""
     if not put and not remove:
-        raise WrongUsage("there is nothing to set: give --put or --remove")
+        raise WrongUsage("give --put or --remove")
     request = pb.UpdateSubscriptionPropertiesRequest(
         topic=str(topic_name(topic)),
         subscription=subscription_name(name),
@@ -168,13 +163,13 @@ def report(
             metavar="MAX",
             min=1,
             max=KEYS_MAX,
-            help="How many keys that wait are listed, those that wait longest first.",
+            help="Number of waiting keys to list, those that wait longest first.",
         ),
     ] = KEYS_DEFAULT,
 ) -> Coroutine[Any, Any, int]:
-    """Show what a subscription is doing: its consumers, the keys that wait, and why they do.
+    """Show a subscription's consumers, its waiting keys, and what each key waits for.
 
-    Counts of deliveries are since the instance of the service has the subscription.
+    Delivery counts start when the dispatcher instance takes the subscription.
     """
     request = pb.ReportRequest(
         topic=str(topic_name(topic)), subscription=subscription_name(name), keys_max=keys
@@ -197,7 +192,7 @@ def explain(
     ] = None,
     id_: Annotated[
         str | None,
-        typer.Option("--id", metavar="ID", help="A message's id.", show_default=False),
+        typer.Option("--id", metavar="ID", help="A message id.", show_default=False),
     ] = None,
 ) -> Coroutine[Any, Any, int]:
     """Tell why a key's messages, or one message, are not delivered: the nearest reason first."""
@@ -222,8 +217,8 @@ def release_key(
     *,
     is_base64: Annotated[bool, typer.Option("--base64", help="KEY is base64, not text.")] = False,
 ) -> Coroutine[Any, Any, int]:
-    """Let a key go on that is held since one of its messages went to the dead letter topic, or
-    whose messages all go there since."""
+    """Resume delivery of a key that is held after a dead letter, or whose messages all go to the
+    dead letter topic since."""
     request = pb.ReleaseKeyRequest(
         topic=str(topic_name(topic)),
         subscription=subscription_name(name),

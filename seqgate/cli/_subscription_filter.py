@@ -28,7 +28,7 @@ _FILTER: Final = re.compile(
     r"(?P<name>[^=]+?)(:(?P<version>[0-9]{1,19}))?=(?P<expression>.+)", re.S
 )
 
-app = group("What a subscription filters by.")
+app = group("Show and set the filters of a subscription.")
 
 
 class OnFailure(StrEnum):
@@ -55,7 +55,7 @@ Given = Annotated[
 StartAt = Annotated[
     str | None, typer.Option("--start", metavar="PLACE", help=START_HELP, show_default=False)
 ]
-Nothing = Annotated[bool, typer.Option("--none", help="No filters.")]
+Nothing = Annotated[bool, typer.Option("--none", help="Remove all filters.")]
 
 
 @command(app, "set")
@@ -70,16 +70,16 @@ def set_(
         OnFailure,
         typer.Option(
             "--on-failure",
-            help="What becomes of an entry when a filter fails, or the filter service does not "
+            help="What happens to an entry when a filter fails, or the filter service does not "
             "answer in time.",
         ),
     ] = OnFailure.PARK,
     start_at: StartAt = None,
 ) -> Coroutine[Any, Any, int]:
-    """Filter a subscription: what the filters reject counts as acknowledged.
+    """Set the filters of a subscription. Entries that they reject count as acknowledged.
 
-    The first filter that does not accept decides. One that is wrong refuses all of them, and
-    nothing changes. Where the place was read already, what waits from there on is judged anew.
+    The first filter that does not accept an entry decides. If one filter is invalid, none is set.
+    Waiting entries from the start place on are evaluated again.
     """
     request = _request(topic, name, start_at)
     request.policy = pb.FailurePolicy.Value(f"FAILURE_POLICY_{on_failure.name}")
@@ -97,9 +97,9 @@ def shadow(
     none: Nothing = False,
     start_at: StartAt = None,
 ) -> Coroutine[Any, Any, int]:
-    """Count what filters would say, beside those that are applied: `subscription report` tells.
+    """Count the verdicts of filters without applying them; `subscription report` shows the counts.
 
-    Nothing is delivered or withheld because of them, and nothing waits for them.
+    Shadow filters never affect or delay delivery.
     """
     request = _request(topic, name, start_at)
     request.mode = pb.FILTER_MODE_SHADOW
@@ -108,7 +108,7 @@ def shadow(
 
 @command(app, "show")
 def show(run: Run, topic: Topic, name: Name) -> Coroutine[Any, Any, int]:
-    """Show the filters that entries which are not acknowledged still need, and the last changes."""
+    """Show the filters that unacknowledged entries still need, and the latest changes."""
     request = pb.GetFiltersRequest(
         topic=str(topic_name(topic)), subscription=subscription_name(name)
     )
@@ -128,14 +128,12 @@ def analyze(
             metavar="MAX",
             min=1,
             max=ENTRIES_MAX,
-            help="How many entries are looked at.",
+            help="Maximum number of entries to evaluate.",
         ),
     ] = 10_000,
     seconds: Annotated[
         int,
-        typer.Option(
-            "--seconds", metavar="MAX", min=1, max=SECONDS_MAX, help="How long that may take."
-        ),
+        typer.Option("--seconds", metavar="MAX", min=1, max=SECONDS_MAX, help="Maximum duration."),
     ] = 10,
 ) -> Coroutine[Any, Any, int]:
     """Tell what a subscription's filters make of what is not acknowledged; or what others would,
@@ -274,14 +272,14 @@ def _request(topic: str, name: str, start_at: str | None) -> pb.SetFiltersReques
 
 def _given(filters: Sequence[str] | None, *, none: bool) -> list[filter_pb2.Filter]:
     if none == bool(filters):
-        raise WrongUsage("give filters, or --none")
+        raise WrongUsage("give filters or --none")
     return [_parsed(each) for each in filters or ()]
 
 
 def _parsed(text: str) -> filter_pb2.Filter:
     found = _FILTER.fullmatch(text)
     if found is None:
-        raise WrongUsage("a filter is NAME=EXPR or NAME:VERSION=EXPR", details={"given": text})
+        raise WrongUsage("a filter must be NAME=EXPR or NAME:VERSION=EXPR", details={"given": text})
     version = int(found["version"] or 0)
     return filter_pb2.Filter(name=found["name"], version=version, expression=found["expression"])
 

@@ -37,7 +37,9 @@ def top(
     run: Run,
     pattern: Annotated[
         str,
-        typer.Argument(metavar="PATTERN", help="Which topics: a name, with *, ? and [abc]."),
+        typer.Argument(
+            metavar="PATTERN", help="Topics to show: a name with the wildcards *, ? and [abc]."
+        ),
     ] = "*",
     *,
     interval: Annotated[
@@ -47,25 +49,25 @@ def top(
             metavar="SECONDS",
             min=INTERVAL_MIN_S,
             max=INTERVAL_MAX_S,
-            help="How far apart frames are.",
+            help="Interval between frames.",
         ),
     ] = INTERVAL_S,
     once: Annotated[
-        bool, typer.Option("--once", help="One frame, of what goes on during one interval.")
+        bool, typer.Option("--once", help="Print one frame, measured over one interval, and exit.")
     ] = False,
     sort: Annotated[
         Sort,
-        typer.Option("--sort", help="By what topics are sorted, the largest first."),
+        typer.Option("--sort", help="Sort order of topics, largest first."),
     ] = Sort.NAME,
 ) -> Coroutine[Any, Any, int]:
-    """Show what goes on: topics, rates in and out, verdicts, lag, and which keys wait for what.
+    """Monitor topics: rates in and out per second, verdicts, lag, and what keys wait for.
 
-    On a terminal one frame takes the place of the other; q ends it, and s sorts by something else.
-    As JSON a frame is one object. Rates are a second. A service that is away is named, and the rest
-    goes on; with --once the exit code is 3 then.
+    On a terminal, frames replace each other; q quits and s changes the sort order. In JSON, a
+    frame is one object. Unreachable services are listed and the rest is shown; with --once the
+    exit code is then 3.
 
-    Asking changes nothing: of a subscription that no dispatcher has, only its lag is shown. At most
-    200 topics are looked at, and 100 subscriptions of each.
+    Read-only: for a subscription that no dispatcher owns, only its lag is shown. Limited to 200
+    topics with 100 subscriptions each.
     """
     return _top(run, pattern, interval, sort.value, once=once)
 

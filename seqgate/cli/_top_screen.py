@@ -34,10 +34,10 @@ def summary(frame: Mapping[str, Any]) -> list[str]:
         f"blocked keys {_sum(topics, 'blocked_keys')}"
     ]
     if frame["topics_left_out"]:
-        lines.append(f"{frame['topics_left_out']} more topics match, and are not looked at")
+        lines.append(f"{frame['topics_left_out']} more topics match and are not shown")
     for service, error in frame["away"].items():
         reason = f" ({error['reason']})" if error["reason"] else ""
-        lines.append(f"{service} is away: {shown(error['message'])}{reason}")
+        lines.append(f"{service} is unreachable: {shown(error['message'])}{reason}")
     return lines
 
 

@@ -30,7 +30,7 @@ TAIL_MAX: Final = 100_000
 FARTHER: Final = 8
 """How many times more entries `tail` looks at, while it has not found enough messages."""
 
-app = group("Topics, and what was published last.")
+app = group("List, inspect and trim topics.")
 
 
 @command(app, "ls")
@@ -40,7 +40,7 @@ async def ls(
         str,
         typer.Argument(
             metavar="PREFIX",
-            help="Only names that start so; without a slash, names in public/default.",
+            help="List only names with this prefix; without a slash, names in public/default.",
             show_default=False,
         ),
     ] = "",
@@ -56,9 +56,9 @@ async def ls(
 
 @command(app, "stat")
 def stat(run: Run, topic: Topic) -> Coroutine[Any, Any, int]:
-    """Show a topic, and how its deduplication stands.
+    """Show a topic and its deduplication state.
 
-    Where the dedup service does not answer, that part is left out.
+    If the dedup service does not answer, that part is omitted.
     """
     return _stat(run, topic_name(topic))
 
@@ -70,15 +70,15 @@ def tail(
     *,
     count: Annotated[
         int,
-        typer.Option("-n", metavar="N", min=0, max=TAIL_MAX, help="How many messages."),
+        typer.Option("-n", metavar="N", min=0, max=TAIL_MAX, help="Number of messages to show."),
     ] = 10,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Then wait for messages that are yet to come.")
+        bool, typer.Option("--follow", "-f", help="Then wait for new messages.")
     ] = False,
 ) -> Coroutine[Any, Any, int]:
     """Show a topic's last messages.
 
-    A table shows how each payload starts; JSON has it whole.
+    A table shows the start of each payload, JSON all of it.
     """
     return _tail(run, topic_name(topic), count, follow=follow)
 
@@ -94,10 +94,10 @@ def trim(
         ),
     ],
 ) -> Coroutine[Any, Any, int]:
-    """Remove a topic's first messages, for good.
+    """Permanently remove a topic's first messages.
 
-    Only what every cursor of the topic has acknowledged goes. Of a message in a batch, the whole
-    batch is kept, and of a large message all chunks.
+    Only messages that every cursor of the topic has acknowledged are removed. If BEFORE is in a
+    batch, the whole batch is kept; if it is a large message, all its chunks.
     """
     return _trim(run, topic_name(topic), first_entry(message_id("BEFORE", before))[0])
 

@@ -224,7 +224,7 @@ SERVER_CALLS: Final = Metric(
     "rpc.server.call.duration",
     Kind.HISTOGRAM,
     "s",
-    "How long a call took, from its first byte to its end; a stream lasts as long as it is open",
+    "Duration of calls, from first byte to end; of streams, while they are open",
     SERVICES,
     (RPC_SYSTEM, RPC_METHOD, RPC_CODE, SERVER_ERROR),
     DURATIONS_S,
@@ -233,7 +233,7 @@ CLIENT_CALLS: Final = Metric(
     "rpc.client.call.duration",
     Kind.HISTOGRAM,
     "s",
-    "How long a call to another service took",
+    "Duration of calls to other services",
     ("ledger", "dedup", "dispatcher"),
     (RPC_SYSTEM, RPC_METHOD, RPC_CODE, CLIENT_ERROR),
     DURATIONS_S,
@@ -243,7 +243,7 @@ CPU_TIME: Final = Metric(
     "process.cpu.time",
     Kind.COUNTER,
     "s",
-    "Processor time of the process, all threads together",
+    "CPU time of the process, all threads",
     SERVICES,
     (CPU_MODE,),
 )
@@ -251,42 +251,40 @@ MEMORY: Final = Metric(
     "process.memory.usage",
     Kind.UP_DOWN,
     "By",
-    "Memory that the process has (resident)",
+    "Resident memory of the process",
     SERVICES,
 )
 OPEN_FILES: Final = Metric(
     "process.unix.file_descriptor.count",
     Kind.UP_DOWN,
     "{file_descriptor}",
-    "Files and sockets that the process has open",
+    "Open files and sockets of the process",
     SERVICES,
 )
 OPEN_FILES_MAX: Final = Metric(
     "seqgate.process.file_descriptor.limit",
     Kind.GAUGE,
     "{file_descriptor}",
-    "How many it may have open",
+    "Limit of open files and sockets",
     SERVICES,
 )
 UPTIME: Final = Metric(
-    "process.uptime", Kind.GAUGE, "s", "How long the process has been serving", SERVICES
+    "process.uptime", Kind.GAUGE, "s", "Time since the process started serving", SERVICES
 )
 LOOP_LAG: Final = Metric(
     "seqgate.process.event_loop.lag",
     Kind.HISTOGRAM,
     "s",
-    "How late the event loop comes to what is due, looked at once a second",
+    "Delay of a timer on the event loop, sampled once a second",
     SERVICES,
     bounds=STEPS_S,
 )
-STREAMS: Final = Metric(
-    "seqgate.streams", Kind.UP_DOWN, "{stream}", "Streams that are open", SERVICES
-)
+STREAMS: Final = Metric("seqgate.streams", Kind.UP_DOWN, "{stream}", "Open streams", SERVICES)
 BUSY: Final = Metric(
     "seqgate.busy",
     Kind.COUNTER,
     "{refusal}",
-    "Calls, streams, and messages of streams that were refused with SERVICE_BUSY, by the limit",
+    "Calls, streams and stream messages refused with SERVICE_BUSY, by limit",
     SERVICES,
     (BUSY_LIMIT,),
 )
@@ -294,7 +292,7 @@ DENIALS: Final = Metric(
     "seqgate.denials",
     Kind.COUNTER,
     "{denial}",
-    "Messages and calls that were denied for who the caller is, or is not",
+    "Calls and stream messages denied by authentication or access rules, by reason",
     SERVICES,
     (DENIAL, RPC_METHOD),
     is_optional=True,
@@ -306,7 +304,7 @@ RECEIPTS: Final = Metric(
     "seqgate.ledger.receipts",
     Kind.COUNTER,
     "{receipt}",
-    "Answers to publications, by what became of them",
+    "Receipts sent to producers, by status",
     _LEDGER,
     (TOPIC, STATUS),
 )
@@ -314,7 +312,7 @@ APPENDED_ENTRIES: Final = Metric(
     "seqgate.ledger.appended.entries",
     Kind.COUNTER,
     "{entry}",
-    "Entries that were stored",
+    "Entries appended",
     _LEDGER,
     (TOPIC,),
 )
@@ -322,7 +320,7 @@ APPENDED_MESSAGES: Final = Metric(
     "seqgate.ledger.appended.messages",
     Kind.COUNTER,
     "{message}",
-    "Messages that were stored; a chunk of a large one counts as one",
+    "Messages appended; each chunk counts as one",
     _LEDGER,
     (TOPIC,),
 )
@@ -330,7 +328,7 @@ APPENDED_SIZE: Final = Metric(
     "seqgate.ledger.appended.size",
     Kind.COUNTER,
     "By",
-    "Bytes of entries that were stored: payloads, and what is said of them",
+    "Bytes appended: payloads and metadata",
     _LEDGER,
     (TOPIC,),
 )
@@ -338,7 +336,7 @@ GROUP_ENTRIES: Final = Metric(
     "seqgate.ledger.group.entries",
     Kind.HISTOGRAM,
     "{entry}",
-    "How many entries of a topic were stored together",
+    "Entries per group commit of a topic",
     _LEDGER,
     bounds=ENTRIES,
 )
@@ -346,7 +344,7 @@ GROUP_SIZE: Final = Metric(
     "seqgate.ledger.group.size",
     Kind.HISTOGRAM,
     "By",
-    "How many bytes of a topic were stored together",
+    "Bytes per group commit of a topic",
     _LEDGER,
     bounds=SIZES,
 )
@@ -354,8 +352,7 @@ APPEND_DURATION: Final = Metric(
     "seqgate.ledger.append.duration",
     Kind.HISTOGRAM,
     "s",
-    "How long a group took from when it was handed to the store until it was durable (the commit, "
-    "and the wait for the one before)",
+    "Duration of group commits: the commit and the wait for the previous one",
     _LEDGER,
     (APPEND_OUTCOME,),
     STEPS_S,
@@ -364,8 +361,7 @@ JUDGE_DURATION: Final = Metric(
     "seqgate.ledger.dedup.duration",
     Kind.HISTOGRAM,
     "s",
-    "How long deduplication took for one question of a topic's writer, there and back. They travel "
-    "on a stream, whose own duration says nothing of that",
+    "Round trip of a request to the dedup service, which travels on a stream",
     _LEDGER,
     (OPERATION, ANSWER_OUTCOME),
     STEPS_S,
@@ -374,7 +370,7 @@ TOPICS: Final = Metric(
     "seqgate.ledger.topics",
     Kind.UP_DOWN,
     "{topic}",
-    "Topics that this instance writes now; those that wait for a rebuild refuse with RECOVERING",
+    "Topics open for writing, by state; waiting_for_rebuild refuses with RECOVERING",
     _LEDGER,
     (TOPIC_STATE,),
 )
@@ -382,7 +378,7 @@ PRODUCERS: Final = Metric(
     "seqgate.ledger.producers",
     Kind.UP_DOWN,
     "{producer}",
-    "Producers that are connected",
+    "Connected producers",
     _LEDGER,
     (TOPIC,),
 )
@@ -390,14 +386,14 @@ PRODUCERS_MAX: Final = Metric(
     "seqgate.ledger.producers.limit",
     Kind.GAUGE,
     "{producer}",
-    "How many may be, of all topics (publish_streams_max)",
+    "Limit of connected producers, all topics (publish_streams_max)",
     _LEDGER,
 )
 UNANSWERED: Final = Metric(
     "seqgate.ledger.unanswered.messages",
     Kind.UP_DOWN,
     "{message}",
-    "Messages that were taken from producers and have no receipt yet",
+    "Messages received from producers without a receipt yet",
     _LEDGER,
     (TOPIC,),
 )
@@ -405,7 +401,7 @@ RECOVERIES: Final = Metric(
     "seqgate.ledger.recoveries",
     Kind.COUNTER,
     "{recovery}",
-    "How often a topic's writer stopped judging, to bring deduplication and log to agreement again",
+    "Recoveries: times that a topic stopped to align deduplication state with its log",
     _LEDGER,
     (CAUSE,),
 )
@@ -413,7 +409,7 @@ RECOVERY_DURATION: Final = Metric(
     "seqgate.ledger.recovery.duration",
     Kind.HISTOGRAM,
     "s",
-    "How long that took, once it is over",
+    "Duration of finished recoveries",
     _LEDGER,
     (CAUSE,),
     WAITS_S,
@@ -422,8 +418,7 @@ TOPIC_FAILURES: Final = Metric(
     "seqgate.ledger.topic.failures",
     Kind.COUNTER,
     "{failure}",
-    "How often something unforeseen happened to a topic: its streams ended with TOPIC_FAILED, and "
-    "it was opened anew",
+    "Internal errors of a topic, which ended its streams with TOPIC_FAILED and reopened it",
     _LEDGER,
     (TOPIC,),
 )
@@ -431,7 +426,7 @@ LACKING: Final = Metric(
     "seqgate.ledger.replay.distance",
     Kind.UP_DOWN,
     "{entry}",
-    "Entries that deduplication lacks of topics that recover: about so many are still to be read",
+    "Entries left to replay for recovering topics, estimated",
     _LEDGER,
     (TOPIC,),
 )
@@ -439,14 +434,14 @@ REPLAYED: Final = Metric(
     "seqgate.ledger.replayed.entries",
     Kind.COUNTER,
     "{entry}",
-    "Entries that were read again for deduplication",
+    "Entries replayed into deduplication state",
     _LEDGER,
 )
 READ_ENTRIES: Final = Metric(
     "seqgate.ledger.read.entries",
     Kind.COUNTER,
     "{entry}",
-    "Entries that were read for readers, by Read and ReadEntries",
+    "Entries read by Read and ReadEntries",
     _LEDGER,
     (TOPIC,),
 )
@@ -454,7 +449,7 @@ TRIMMED_ENTRIES: Final = Metric(
     "seqgate.ledger.trimmed.entries",
     Kind.COUNTER,
     "{entry}",
-    "Entries that were removed because every cursor has acknowledged them",
+    "Entries trimmed after every cursor acknowledged them",
     _LEDGER,
 )
 
@@ -464,7 +459,7 @@ def _store_size(service: str) -> Metric:
         f"seqgate.{service}.store.size",
         Kind.UP_DOWN,
         "By",
-        "How large the database is, with its write-ahead log",
+        "Size of the database with its write-ahead log",
         (service,),
     )
 
@@ -474,7 +469,7 @@ def _store_free(service: str) -> Metric:
         f"seqgate.{service}.store.free",
         Kind.GAUGE,
         "By",
-        "How much it may still grow: of its limit, or of the disk, whichever is less",
+        "Space left: of the size limit or the disk, whichever is less",
         (service,),
     )
 
@@ -488,7 +483,7 @@ VERDICTS: Final = Metric(
     "seqgate.dedup.verdicts",
     Kind.COUNTER,
     "{verdict}",
-    "Verdicts on what producers asked to be let through",
+    "Deduplication verdicts on claimed sequence ids",
     _DEDUP,
     (TOPIC, VERDICT),
 )
@@ -496,7 +491,7 @@ DEDUP_CALLS: Final = Metric(
     "seqgate.dedup.calls",
     Kind.COUNTER,
     "{call}",
-    "What writers were told, by what they asked",
+    "Calls of topic writers, by operation and outcome",
     _DEDUP,
     (OPERATION, CALL_OUTCOME),
 )
@@ -504,7 +499,7 @@ STATE_DURATION: Final = Metric(
     "seqgate.dedup.store.duration",
     Kind.HISTOGRAM,
     "s",
-    "How long Redis took for one script",
+    "Duration of Redis scripts",
     _DEDUP,
     (OPERATION,),
     STEPS_S,
@@ -513,7 +508,7 @@ DEDUP_TOPICS: Final = Metric(
     "seqgate.dedup.topics",
     Kind.GAUGE,
     "{topic}",
-    "Topics that there is a state of",
+    "Topics with deduplication state",
     _DEDUP,
     is_shared=True,
 )
@@ -521,7 +516,7 @@ TRACKED: Final = Metric(
     "seqgate.dedup.producers",
     Kind.GAUGE,
     "{producer}",
-    "Producers that are remembered",
+    "Tracked producers",
     _DEDUP,
     (TOPIC,),
     is_shared=True,
@@ -530,7 +525,7 @@ TRACKED_MAX: Final = Metric(
     "seqgate.dedup.producers.limit",
     Kind.GAUGE,
     "{producer}",
-    "How many may be, by policy; of several topics, together",
+    "Limit of tracked producers by policy; sum over topics",
     _DEDUP,
     (TOPIC,),
     is_shared=True,
@@ -539,7 +534,7 @@ TRACKED_SHARE: Final = Metric(
     "seqgate.dedup.producers.utilization",
     Kind.GAUGE,
     "1",
-    "How much of its limit a topic uses; of several topics, the one that uses most",
+    "Tracked producers divided by their limit; maximum over topics",
     _DEDUP,
     (TOPIC,),
     is_shared=True,
@@ -548,7 +543,7 @@ FORGOTTEN_PRODUCERS: Final = Metric(
     "seqgate.dedup.producers.forgotten",
     Kind.COUNTER,
     "{producer}",
-    "Producers that were forgotten because they were inactive, or evicted to make room",
+    "Producers dropped after inactivity or evicted to make room, by cause",
     _DEDUP,
     (FORGOTTEN,),
 )
@@ -556,8 +551,7 @@ SNAPSHOTS: Final = Metric(
     "seqgate.dedup.snapshots",
     Kind.COUNTER,
     "{snapshot}",
-    "Snapshots that were tried; nothing: there is none to be taken; too_large: the state does not "
-    "fit",
+    "Attempts at snapshots; nothing: there was no state; too_large: it exceeds the limit",
     _DEDUP,
     (SNAPSHOT_OUTCOME,),
 )
@@ -565,7 +559,7 @@ SNAPSHOT_DURATION: Final = Metric(
     "seqgate.dedup.snapshot.duration",
     Kind.HISTOGRAM,
     "s",
-    "How long one took",
+    "Duration of attempts at snapshots",
     _DEDUP,
     (SNAPSHOT_OUTCOME,),
     STEPS_S,
@@ -574,8 +568,8 @@ SNAPSHOT_AGE: Final = Metric(
     "seqgate.dedup.snapshot.age",
     Kind.GAUGE,
     "s",
-    "How old the newest snapshot is of a topic of which entries were confirmed since, the oldest "
-    "of them; 0: nothing was. A topic without any counts from when the service first saw it so",
+    "Age of the newest snapshot of topics with entries confirmed since, maximum over topics; 0: no "
+    "such topic. Without a snapshot, the time since the service noticed",
     _DEDUP,
     (TOPIC,),
     is_shared=True,
@@ -584,8 +578,8 @@ REPLAY_DISTANCE: Final = Metric(
     "seqgate.dedup.replay.distance",
     Kind.GAUGE,
     "{entry}",
-    "Entries that were confirmed since the newest snapshot: so many are read again if Redis loses "
-    "the state; the most of any topic",
+    "Entries confirmed since the newest snapshot, to be replayed if Redis loses the state; maximum "
+    "over topics",
     _DEDUP,
     (TOPIC,),
     is_shared=True,
@@ -594,7 +588,7 @@ RESTORES: Final = Metric(
     "seqgate.dedup.restores",
     Kind.COUNTER,
     "{restore}",
-    "States that lacked entries, by what became of the look for a snapshot",
+    "Attempts to restore state from a snapshot, by outcome",
     _DEDUP,
     (RESTORE_OUTCOME,),
 )
@@ -602,7 +596,7 @@ LOADS: Final = Metric(
     "seqgate.dedup.loads",
     Kind.COUNTER,
     "{load}",
-    "States that rebuilds brought; kept: the one that was there knows more",
+    "States loaded by rebuilds; kept: the existing state was newer",
     _DEDUP,
     (LOAD_OUTCOME,),
 )
@@ -610,8 +604,7 @@ DEDUP_FAILURES: Final = Metric(
     "seqgate.dedup.failures",
     Kind.COUNTER,
     "{failure}",
-    "How often something unforeseen happened while the service took a snapshot, forgot producers "
-    "or read policies by itself: of that topic or policy it was not done, and is tried again",
+    "Internal errors of background work (snapshots, purges, policies), which is retried",
     _DEDUP,
     (WORK,),
 )
@@ -619,7 +612,7 @@ POLICY_FAILING: Final = Metric(
     "seqgate.dedup.policy.failing",
     Kind.GAUGE,
     "1",
-    "1 while the policies cannot be read, and those from before count; else 0",
+    "1 while policies cannot be read and the previous ones stay in effect, else 0",
     _DEDUP,
 )
 
@@ -629,7 +622,7 @@ SUBSCRIPTIONS: Final = Metric(
     "seqgate.dispatcher.subscriptions",
     Kind.UP_DOWN,
     "{subscription}",
-    "Subscriptions that this instance has; idle: nobody is connected",
+    "Subscriptions of this instance, by state; idle: no consumer is connected",
     _DISPATCHER,
     (TOPIC, SUBSCRIPTION_STATE),
 )
@@ -637,7 +630,7 @@ CONSUMERS: Final = Metric(
     "seqgate.dispatcher.consumers",
     Kind.UP_DOWN,
     "{consumer}",
-    "Consumers that are connected, by whether they can be sent anything",
+    "Connected consumers, by whether they can receive",
     _DISPATCHER,
     (TOPIC, CONSUMER_STATE),
 )
@@ -645,7 +638,7 @@ PERMITS: Final = Metric(
     "seqgate.dispatcher.permits",
     Kind.UP_DOWN,
     "{message}",
-    "How many more messages consumers take now",
+    "Outstanding permits: messages that consumers are ready to receive",
     _DISPATCHER,
     (TOPIC,),
 )
@@ -653,7 +646,7 @@ UNACKED: Final = Metric(
     "seqgate.dispatcher.unacked.messages",
     Kind.UP_DOWN,
     "{message}",
-    "Messages that were delivered, and are not acknowledged durably",
+    "Messages delivered and not durably acknowledged",
     _DISPATCHER,
     (TOPIC,),
 )
@@ -661,7 +654,7 @@ KEYS: Final = Metric(
     "seqgate.dispatcher.keys",
     Kind.UP_DOWN,
     "{key}",
-    "Keys with work, by why they are withheld; READY: they are not",
+    "Keys with pending entries, by why they are withheld; READY: not withheld",
     _DISPATCHER,
     (TOPIC, KEY_REASON),
 )
@@ -669,7 +662,7 @@ WITHHELD_AGE: Final = Metric(
     "seqgate.dispatcher.key.withheld.age",
     Kind.GAUGE,
     "s",
-    "How long the key is withheld that has been for longest; 0: none is",
+    "Age of the longest withheld key; 0: none is withheld",
     _DISPATCHER,
     (TOPIC, WITHHELD_REASON),
 )
@@ -677,7 +670,7 @@ PARKED: Final = Metric(
     "seqgate.dispatcher.parked.entries",
     Kind.UP_DOWN,
     "{entry}",
-    "Entries that wait and are remembered",
+    "Entries waiting in memory",
     _DISPATCHER,
     (TOPIC,),
 )
@@ -685,8 +678,8 @@ PARKED_MAX: Final = Metric(
     "seqgate.dispatcher.parked.limit",
     Kind.GAUGE,
     "{entry}",
-    "How many may be, of the keys of all consumers and of nobody; beyond that they lag, unless "
-    "they can be delivered at once",
+    "Limit of entries waiting in memory, all consumers and unassigned keys; entries beyond it are "
+    "read again later",
     _DISPATCHER,
     (TOPIC,),
 )
@@ -694,7 +687,7 @@ LAGGING: Final = Metric(
     "seqgate.dispatcher.lagging",
     Kind.UP_DOWN,
     "{place}",
-    "Keys and slots of which entries were read and not remembered: they are read again",
+    "Keys and slots with entries dropped from memory, to be read again",
     _DISPATCHER,
     (TOPIC,),
 )
@@ -702,7 +695,7 @@ WAITING_ENTRIES: Final = Metric(
     "seqgate.dispatcher.waiting.entries",
     Kind.UP_DOWN,
     "{entry}",
-    "Parked entries that wait for a time, for the word of filters, or for somebody to mend filters",
+    "Entries waiting for a delivery time, a filter verdict, or a repaired filter, by cause",
     _DISPATCHER,
     (TOPIC, WAITING),
 )
@@ -710,22 +703,22 @@ CACHE_SIZE: Final = Metric(
     "seqgate.dispatcher.cache.size",
     Kind.UP_DOWN,
     "By",
-    "Entries that were read and not sent yet",
+    "Entries read and not sent yet",
     _DISPATCHER,
 )
 CACHE_MAX: Final = Metric(
     "seqgate.dispatcher.cache.limit",
     Kind.GAUGE,
     "By",
-    "How large that may be, of all subscriptions that there are",
+    "Size limit of the entry caches of all subscriptions",
     _DISPATCHER,
 )
 LAG: Final = Metric(
     "seqgate.dispatcher.lag",
     Kind.UP_DOWN,
     "{entry}",
-    "Entries from the mark-delete position to the end of the log, as it was last looked at, of "
-    "subscriptions that this instance has",
+    "Entries from the mark-delete position to the last known end of the log, subscriptions of this "
+    "instance",
     _DISPATCHER,
     (TOPIC,),
 )
@@ -733,7 +726,7 @@ DELIVERED_ENTRIES: Final = Metric(
     "seqgate.dispatcher.delivered.entries",
     Kind.COUNTER,
     "{entry}",
-    "Entries that were sent to consumers, those that were sent again included",
+    "Entries sent to consumers, redeliveries included",
     _DISPATCHER,
     (TOPIC,),
 )
@@ -741,7 +734,7 @@ DELIVERED_MESSAGES: Final = Metric(
     "seqgate.dispatcher.delivered.messages",
     Kind.COUNTER,
     "{message}",
-    "Messages in them that are not acknowledged",
+    "Unacknowledged messages in the entries sent to consumers",
     _DISPATCHER,
     (TOPIC,),
 )
@@ -749,7 +742,7 @@ ACKNOWLEDGED: Final = Metric(
     "seqgate.dispatcher.acknowledged.entries",
     Kind.COUNTER,
     "{entry}",
-    "Entries whose acknowledgement became durable",
+    "Entries durably acknowledged",
     _DISPATCHER,
     (TOPIC,),
 )
@@ -757,9 +750,8 @@ REDELIVERIES: Final = Metric(
     "seqgate.dispatcher.redeliveries",
     Kind.COUNTER,
     "{entry}",
-    "Deliveries that came back, to be made again or to go to a dead letter topic: refused by the "
-    "consumer, timed out, in flight at a consumer that was lost, returned unprocessed or taken "
-    "back, or taken from a consumer that does not own the key any more",
+    "Deliveries that came back for redelivery or a dead letter topic, by cause: refused, timed "
+    "out, in flight at a lost consumer, returned unprocessed, or revoked after the key moved",
     _DISPATCHER,
     (TOPIC, REDELIVERY),
 )
@@ -767,7 +759,7 @@ DEAD_LETTERS: Final = Metric(
     "seqgate.dispatcher.dead_letters",
     Kind.COUNTER,
     "{entry}",
-    "Entries that went to a dead letter topic",
+    "Entries published to a dead letter topic",
     _DISPATCHER,
     (TOPIC,),
 )
@@ -775,7 +767,7 @@ STALE: Final = Metric(
     "seqgate.dispatcher.stale",
     Kind.COUNTER,
     "{item}",
-    "Acknowledgements, refusals and returns of deliveries that counted no more",
+    "Acknowledgements, refusals and returns of stale deliveries",
     _DISPATCHER,
     (TOPIC,),
 )
@@ -783,7 +775,7 @@ SCANNED: Final = Metric(
     "seqgate.dispatcher.scanned.entries",
     Kind.COUNTER,
     "{entry}",
-    "Entries that were read again because there was no room for them",
+    "Entries read again after they were dropped from memory",
     _DISPATCHER,
     (TOPIC,),
 )
@@ -791,7 +783,7 @@ PASSED: Final = Metric(
     "seqgate.dispatcher.passed.entries",
     Kind.COUNTER,
     "{entry}",
-    "Entries that were acknowledged though nobody received them, because nobody could",
+    "Entries acknowledged without delivery because they cannot be delivered",
     _DISPATCHER,
     (TOPIC,),
 )
@@ -799,8 +791,8 @@ SUBSCRIPTION_FAILURES: Final = Metric(
     "seqgate.dispatcher.subscription.failures",
     Kind.COUNTER,
     "{failure}",
-    "How often something unforeseen happened to a subscription: its streams ended with "
-    "SUBSCRIPTION_FAILED, and it was taken anew",
+    "Internal errors of a subscription, which ended its streams with SUBSCRIPTION_FAILED and "
+    "reloaded it",
     _DISPATCHER,
     (TOPIC,),
 )
@@ -808,7 +800,7 @@ HANDOVER_DURATION: Final = Metric(
     "seqgate.dispatcher.handover.duration",
     Kind.HISTOGRAM,
     "s",
-    "How long a key waited for what was in flight at the consumer that it moved away from",
+    "Time that a moved key waited for deliveries in flight at its previous consumer",
     _DISPATCHER,
     bounds=WAITS_S,
 )
@@ -816,7 +808,7 @@ FILTERED: Final = Metric(
     "seqgate.dispatcher.filter.verdicts",
     Kind.COUNTER,
     "{entry}",
-    "Entries by what a subscription's filters said of them; failed: they have no verdict",
+    "Entries by verdict of the subscription's filters; failed: no verdict",
     _DISPATCHER,
     (TOPIC, MODE, SAID),
     is_optional=True,
@@ -825,7 +817,7 @@ NO_VERDICTS: Final = Metric(
     "seqgate.dispatcher.filter.failures",
     Kind.COUNTER,
     "{entry}",
-    "Entries of which filters gave no verdict, by why",
+    "Entries without a filter verdict, by reason",
     _DISPATCHER,
     (MODE, NO_VERDICT),
     is_optional=True,
@@ -834,7 +826,7 @@ LOOKUPS: Final = Metric(
     "seqgate.dispatcher.filter.lookups",
     Kind.COUNTER,
     "{entry}",
-    "Entries by whether the verdict on such an entry was remembered, or the service was asked",
+    "Entries by source of their verdict: the cache or the filter service",
     _DISPATCHER,
     (LOOKUP,),
 )
@@ -842,7 +834,7 @@ ANSWER_DURATION: Final = Metric(
     "seqgate.dispatcher.filter.answer.duration",
     Kind.HISTOGRAM,
     "s",
-    "How long the filter service took for one question, or to fail at it",
+    "Duration of requests to the filter service",
     _DISPATCHER,
     (ANSWER_OUTCOME,),
     STEPS_S,
@@ -852,7 +844,7 @@ OUTAGES: Final = Metric(
     "seqgate.dispatcher.filter.outages",
     Kind.UP_DOWN,
     "{subscription}",
-    "Subscriptions to which the filter service does not answer",
+    "Subscriptions whose filter requests are failing",
     _DISPATCHER,
 )
 
@@ -862,7 +854,7 @@ FILTER_VERDICTS: Final = Metric(
     "seqgate.filter.verdicts",
     Kind.COUNTER,
     "{entry}",
-    "Entries that were asked about, by what chains said of them",
+    "Entries evaluated, by verdict",
     _FILTER,
     (FILTER_VERDICT,),
 )
@@ -870,7 +862,7 @@ FILTER_FAILURES: Final = Metric(
     "seqgate.filter.failures",
     Kind.COUNTER,
     "{entry}",
-    "Those at which a filter failed, by why",
+    "Entries that a filter failed on, by reason",
     _FILTER,
     (FAILURE,),
 )
@@ -878,7 +870,7 @@ DECISIONS: Final = Metric(
     "seqgate.filter.decisions",
     Kind.COUNTER,
     "{entry}",
-    "Entries by whether the decision was remembered or its filters had to be evaluated",
+    "Entries by source of the decision: the cache or an evaluation",
     _FILTER,
     (SOURCE,),
 )
@@ -886,7 +878,7 @@ BATCH_ENTRIES: Final = Metric(
     "seqgate.filter.batch.entries",
     Kind.HISTOGRAM,
     "{entry}",
-    "How many entries one question was about",
+    "Entries per batch",
     _FILTER,
     bounds=ENTRIES,
     is_optional=True,
@@ -895,7 +887,7 @@ BATCH_DURATION: Final = Metric(
     "seqgate.filter.batch.duration",
     Kind.HISTOGRAM,
     "s",
-    "How long it took to answer one",
+    "Duration of batches",
     _FILTER,
     bounds=STEPS_S,
     is_optional=True,
@@ -904,7 +896,7 @@ CACHED: Final = Metric(
     "seqgate.filter.cache.entries",
     Kind.UP_DOWN,
     "{item}",
-    "Decisions and compiled expressions that are remembered",
+    "Cached decisions and compiled expressions",
     _FILTER,
     (CACHE,),
 )
@@ -912,7 +904,7 @@ CACHED_MAX: Final = Metric(
     "seqgate.filter.cache.entries.limit",
     Kind.GAUGE,
     "{item}",
-    "How many may be",
+    "Limit of cached items",
     _FILTER,
     (CACHE,),
 )
@@ -920,7 +912,7 @@ CACHED_SIZE: Final = Metric(
     "seqgate.filter.cache.size",
     Kind.UP_DOWN,
     "By",
-    "How much memory they take, roughly",
+    "Memory of cached items, estimated",
     _FILTER,
     (CACHE,),
 )
@@ -928,7 +920,7 @@ CACHED_SIZE_MAX: Final = Metric(
     "seqgate.filter.cache.size.limit",
     Kind.GAUGE,
     "By",
-    "How much they may take",
+    "Memory limit of cached items",
     _FILTER,
     (CACHE,),
 )
@@ -936,7 +928,7 @@ COMPILATIONS: Final = Metric(
     "seqgate.filter.compilations",
     Kind.COUNTER,
     "{expression}",
-    "Expressions that were to be compiled; remembered: they had been before",
+    "Requests to compile an expression; remembered: it was cached",
     _FILTER,
     (COMPILATION,),
 )
@@ -944,13 +936,13 @@ COMPILATIONS: Final = Metric(
 # ---- cursor
 
 CURSORS: Final = Metric(
-    "seqgate.cursor.cursors", Kind.UP_DOWN, "{cursor}", "Cursors that there are", _CURSOR, (TOPIC,)
+    "seqgate.cursor.cursors", Kind.UP_DOWN, "{cursor}", "Cursors", _CURSOR, (TOPIC,)
 )
 LEASED: Final = Metric(
     "seqgate.cursor.leased",
     Kind.UP_DOWN,
     "{cursor}",
-    "Those that somebody has a lease on",
+    "Leased cursors",
     _CURSOR,
     (TOPIC,),
 )
@@ -958,7 +950,7 @@ AHEAD: Final = Metric(
     "seqgate.cursor.acknowledged.entries",
     Kind.UP_DOWN,
     "{entry}",
-    "Entries that are acknowledged beyond mark-delete positions",
+    "Entries acknowledged beyond mark-delete positions",
     _CURSOR,
     (TOPIC,),
 )
@@ -966,7 +958,7 @@ PARTIAL: Final = Metric(
     "seqgate.cursor.partial.entries",
     Kind.UP_DOWN,
     "{entry}",
-    "Batches of which some messages are acknowledged, and not all",
+    "Partially acknowledged batches",
     _CURSOR,
     (TOPIC,),
 )
@@ -974,8 +966,8 @@ HOLES: Final = Metric(
     "seqgate.cursor.holes",
     Kind.UP_DOWN,
     "{entry}",
-    "Entries that are not acknowledged, beyond a mark-delete position and before one of the same "
-    "ledger that is",
+    "Unacknowledged entries between a mark-delete position and an acknowledged entry of the same "
+    "ledger",
     _CURSOR,
     (TOPIC,),
 )

@@ -91,7 +91,7 @@ async def test_a_system_topic_is_refused_by_the_service(seqgate: CommandLine) ->
     [
         (["set"], "WRONG_USAGE", "nothing is to be set"),
         (["set", "t"], "WRONG_USAGE", "nothing is to be set"),
-        (["set", "--enabled"], "WRONG_USAGE", "a policy is one of TOPIC, or of --namespace"),
+        (["set", "--enabled"], "WRONG_USAGE", "give either TOPIC or --namespace"),
         (["set", "t", "--namespace", "a/b", "--enabled"], "WRONG_USAGE", "a policy is one of"),
         (["set", "a b", "--enabled"], "INVALID_TOPIC_NAME", "a topic is"),
         (["set", "--namespace", "a", "--enabled"], "INVALID_POLICY", "a namespace is tenant/name"),
@@ -109,7 +109,7 @@ async def test_a_system_topic_is_refused_by_the_service(seqgate: CommandLine) ->
         ),
         (["set", "t", "--snapshot-entries", "1000001"], "WRONG_USAGE", "Invalid value for"),
         (["set", "t", "--snapshot-interval-s", "-1"], "WRONG_USAGE", "Invalid value for"),
-        (["unset"], "WRONG_USAGE", "a policy is one of TOPIC, or of --namespace"),
+        (["unset"], "WRONG_USAGE", "give either TOPIC or --namespace"),
         (["unset", "--namespace", "a/b/c"], "INVALID_POLICY", "a namespace is"),
         (["show"], "WRONG_USAGE", "Missing argument 'TOPIC_OR_NAMESPACE'."),
         (["show", "a/"], "INVALID_POLICY", "a namespace is"),

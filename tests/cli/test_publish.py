@@ -110,7 +110,7 @@ async def test_batches_are_cut_by_the_properties_that_filters_see(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--filter-property", "a"], "--filter-property needs --batch"),
+        (["--filter-property", "a"], "--filter-property requires --batch"),
         (["--batch", "--filter-property", ""], "--filter-property: a filter property's name is"),
         (["--batch", "--filter-property", "x" * 256], "--filter-property: a filter property's"),
     ],
@@ -238,9 +238,9 @@ async def test_a_file_that_is_refused_is_no_line(seqgate: CommandLine, topic: st
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--batch", "--chunk-bytes", "0"], "--batch and --chunk-bytes exclude each other"),
-        (["--batch", "--chunk-bytes", "2048"], "--batch and --chunk-bytes exclude each other"),
-        (["--chunk-bytes", "1023"], "--chunk-bytes is 0, or at least 1024"),
+        (["--batch", "--chunk-bytes", "0"], "--batch and --chunk-bytes are mutually exclusive"),
+        (["--batch", "--chunk-bytes", "2048"], "--batch and --chunk-bytes are mutually exclusive"),
+        (["--chunk-bytes", "1023"], "--chunk-bytes must be 0 or at least 1,024"),
         (["--chunk-bytes", "-1"], "Invalid value for '--chunk-bytes'"),
         (["--chunk-bytes", "1MB"], "Invalid value for '--chunk-bytes'"),
     ],

@@ -173,7 +173,7 @@ async def test_chunks_that_make_no_message_are_told_at_the_end(
     )
 
     assert (table.code, len(table.rows)) == (0, 2)
-    message = "chunks that make no message were left out: 2 aborted"
+    message = "chunks of incomplete messages were skipped: 2 aborted"
     assert table.err == f"seqgate: {message} (CHUNKS_LEFT_OUT)\n"
     assert (shown.code, shown.record["message_id"]) == (0, "1:2:-1;1:3:-1")
     assert json.loads(shown.err) == {

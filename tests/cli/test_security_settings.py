@@ -71,7 +71,7 @@ def test_a_token_is_taken_from_the_environment_and_never_shown(
     [
         ({"ca_file": "a", "certificate_file": "b"}, "--key-file"),
         ({"ca_file": "a", "key_file": "b"}, "given together"),
-        ({"certificate_file": "a", "key_file": "b"}, "--ca-file is missing"),
+        ({"certificate_file": "a", "key_file": "b"}, "requires TLS: give --ca-file"),
     ],
 )
 def test_files_that_go_together_are_given_together(
@@ -93,5 +93,5 @@ def test_a_context_with_a_file_that_is_no_name_is_refused(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "config.toml").write_text("[contexts.x]\nca_file = 7\n")
-    with pytest.raises(InvalidSettings, match=r"contexts\.x\.ca_file is a text, the name"):
+    with pytest.raises(InvalidSettings, match=r"contexts\.x\.ca_file must be a string, the name"):
         resolve(environment)

@@ -217,7 +217,7 @@ def _subscription_name(text: str) -> str:
     try:
         check_cursor_name(text)
     except InvalidNameError as error:
-        raise InvalidSubscriptionName(str(error), field="subscription") from error
+        raise InvalidSubscriptionName(f"subscription {error}", field="subscription") from error
     if text.startswith(INTERNAL):
         raise InvalidSubscriptionName(f"the prefix {INTERNAL} is reserved", field="subscription")
     return text
