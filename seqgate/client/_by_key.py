@@ -82,7 +82,7 @@ async def _stop(work: "_Work", tasks: list[asyncio.Task[None]], timeout_s: float
     results = await asyncio.gather(*tasks, return_exceptions=True)
     for result in results:
         if isinstance(result, Exception):
-            _log.debug("a handler ended with the processing", exc_info=result)
+            _log.debug("handler ended while the consumer stopped", exc_info=result)
     if cancelled is not None:
         raise cancelled
 
@@ -106,7 +106,7 @@ class _Work:
             except ConsumerClosedError:
                 return
             except CorruptMessageError as damage:
-                _log.warning("a message is damaged: %s", damage.details)
+                _log.warning("damaged message: %s", damage.details)
                 continue
             self.handling.add(task)
             try:
@@ -130,4 +130,4 @@ class _Work:
 
 
 def _log_failure(message: Received, failure: Exception) -> None:
-    _log.warning("a message failed: %s", message.id, exc_info=failure)
+    _log.warning("handler failed for message %s", message.id, exc_info=failure)

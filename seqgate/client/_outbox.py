@@ -465,10 +465,9 @@ def _outcome(message: OutgoingMessage, fate: pb.MessageFate) -> Receipt | Seqgat
             return Receipt(message_id, message.sequence_id, duplicate=True)
         case pb.FATE_TRIMMED:
             return SequenceIdTrimmedError(
-                "whether the message is in the log is unknown: what would tell was trimmed"
+                "cannot tell whether the message is in the log: that part is trimmed"
             ).of_message(message.sequence_id)
         case _:
             return StaleSequenceIdError(
-                "the message is not in the log: a higher sequence id of its producer was stored"
-                " first"
+                "the message is not in the log: its producer has stored a higher sequence id"
             ).of_message(message.sequence_id)

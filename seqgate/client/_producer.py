@@ -358,7 +358,9 @@ class Producer:
         if exception is None:
             await self.close()
         else:
-            await self._stop(ProducerClosedError("the producer was left with an exception"))
+            await self._stop(
+                ProducerClosedError("the producer was closed by an exception in its `async with`")
+            )
 
     async def open(self) -> None:
         """Connect. Called by `async with`.

@@ -113,10 +113,10 @@ def _started(builder: SparkSession.Builder, java: Java) -> SparkSession:
             except PySparkRuntimeError as error:
                 if error.getCondition() != "JAVA_GATEWAY_EXITED":
                     raise
-                log.warning("Java in %s ended before Spark was up (%d)", java.home, start)
+                log.warning("Java in %s exited before Spark was up (attempt %d)", java.home, start)
     raise JavaEndedError(
-        f"Java in {java.home} ended {STARTS_MAX} times before Spark was up: is there memory for "
-        f"spark.driver.memory, and room for more processes?"
+        f"Java in {java.home} exited {STARTS_MAX} times before Spark was up: check memory for "
+        f"spark.driver.memory and the limit of processes"
     )
 
 

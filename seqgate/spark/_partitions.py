@@ -81,7 +81,7 @@ def list_topics(
                 found[text] = asked(stub.GetTopic, request, timeout_s).topic
             except NotFoundError as error:
                 raise NotFoundError(
-                    f"there is no topic {text}", reason=error.reason, details={"topic": text}
+                    f"topic {text} not found", reason=error.reason, details={"topic": text}
                 ) from error
     return [found[name] for name in sorted(found)]
 

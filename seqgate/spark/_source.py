@@ -77,7 +77,7 @@ class Options:
         """
         options = {name.lower(): value for name, value in given.items()}
         if not options.get("ledger"):
-            raise InvalidOptionError("option ledger is missing: HOST:PORT of the ledger service")
+            raise InvalidOptionError("option ledger is required: HOST:PORT of the ledger service")
         topics = tuple(each.strip() for each in options.get("topics", "").split(","))
         for topic in topics:
             if not is_pattern(topic):
@@ -109,7 +109,7 @@ class Options:
 
 def _choice(name: str, text: str, choices: Sequence[str]) -> str:
     if text.strip().lower() not in choices:
-        raise InvalidOptionError(f"option {name} is {text!r}, and must be {' or '.join(choices)}")
+        raise InvalidOptionError(f"option {name} must be {' or '.join(choices)}, not {text!r}")
     return text.strip().lower()
 
 
@@ -119,7 +119,7 @@ def _number(name: str, text: str, highest: float) -> float:
     except ValueError:
         value = 0
     if not 1 <= value <= highest:
-        raise InvalidOptionError(f"option {name} is {text!r}, and must be 1 to {highest:.0f}")
+        raise InvalidOptionError(f"option {name} must be 1 to {highest:.0f}, not {text!r}")
     return value
 
 
@@ -127,7 +127,7 @@ def _position(name: str, text: str) -> Position:
     found = re.fullmatch(r"(\d{1,19}):(\d{1,19})", text.strip(), re.ASCII)
     position = Position(*map(int, found.groups())) if found else Position(-1, -1)
     if not all(0 <= each <= SEQUENCE_ID_MAX for each in position):
-        raise InvalidOptionError(f"option {name} is {text!r}, and must be LEDGER:ENTRY")
+        raise InvalidOptionError(f"option {name} must be LEDGER:ENTRY, not {text!r}")
     return position
 
 
@@ -160,12 +160,10 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     wanted = to_arrow_schema(schema)
     for field in wanted:
         if field.name not in known:
-            raise InvalidOptionError(
-                f"there is no column {field.name}; there are {', '.join(known)}"
-            )
+            raise InvalidOptionError(f"unknown column {field.name}, expected {', '.join(known)}")
         if field.type != known[field.name]:
             raise InvalidOptionError(
-                f"column {field.name} is {known[field.name]}, and not {field.type}"
+                f"column {field.name} must be {known[field.name]}, not {field.type}"
             )
     return pa.schema([pa.field(field.name, field.type) for field in wanted])
 

@@ -51,7 +51,7 @@ def exporter_asked_for(signal: str, environment: Mapping[str, str] | None = None
     named = variables.get(f"OTEL_{signal}_EXPORTER", "").strip().lower()
     if named and named not in _EXPORTERS:
         raise TelemetrySettingError(
-            f"OTEL_{signal}_EXPORTER is one of {', '.join(_EXPORTERS)}, not {named!r}"
+            f"OTEL_{signal}_EXPORTER must be one of {', '.join(_EXPORTERS)}, not {named!r}"
         )
     if not named:
         endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
@@ -65,7 +65,7 @@ def _check_protocol(signal: str, variables: Mapping[str, str]) -> None:
     for name in (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
         protocol = variables.get(name, "").strip().lower()
         if protocol and protocol != "grpc":
-            raise TelemetrySettingError(f"{name} is grpc, not {protocol!r}")
+            raise TelemetrySettingError(f"{name} must be grpc, not {protocol!r}")
         if protocol:
             return
 
@@ -93,7 +93,7 @@ def tracing(service: str) -> Iterator[bool]:
         from seqgate.telemetry.exporting import resource_of, span_exporter
     except ImportError as error:
         raise TelemetrySettingError(
-            "spans are asked for, and opentelemetry-sdk is not installed: pip install seqgate[otel]"
+            "exporting spans requires opentelemetry-sdk: pip install seqgate[otel]"
         ) from error
     exporter = span_exporter(named)
     provider = TracerProvider(resource=resource_of(service, version("seqgate")))

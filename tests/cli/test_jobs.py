@@ -224,6 +224,6 @@ async def test_what_cannot_be_done_is_told_without_spark(seqgate: CommandLine, t
 
     for ended in (rebuilt, compared, audited):
         assert (ended.code, ended.out) == (1, "")
-        assert ended.err == f"there is no topic {topic}\n"
+        assert ended.err == f"topic {topic} not found\n"
     assert (misnamed.code, misnamed.out) == (2, "")
     assert "INVALID_TOPIC_NAME" in misnamed.err

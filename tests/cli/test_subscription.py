@@ -407,7 +407,7 @@ async def test_an_owner_that_does_not_answer_is_named(
         (["release-key", "t", "s", "?", "--base64"], "WRONG_USAGE", "KEY is not base64"),
         (["report", "t", "s", "--keys", "1001"], "WRONG_USAGE", "Invalid value for '--keys'"),
         (["show", "a b", "s"], "INVALID_TOPIC_NAME", "topic must be tenant/namespace/name"),
-        (["show", "t", "\n"], "INVALID_SUBSCRIPTION_NAME", "a subscription's name is 1 to"),
+        (["show", "t", "\n"], "INVALID_SUBSCRIPTION_NAME", "subscription name must be 1 to"),
         (["list", "t", "--dispatcher", "x"], "INVALID_SETTINGS", "'x' is not HOST:PORT (--disp"),
     ],
 )

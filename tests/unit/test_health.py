@@ -12,7 +12,7 @@ from tests.support.waiting import eventually
 
 async def test_what_is_not_ready_says_why() -> None:
     failing: dict[str, Exception | None] = {
-        "ledger": ValueError("a token is not sent to ipv4:10.0.0.1:1 without TLS"),
+        "ledger": ValueError("will not send a token to ipv4:10.0.0.1:1 without TLS"),
         "dedup": aio.AioRpcError(
             StatusCode.UNAVAILABLE, aio.Metadata(), aio.Metadata(), details="connection refused"
         ),
@@ -47,6 +47,6 @@ async def test_what_is_not_ready_says_why() -> None:
         "cursor": "no answer within 1 s",
         "dedup": "UNAVAILABLE: connection refused",
         "filter": ("RuntimeError: " + "x" * 10_000)[:WHY_MAX],
-        "ledger": "ValueError: a token is not sent to ipv4:10.0.0.1:1 without TLS",
+        "ledger": "ValueError: will not send a token to ipv4:10.0.0.1:1 without TLS",
     }
     assert (ready["event"], ready["missing"]) == ("ready", [])
