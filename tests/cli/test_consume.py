@@ -169,7 +169,11 @@ async def test_a_dispatcher_that_does_not_answer_ends_with_3(bare: CommandLine) 
         (["t"], "WRONG_USAGE", "Missing argument 'SUBSCRIPTION'."),
         (["t", "s", "-n", "0"], "WRONG_USAGE", "Invalid value for '--count'"),
         (["t", "s", "--type", "failover"], "WRONG_USAGE", "Invalid value for '--type'"),
-        (["t", "s", "--start", "9"], "WRONG_USAGE", "--start is earliest, latest, a message's"),
+        (
+            ["t", "s", "--start", "9"],
+            "WRONG_USAGE",
+            "--start must be earliest, latest, a message id",
+        ),
         (["t", ""], "INVALID_SUBSCRIPTION_NAME", "subscription name must be 1 to 255 bytes"),
     ],
 )

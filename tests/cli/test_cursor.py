@@ -229,9 +229,9 @@ async def test_the_latest_of_a_topic_that_does_not_exist_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "reason", "message"),
     [
-        (["create", "t", "c", "--at", "first"], "WRONG_USAGE", "--at is earliest, latest, or"),
-        (["create", "t", "c", "--at", "1:-1"], "WRONG_USAGE", "--at is earliest, latest, or"),
-        (["reset", "t", "c", "--to", "9"], "WRONG_USAGE", "--to is earliest, latest, or"),
+        (["create", "t", "c", "--at", "first"], "WRONG_USAGE", "--at must be earliest, latest, or"),
+        (["create", "t", "c", "--at", "1:-1"], "WRONG_USAGE", "--at must be earliest, latest, or"),
+        (["reset", "t", "c", "--to", "9"], "WRONG_USAGE", "--to must be earliest, latest, or"),
         (["reset", "t", "c"], "WRONG_USAGE", "Missing option '--to'"),
         (["show", "a b", "c"], "INVALID_TOPIC_NAME", "topic must be tenant/namespace/name"),
         (["rm", "t", "\n"], "INVALID_CURSOR_NAME", "name must be 1 to 255 bytes"),

@@ -156,7 +156,7 @@ async def test_a_subscription_s_properties_are_given(seqgate: CommandLine) -> No
         (b"{", "line 1: not JSON"),
         (b'{"keys": "a"}', "line 1: unknown field 'keys', expected key, properties"),
         (b'{"properties": {"a": 1}}', "line 1: property 'a' must be a string"),
-        (b'{"sequence_id": -1}', "line 1: sequence_id is a number"),
+        (b'{"sequence_id": -1}', "line 1: sequence_id must be a number"),
         (b'{"num_messages": 10001}', "line 1: num_messages must be a number from 0 to 10000"),
     ],
 )

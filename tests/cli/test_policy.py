@@ -89,12 +89,16 @@ async def test_a_system_topic_is_refused_by_the_service(seqgate: CommandLine) ->
 @pytest.mark.parametrize(
     ("arguments", "reason", "message"),
     [
-        (["set"], "WRONG_USAGE", "nothing is to be set"),
-        (["set", "t"], "WRONG_USAGE", "nothing is to be set"),
+        (["set"], "WRONG_USAGE", "no value given"),
+        (["set", "t"], "WRONG_USAGE", "no value given"),
         (["set", "--enabled"], "WRONG_USAGE", "give either TOPIC or --namespace"),
-        (["set", "t", "--namespace", "a/b", "--enabled"], "WRONG_USAGE", "a policy is one of"),
-        (["set", "a b", "--enabled"], "INVALID_TOPIC_NAME", "a topic is"),
-        (["set", "--namespace", "a", "--enabled"], "INVALID_POLICY", "a namespace is tenant/name"),
+        (["set", "t", "--namespace", "a/b", "--enabled"], "WRONG_USAGE", "give either TOPIC or"),
+        (["set", "a b", "--enabled"], "INVALID_TOPIC_NAME", "topic must be"),
+        (
+            ["set", "--namespace", "a", "--enabled"],
+            "INVALID_POLICY",
+            "the namespace must be tenant/name",
+        ),
         (
             ["set", "t", "--max-producers", "0"],
             "WRONG_USAGE",
@@ -110,10 +114,10 @@ async def test_a_system_topic_is_refused_by_the_service(seqgate: CommandLine) ->
         (["set", "t", "--snapshot-entries", "1000001"], "WRONG_USAGE", "Invalid value for"),
         (["set", "t", "--snapshot-interval-s", "-1"], "WRONG_USAGE", "Invalid value for"),
         (["unset"], "WRONG_USAGE", "give either TOPIC or --namespace"),
-        (["unset", "--namespace", "a/b/c"], "INVALID_POLICY", "a namespace is"),
+        (["unset", "--namespace", "a/b/c"], "INVALID_POLICY", "the namespace must be"),
         (["show"], "WRONG_USAGE", "Missing argument 'TOPIC_OR_NAMESPACE'."),
-        (["show", "a/"], "INVALID_POLICY", "a namespace is"),
-        (["show", "a/b/c/d"], "INVALID_TOPIC_NAME", "a topic is"),
+        (["show", "a/"], "INVALID_POLICY", "the namespace must be"),
+        (["show", "a/b/c/d"], "INVALID_TOPIC_NAME", "topic must be"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_asked(

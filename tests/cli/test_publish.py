@@ -54,8 +54,8 @@ async def test_people_get_a_summary(seqgate: CommandLine, tmp_path: Path, topic:
         ["p", "4", "2", "1", "1"],
     ]
     assert first.err == (
-        "seqgate: line 4: the message is not in the log: a higher sequence id of its producer was"
-        " stored first (sequence id 0) (STALE)\n"
+        "seqgate: line 4: the message is not in the log: its producer has stored a higher"
+        " sequence id (sequence id 0) (STALE)\n"
         "  sequence_id: 0\n"
         "  line: 4\n"
     )
@@ -173,7 +173,7 @@ async def test_a_message_that_is_refused_spares_the_others(
 
     assert ended.code == 1
     assert (ended.error["reason"], ended.error["details"]["line"]) == ("ENTRY_TOO_LARGE", "2")
-    assert ended.error["message"].startswith("line 2: a message is larger")
+    assert ended.error["message"].startswith("line 2: message too large")
     assert len(ended.records) == 2
     assert [each.payload for each in await stored(client, topic)] == [b"a", b"b"]
 
@@ -231,7 +231,7 @@ async def test_a_file_that_is_refused_is_no_line(seqgate: CommandLine, topic: st
 
     assert (ended.code, ended.out) == (1, "")
     assert ended.error["reason"] == "ENTRY_TOO_LARGE"
-    assert ended.error["message"].startswith("a message is larger")
+    assert ended.error["message"].startswith("message too large")
     assert ended.error["details"] == {"max_large_message_bytes": "268435456", "max_chunks": "10000"}
 
 
@@ -379,7 +379,7 @@ async def test_receipts_that_cannot_be_written_end_it(
         ended = await publishing.ended()
 
     assert ended.error["reason"] == "OUTPUT_FAILED"
-    assert ended.error["message"] == "writing fails: No space left on device"
+    assert ended.error["message"] == "writing failed: No space left on device"
     assert ended.error["details"]["stored"] == "1"
     assert [each.payload for each in await stored(client, topic)] == [b"a"]
 

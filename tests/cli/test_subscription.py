@@ -365,7 +365,7 @@ async def test_instances_that_only_name_each_other_are_asked_three_times(
         ended = await seqgate(*show, "--dispatcher", address)
     assert (ended.code, ended.error["reason"], len(asked)) == (1, "NOT_OWNER", 3)
     assert ended.error["details"]["owner"] == address
-    assert ended.error["message"].startswith("the subscription is changing hands")
+    assert ended.error["message"].startswith("the subscription is changing owners")
 
 
 async def test_an_owner_that_does_not_answer_is_named(
@@ -392,18 +392,22 @@ async def test_an_owner_that_does_not_answer_is_named(
 @pytest.mark.parametrize(
     ("arguments", "reason", "message"),
     [
-        (["create", "t", "s", "--start", "first"], "WRONG_USAGE", "--start is earliest, latest, a"),
-        (["create", "t", "s", "--start", "1969-12-31"], "WRONG_USAGE", "--start is earliest"),
-        (["create", "t", "s", "--start=-1:-1"], "WRONG_USAGE", "--start is earliest"),
-        (["create", "t", "s", "--property", "a"], "WRONG_USAGE", "--property is NAME=VALUE"),
-        (["create", "t", "s", "--property", "=a"], "WRONG_USAGE", "--property is NAME=VALUE"),
+        (
+            ["create", "t", "s", "--start", "first"],
+            "WRONG_USAGE",
+            "--start must be earliest, latest, a",
+        ),
+        (["create", "t", "s", "--start", "1969-12-31"], "WRONG_USAGE", "--start must be earliest"),
+        (["create", "t", "s", "--start=-1:-1"], "WRONG_USAGE", "--start must be earliest"),
+        (["create", "t", "s", "--property", "a"], "WRONG_USAGE", "--property must be NAME=VALUE"),
+        (["create", "t", "s", "--property", "=a"], "WRONG_USAGE", "--property must be NAME=VALUE"),
         (["reset", "t", "s"], "WRONG_USAGE", "Missing option '--to'"),
-        (["reset", "t", "s", "--to", "9"], "WRONG_USAGE", "--to is earliest"),
-        (["set", "t", "s"], "WRONG_USAGE", "there is nothing to set"),
+        (["reset", "t", "s", "--to", "9"], "WRONG_USAGE", "--to must be earliest"),
+        (["set", "t", "s"], "WRONG_USAGE", "give --put or --remove"),
         (["explain", "t", "s"], "WRONG_USAGE", "give one of --key"),
         (["explain", "t", "s", "--key", "a", "--id", "1:0"], "WRONG_USAGE", "give one of --key"),
         (["explain", "t", "s", "--key-base64", "?"], "WRONG_USAGE", "--key-base64 is not base64"),
-        (["explain", "t", "s", "--id", "9"], "WRONG_USAGE", "--id is a message's id"),
+        (["explain", "t", "s", "--id", "9"], "WRONG_USAGE", "--id must be a message id"),
         (["release-key", "t", "s", "?", "--base64"], "WRONG_USAGE", "KEY is not base64"),
         (["report", "t", "s", "--keys", "1001"], "WRONG_USAGE", "Invalid value for '--keys'"),
         (["show", "a b", "s"], "INVALID_TOPIC_NAME", "topic must be tenant/namespace/name"),

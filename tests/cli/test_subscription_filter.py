@@ -185,7 +185,10 @@ async def test_an_analysis_says_what_filters_make_of_the_backlog(
         (["filter", "set", "t", "s", "true"], "a filter must be NAME=EXPR or NAME:VERSION=EXPR"),
         (["filter", "set", "t", "s", "=true"], "a filter must be NAME=EXPR or NAME:VERSION=EXPR"),
         (["filter", "set", "t", "s", "a="], "a filter must be NAME=EXPR or NAME:VERSION=EXPR"),
-        (["filter", "set", "t", "s", "a=true", "--start", "x"], "--start is earliest, latest, a"),
+        (
+            ["filter", "set", "t", "s", "a=true", "--start", "x"],
+            "--start must be earliest, latest, a",
+        ),
         (["filter", "shadow", "t", "s"], "give filters or --none"),
         (["analyze", "t", "s", "--entries", "0"], "Invalid value for '--entries'"),
         (["analyze", "t", "s", "--seconds", "121"], "Invalid value for '--seconds'"),

@@ -181,7 +181,7 @@ async def test_it_goes_on_without_services_that_are_away(
     assert (found.code, list(found.record["away"])) == (3, ["dedup"])
     assert found.record["away"]["dedup"]["reason"] == "UNREACHABLE"
     assert [each["topic"] for each in found.record["topics"]] == [topic]
-    assert (shown.code, "ledger is away" in shown.out) == (3, True)
+    assert (shown.code, "ledger is unreachable" in shown.out) == (3, True)
 
 
 @pytest.mark.parametrize(("key", "code"), [(b"q", 0), (b"\x03", 130)])

@@ -359,7 +359,7 @@ async def test_metadata_is_there_when_it_is_named(world: World, spark: SparkSess
         ({"from": "1"}, "", "LEDGER:ENTRY"),
         ({"timeout": "soon"}, "", "timeout"),
         ({"trimmed": "perhaps"}, "", "fail or skip"),
-        ({}, "nothing string", "no column nothing"),
+        ({}, "nothing string", "unknown column nothing"),
         ({}, "ledger_id int", "ledger_id"),
         ({"topics": "not/there/yet"}, "", "not/there/yet"),
     ],
