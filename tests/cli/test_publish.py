@@ -111,7 +111,10 @@ async def test_batches_are_cut_by_the_properties_that_filters_see(
     ("options", "message"),
     [
         (["--filter-property", "a"], "--filter-property requires --batch"),
-        (["--batch", "--filter-property", ""], "--filter-property: a filter property's name is"),
+        (
+            ["--batch", "--filter-property", ""],
+            "--filter-property: a filter property's name must be",
+        ),
         (["--batch", "--filter-property", "x" * 256], "--filter-property: a filter property's"),
     ],
 )
@@ -173,7 +176,7 @@ async def test_a_message_that_is_refused_spares_the_others(
 
     assert ended.code == 1
     assert (ended.error["reason"], ended.error["details"]["line"]) == ("ENTRY_TOO_LARGE", "2")
-    assert ended.error["message"].startswith("line 2: message too large")
+    assert ended.error["message"].startswith("line 2: the message exceeds the service's limit")
     assert len(ended.records) == 2
     assert [each.payload for each in await stored(client, topic)] == [b"a", b"b"]
 
@@ -231,7 +234,7 @@ async def test_a_file_that_is_refused_is_no_line(seqgate: CommandLine, topic: st
 
     assert (ended.code, ended.out) == (1, "")
     assert ended.error["reason"] == "ENTRY_TOO_LARGE"
-    assert ended.error["message"].startswith("message too large")
+    assert ended.error["message"].startswith("the message exceeds the service's limit")
     assert ended.error["details"] == {"max_large_message_bytes": "268435456", "max_chunks": "10000"}
 
 

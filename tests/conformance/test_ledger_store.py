@@ -16,7 +16,7 @@ from services.ledger.adapters.sqlite import open_sqlite_store
 from services.ledger.core.entry import Entry, StoredEntry
 from services.ledger.core.receipt import Fate, Found, Missing, Unfinished
 from services.ledger.ports import (
-    NOBODY,
+    NO_INSTANCES,
     EntryCorrupt,
     LedgerRange,
     LedgerStore,
@@ -56,7 +56,7 @@ class Writer:
         return cls(store, await store.take(topic, create=True))
 
     async def append(
-        self, *entries: Entry, append_ms: int = 5, instances: Mapping[str, bytes] = NOBODY
+        self, *entries: Entry, append_ms: int = 5, instances: Mapping[str, bytes] = NO_INSTANCES
     ) -> None:
         place = (self.state.topic, self.state.ledger_id, self.tail)
         await self.store.append(*place, entries, append_ms, instances=instances)

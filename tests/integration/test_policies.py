@@ -583,7 +583,7 @@ async def test_a_producer_with_something_under_way_is_not_evicted(
     await services.dedup.Admit(claim)
     del claim.claims[:]
     claim.claims.add(producer_name="c", sequence_ids=[1])
-    with pytest.raises(Exception, match="too many producers") as caught:
+    with pytest.raises(Exception, match="tracks its limit of 2 producers") as caught:
         await services.dedup.Admit(claim)
     assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
     assert (await services.producers(topic)).keys() == {"a", "b"}

@@ -74,7 +74,7 @@ def test_java_that_always_ends_is_told_and_not_started_for_ever(tmp_path: Path) 
 
     ended = spark_says("1", home, tmp_path)
 
-    assert f"JavaEndedError: Java in {home} ended {STARTS_MAX} times" in ended.stderr
+    assert f"JavaEndedError: Java in {home} exited {STARTS_MAX} times" in ended.stderr
     assert "unclosed" not in ended.stderr
     assert starts(home) == STARTS_MAX
 
