@@ -24,8 +24,7 @@ from services.dispatcher.adapters import cursors as adapter
 from services.dispatcher.adapters.cursors import CALL_ITEMS_MAX, SubscriptionCursors
 from services.dispatcher.adapters.memory import MemoryCursors
 from services.dispatcher.core.effects import Persist
-from services.dispatcher.cursor.persisting import persist
-from services.dispatcher.cursor.tenure import Tenure
+from services.dispatcher.cursor.tenure import Tenure, persist
 from services.dispatcher.ports import (
     Cursors,
     CursorsRefused,

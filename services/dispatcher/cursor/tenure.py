@@ -10,15 +10,34 @@ holder takes the next epoch in between, and the first call is fenced.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Final, TypeVar
 
+import structlog
+
 from seqgate.types import Position, TopicName
 from services.dispatcher.core.effects import Persist
-from services.dispatcher.ports import Cursor, Cursors, Part, Run
-from services.errors import Fenced
+from services.dispatcher.ports import (
+    Cursor,
+    Cursors,
+    CursorsRefused,
+    Log,
+    Part,
+    Run,
+    SubscriptionNotFound,
+)
+from services.errors import DomainError, Fenced
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
+
+RENEWALS: Final = 6
+"""How often a lease is renewed during its term."""
+
+BEFORE_FIRST: Final = Position(0, 0)
+"""The end of an empty log: what follows it is the log's first entry."""
 
 
 class _Change(Enum):
@@ -158,3 +177,47 @@ class Tenure:
             )
             self._epoch = lease.epoch
             self._sent.clear()
+
+
+async def keep_lease(
+    tenure: Tenure, name: str, lease_s: float, lost_s: float, stop: Callable[[DomainError], None]
+) -> None:
+    """Renew a lease that was just acquired; once it is lost, or may be, stop everything. Until
+    `lost_s`, by the loop's clock, it is held: its term began no later than its request, however
+    late the response came."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(min(lease_s / RENEWALS, max(0.0, lost_s - loop.time())))
+        asked_s = loop.time()
+        try:
+            async with asyncio.timeout_at(lost_s):
+                await tenure.renew()
+            lost_s = asked_s + lease_s
+        except (Fenced, SubscriptionNotFound) as error:
+            stop(error)
+            return
+        except (DomainError, TimeoutError) as error:
+            log.warning("lease not renewed", subscription=name, why=str(error))
+            if loop.time() >= lost_s:
+                stop(Fenced("the lease on the subscription was lost"))
+                return
+
+
+async def persist(tenure: Tenure, log: Log, topic: TopicName, what: Persist) -> Position | None:
+    """Make acknowledgements durable. Returns the mark-delete position. May be repeated.
+
+    The cursor may have been told of a succession when the log began earlier: a subscription that
+    was moved back to before a trim contradicts it. The log's first entry reconciles both.
+
+    Raises:
+        CursorsRefused: none of this can be made durable, however often it is repeated.
+        CursorsUnavailable, Fenced, SubscriptionNotFound, CursorCorrupt, LedgerUnavailable.
+    """
+    try:
+        return await tenure.persist(what)
+    except CursorsRefused:
+        first = (await log.ends(topic)).first if what.successions else None
+        if first is None:
+            raise
+    told = replace(what, successions=((BEFORE_FIRST, first), *what.successions))
+    return await tenure.persist(told)

@@ -26,8 +26,8 @@ from services.dispatcher.core.effects import AfterDeadLetter, Because, Options, 
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Placement
 from services.dispatcher.core.subscription import Durable, Subscription
-from services.dispatcher.cursor import lease, resuming
-from services.dispatcher.cursor.tenure import Tenure
+from services.dispatcher.cursor import resuming
+from services.dispatcher.cursor.tenure import Tenure, keep_lease
 from services.dispatcher.cursor.waiting import Waiting
 from services.dispatcher.entries import position_of
 from services.dispatcher.errors import SubscriptionBusy, TooManyConsumers
@@ -157,7 +157,7 @@ class Live:
         )
         self._waiting = Waiting(topic, name, tenure, lambda: self.machine.waits)
         lost_s = (now_s if leased_s is None else leased_s) + config.lease_s
-        self._work.start(lease.keep, tenure, name, config.lease_s, lost_s, self.stop)
+        self._work.start(keep_lease, tenure, name, config.lease_s, lost_s, self.stop)
 
     @property
     def machine(self) -> Subscription:

@@ -46,8 +46,7 @@ from services.dispatcher.core.effects import (
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Placement, SlotRange, selector_of
 from services.dispatcher.core.subscription import Durable, Subscription
-from services.dispatcher.cursor.persisting import persist
-from services.dispatcher.cursor.tenure import Tenure
+from services.dispatcher.cursor.tenure import Tenure, persist
 from services.dispatcher.entries import entry_of, position_of
 from services.dispatcher.filtering.applied import Filtering
 from services.dispatcher.letters.graveyard import Graveyard
