@@ -1,11 +1,11 @@
-"""Whose turn it is, what may be delivered, and to whom.
+"""Delivers: whose turn it is, what may be delivered, and to which consumer.
 
     queue ──▶ slot, in its turn ──▶ lane, in its turn ──▶ an entry ──▶ in flight
-                                      └─ withheld: it says why, and waits to be woken
+                                      └─ withheld, for a reason, until it is woken
 
-Whoever owns a slot gets its keys' messages, unless a key is in flight at somebody else, or one of
-its messages is being retried, or another rule withholds it: then the key waits, alone. Each rule
-is a line of `_withheld`. What withholds a key must wake it when it is over.
+The owner of a slot gets its keys' messages, unless a key is in flight at another consumer, one of
+its messages is being retried, or another rule withholds it: then that key alone waits. Each rule is
+a line of `_withheld`. Whatever withholds a key must wake it when it ends.
 """
 
 from typing import Final
@@ -28,7 +28,7 @@ from services.dispatcher.core.settling import Gaps, Settling
 from services.dispatcher.core.verdicts import reason_for
 
 TURN_ENTRIES: Final = 16
-"""How many entries of a key are delivered before another key has its turn."""
+"""How many entries of a key are delivered before the next key's turn."""
 
 KEPT_BACK_MAX: Final = 20_000
 """How many chunks of large messages a subscription keeps back that consumers have no room for, some
@@ -62,7 +62,7 @@ class Delivering:
     def serve(self, now_ms: int) -> None:
         """Deliver what can be."""
         unserved = list(self._flights.consumers.values())
-        while unserved:  # of a pool, everybody has a turn before anybody has another
+        while unserved:  # in a pool, each consumer has a turn before any has another
             unserved = [each for each in unserved if self._serve(each, now_ms)]
 
     def _serve(self, consumer: Consumer, now_ms: int) -> bool:
@@ -143,8 +143,8 @@ class Delivering:
             parking.wake(lane)
 
     def _skip_undeliverable(self, lane: Lane, position: Position) -> bool:
-        """Acknowledge an entry that nobody is to have: it was acknowledged while it waited, or is a
-        chunk of a message that nobody can have. Returns whether it is such."""
+        """Acknowledge an entry that is not to be delivered: it was acknowledged while it waited, or
+        is a chunk of a message that cannot be whole. Returns whether it was one."""
         if position in self._settling.acknowledged:
             return True
         if self._is_over(lane, position):
@@ -161,8 +161,8 @@ class Delivering:
         self._parking.withhold(lane, reason, now_ms)
 
     def _target(self, lane: Lane, owner: Consumer) -> Consumer | None:
-        """Who gets the next entry of a key: its owner, or whoever has some chunks of the large
-        message that goes on. None: that one takes no more now; its next permit wakes the key."""
+        """The consumer that gets the next entry of a key: its owner, or the one that has the first
+        chunks of a large message. None: that one has no permits; its next permit wakes the key."""
         if lane.rare is None or lane.holder is None:
             return owner
         holder = self._flights.consumers.get(lane.holder, owner)

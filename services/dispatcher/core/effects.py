@@ -8,7 +8,7 @@ from seqgate.types import Position
 from services.dispatcher.core.lane import Chunk, Flight
 from services.dispatcher.core.selectors import SlotRange
 
-# What the filters of a subscription say of an entry. A number above zero: ask again after so many
+# The verdicts of filters on an entry. A number above zero: judge it again after so many
 # milliseconds.
 
 ACCEPT: Final = 0
@@ -18,33 +18,32 @@ REJECT: Final = -1
 """Acknowledge it, and deliver it to nobody."""
 
 UNJUDGED: Final = -2
-"""Nothing yet: nobody was asked, or there was no answer."""
+"""No verdict yet: filters were not asked, or did not answer."""
 
 FILTER_FAILED: Final = -3
-"""They failed, and would again: it waits until somebody changes them, or says so."""
+"""The filters failed and would fail again: it waits until they are changed or retried."""
 
 
 class SubscriptionType(Enum):
-    """Who gets a subscription's messages (Pulsar's subscription types)."""
+    """How messages are shared among consumers (Pulsar's subscription types)."""
 
     KEY_SHARED = auto()
     """All of a key's messages go to one consumer at a time, in order."""
     SHARED = auto()
-    """Each message goes to whoever has room; no order."""
+    """Each message goes to any consumer with permits, in no order."""
     EXCLUSIVE = auto()
-    """There is one consumer."""
+    """A single consumer gets all messages, in order."""
 
 
 class AfterDeadLetter(Enum):
-    """What becomes of a key when one of its messages was dead-lettered."""
+    """What happens to a key after one of its messages was dead-lettered."""
 
     CONTINUE = auto()
-    """The next message is delivered, and says which one is missing."""
+    """The next delivery names the missing message."""
     HOLD = auto()
-    """Nothing is delivered until somebody releases the key."""
+    """Nothing is delivered until the key is released."""
     TAIL = auto()
-    """What follows goes to the dead letter topic, too, in order, until somebody releases the
-    key."""
+    """What follows is dead-lettered too, in order, until the key is released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +112,15 @@ class Options:
 
 
 class Entry(NamedTuple):
-    """What must be known of an entry to deliver it.
+    """What the machine knows of an entry.
 
     Attributes:
-        key: its sticky key; None: it is no message for anybody (a system's marker).
+        key: its sticky key; None: it is a system's marker, not a message.
         messages: how many messages it has.
-        deliver_at_ms: not before; 0: at once.
-        chunk: of a large message.
-        verdict: what the filters say of it.
-        aborts: which attempt at a large message it ends, unfinished; empty: none.
+        deliver_at_ms: the earliest time of delivery; 0: at once.
+        chunk: its part of a large message, if it is one.
+        verdict: of the filters.
+        aborts: the attempt at a large message that it abandons; empty: none.
     """
 
     position: Position
@@ -134,7 +133,7 @@ class Entry(NamedTuple):
 
 
 class Because(Enum):
-    """Why an entry was passed: acknowledged, though nobody received it."""
+    """Why an entry was passed over: acknowledged without a delivery."""
 
     HEADLESS = "the first chunk of its large message is not there"
     LETTER_REFUSED = "the dead letter topic does not take it"
@@ -143,14 +142,14 @@ class Because(Enum):
 
 
 class Gap(NamedTuple):
-    """The message that is missing in a key because it was dead-lettered."""
+    """A dead-lettered message that is missing in its key."""
 
     position: Position
     attempts: int
 
 
 class KeyState(NamedTuple):
-    """What is durable of a key of which a message was dead-lettered."""
+    """The durable state of a key of which a message was dead-lettered."""
 
     after: AfterDeadLetter
     gap: Gap
@@ -163,7 +162,7 @@ class Delivery(NamedTuple):
         delivery: its number: together with the subscription's epoch, the token that settles it.
         unacked: a bit for each message that is not acknowledged.
         attempts: how often it was delivered before, and failed.
-        gap: what is missing before it in its key.
+        gap: the message missing before it in its key.
     """
 
     delivery: int
@@ -174,13 +173,12 @@ class Delivery(NamedTuple):
     gap: Gap | None
 
 
-# What to do. Each ends in the event named beside it, or in none.
+# Effects. Each completes with the event that it names, or with none.
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Send these to a consumer, in this order, after all that it was told before. Ends in
-    nothing."""
+    """Send these to a consumer, in this order, after everything sent before. No event."""
 
     consumer: int
     deliveries: tuple[Delivery, ...]
@@ -188,7 +186,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """Tell a consumer that these deliveries count no more. Ends in nothing."""
+    """Tell a consumer that these deliveries are stale. No event."""
 
     consumer: int
     deliveries: tuple[int, ...]
@@ -196,8 +194,8 @@ class Revoke:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Tell a consumer that the keys of these deliveries belong to somebody else now, who waits for
-    them: it returns what it has not begun. Ends in nothing."""
+    """Tell a consumer that the keys of these deliveries moved to another consumer, which waits for
+    them: it should return what it has not begun. No event."""
 
     consumer: int
     deliveries: tuple[int, ...]
@@ -205,7 +203,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """Tell a consumer which slots are its own. Ends in nothing."""
+    """Tell a consumer which slots it owns. No event."""
 
     consumer: int
     ranges: tuple[SlotRange, ...]
@@ -213,15 +211,15 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read what follows in the log, waiting until there is something. Ends in `read`."""
+    """Read the next entries of the log, waiting until there are any. Event: `read`."""
 
     after: Position | None
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Read a page of what was read before, without payloads: from `at` on, or, if that is None,
-    after `after`. Ends in `scanned`."""
+    """Read a page of earlier entries again, without payloads: from `at` on, or, if that is None,
+    after `after`. Event: `scanned`."""
 
     at: Position | None
     after: Position | None
@@ -230,7 +228,7 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Make acknowledgements durable, repeating until they are. Ends in `persisted`.
+    """Make acknowledgements durable, retrying until they are. Event: `persisted`.
 
     Attributes:
         entries: entries, whole.
@@ -246,16 +244,15 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Make durable how often deliveries of entries failed, repeating until it is. Ends in
-    `recorded`."""
+    """Make counts of failed deliveries durable, retrying until they are. Event: `recorded`."""
 
     attempts: tuple[tuple[Position, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Put an entry into the dead letter topic, once, repeating until it is there, and make durable
-    what becomes of its key. Ends in `dead_lettered`."""
+    """Put an entry into the dead letter topic, once, retrying until it is there, and make the state
+    of its key durable. Event: `dead_lettered`."""
 
     position: Position
     key: bytes
@@ -265,23 +262,21 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Ask the filters about entries that wait, repeating until there is an answer. Ends in
-    `judged`."""
+    """Ask the filters about waiting entries, retrying until there is an answer. Event: `judged`."""
 
     positions: tuple[Position, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetKey:
-    """Nothing durable need be known of this key any more. Ends in nothing; if it fails, it is done
-    again some other time."""
+    """Forget the durable state of a key. No event; if it fails, a later one does it."""
 
     key: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Say that entries were acknowledged that nobody received, and why. Ends in nothing."""
+    """Log that entries were passed over, and why. No event."""
 
     positions: tuple[Position, ...]
     because: Because
@@ -304,19 +299,19 @@ Effect = (
 
 
 class Outcome(Enum):
-    """What became of one item of a consumer's request."""
+    """The outcome of one item of a consumer's request."""
 
     DONE = auto()
-    """It counts; an acknowledgement, when it is durable."""
+    """It took effect; an acknowledgement does once it is durable."""
     STALE = auto()
-    """The delivery is not the consumer's, or not any more: nothing changed."""
+    """The consumer does not have the delivery, or not anymore: nothing changed."""
     INVALID = auto()
     """The batch has no such message: nothing changed."""
 
 
 class Outgoing:
-    """Effects of one event. A consumer is told what counts no more before it is sent more, and
-    either in one message."""
+    """The effects of one event. A consumer gets revocations before new deliveries, each in one
+    message."""
 
     def __init__(self) -> None:
         self._effects: list[Effect] = []
@@ -324,23 +319,23 @@ class Outgoing:
         self._deliveries: dict[int, list[Delivery]] = {}
 
     def add(self, *effects: Effect | None) -> None:
-        """Do these, after all that were added before; None: nothing."""
+        """Add effects, after all added before; None is ignored."""
         self._effects += [effect for effect in effects if effect is not None]
 
     def revoke(self, flight: Flight) -> None:
-        """Tell its consumer that a delivery counts no more."""
+        """Tell a delivery's consumer that it is stale."""
         self._revoked.setdefault(flight.consumer, []).append(flight.delivery)
 
     def deliver(self, consumer: int, delivery: Delivery) -> None:
-        """Send a consumer this, after all that it was sent before."""
+        """Send a delivery to a consumer, after all sent before."""
         deliveries = self._deliveries.get(consumer)
         if deliveries is None:
             self._deliveries[consumer] = [delivery]
         else:
             deliveries.append(delivery)
 
-    def tell(self) -> dict[int, list[Delivery]]:
-        """Add what consumers are to be told. Returns who is sent what."""
+    def flush(self) -> dict[int, list[Delivery]]:
+        """Add the revocations and deliveries collected so far. Returns the deliveries."""
         for consumer, revoked in self._revoked.items():
             self._effects.append(Revoke(consumer, tuple(revoked)))
         sent, self._deliveries, self._revoked = self._deliveries, {}, {}
@@ -349,6 +344,6 @@ class Outgoing:
         return sent
 
     def take(self) -> list[Effect]:
-        """Everything that is to be done."""
+        """Take all effects."""
         effects, self._effects = self._effects, []
         return effects

@@ -1,4 +1,4 @@
-"""What filters say of entries, and what becomes of these.
+"""Applies the verdicts of filters to entries.
 
     read, scanned ──▶ ACCEPT ──▶ waits, like any other
     came back ──┐     REJECT ──▶ acknowledged: no permit, no attempt, nobody sees it

@@ -1,13 +1,13 @@
-"""What was read and not kept, and the scan that finds it again.
+"""Lags: entries that were read and not kept, and the scan that finds them again.
 
     read ──no room──▶ lag ──room again──▶ scan, page by page ──▶ caught up, or a lag further on
                     (the first position
                      that was not kept)
 
-A slot or a key that has a lag keeps nothing from there on, so what is kept is always before what
-is not, and order is safe. One scan is under way at a time, from the lowest lag of those for which
-it scans. It goes on for the others when one of them has no room once more: that one has a new
-lag, and is scanned for another time.
+A slot or key that lags keeps nothing from its lag on, so what is kept always precedes what is not,
+and order is preserved. One scan is under way at a time, from the lowest lag of those it scans for.
+When one of them runs out of room again the scan continues for the others: that one has a new lag,
+and is scanned for later.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What waits, and where: the lanes of keys, their slots, and the queues of owners.
+"""Waiting entries: the lanes of keys, their slots, and the queues of owners.
 
     entry ──read, scanned──▶ lane ──its turn──▶ taken
               │   ▲            ▲
@@ -6,10 +6,10 @@
               ▼   │
               lag (lags.py)
 
-What is kept is bounded, for each key and for each owner; beyond the bound it is passed over, and
-lags. What is to be delivered later has bounds of its own (delays.py). Slots and queues count what
-waits in them. A lane that something may be delivered of is in its slot's turn, and its slot in its
-queue's; one that is withheld is neither, and says why.
+What is kept is bounded, for each key and for each owner; beyond the bound a key or slot lags.
+Delayed messages have bounds of their own (delays.py). Slots and queues count what waits in them. A
+lane that may be delivered from has a turn in its slot, and its slot in its queue; a withheld lane
+has neither, and has a reason.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set

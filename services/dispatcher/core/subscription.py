@@ -1,4 +1,4 @@
-"""One subscription, as a machine: something happened in, what to do next out.
+"""One subscription, as a machine: an event in, effects out.
 
     log ──read──▶ lanes: waiting ──▶ in flight ──ack──▶ persisting ──durable──▶ gone
                     ▲                  │
@@ -17,22 +17,22 @@ An entry is in exactly one of these places, or behind a lag, or not read yet. Ea
     selectors            keys to slots, and slots to owners
     effects              what the shell is to do, and how a subscription behaves
 
-Here they come together: each event changes what it is about, wakes the keys for which something
-changed, and ends in `_effects`, which delivers whatever can be now.
+Here they come together: each event updates its subject, wakes the keys that it affects, and ends in
+`_effects`, which delivers whatever can be delivered now.
 
-What is parked is bounded, for each key and for each owner. Beyond the bound an entry is not kept:
-the key, or the slot, has a lag from there on, everything of it is passed over when it is read, and
-when there is room again the log is scanned from there. So reading ahead never stops for the sake of
-somebody who is slow: it goes on while anybody has permits.
+Parked entries are bounded, for each key and for each owner. Beyond the bound an entry is not kept:
+its key or slot lags from there on, skips whatever is read of it, and is scanned from there when it
+has room again. So a slow consumer never stops reading ahead: it continues while any consumer has
+permits.
 
 The shell's whole duty:
 
     for effect in subscription.<event>(...):
-        start doing it; its outcome is an event
+        start performing it; its outcome is an event
     tick(now_ms) when `next_timer_ms` has come
 
-Effects for one consumer are carried out in their order. What may fail, the shell repeats until it
-succeeds; when it cannot, this machine is dropped, and another one starts from what is durable.
+Effects for one consumer are performed in order. The shell retries what may fail until it succeeds;
+if it cannot, it drops this machine and starts another one from durable state.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -83,34 +83,34 @@ TOTALS: Final = (
     "put_off",
     "passed_entries",
 )
-"""What is counted since the machine began; dispatcher.proto says what each is."""
+"""Counters since the machine started; dispatcher.proto describes each."""
 
 
 class Ack(NamedTuple):
-    """A delivery that is acknowledged; of a batch, which of its messages (bits), 0: all."""
+    """An acknowledged delivery; of a batch, which of its messages (bits), 0: all."""
 
     delivery: int
     messages: int = 0
 
 
 class Nack(NamedTuple):
-    """A delivery that failed, by the word of its consumer, and how long it shall wait; None: as the
-    options say."""
+    """A negatively acknowledged delivery, and the delay before its redelivery; None: the options'
+    delay."""
 
     delivery: int
     delay_ms: int | None = None
 
 
 class Durable(NamedTuple):
-    """What is known when a machine starts.
+    """The state from which a machine starts.
 
     Attributes:
-        acknowledged: which entries are.
-        partial: of batches, which messages are not acknowledged (bits).
+        acknowledged: the acknowledged entries.
+        partial: the unacknowledged messages (bits) of partly acknowledged batches.
         attempts: how often deliveries of entries failed.
-        keys: those of which a message was dead-lettered, by what is remembered of each.
-        doomed: which entries are on their way to the dead letter topic.
-        waits: since when entries wait that must not wait for ever, as far as is known.
+        keys: keys of which a message was dead-lettered, as `remembered` names them.
+        doomed: entries on their way to the dead letter topic.
+        waits: since when entries wait that must not wait forever.
     """
 
     acknowledged: Acknowledged
@@ -122,9 +122,9 @@ class Durable(NamedTuple):
 
 
 class Subscription:
-    """See the module. Mutable, synchronous, one owner: it is asked for every message.
+    """See the module. Mutable and synchronous, with one owner: it runs for every message.
 
-    What it is made of is for reading only, and so is what it shows of that.
+    Its parts and properties are for reading only.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class Subscription:
         is_filtered: bool = False,
         delayed: DelayedBytes | None = None,
     ) -> None:
-        """`is_filtered` says whether filters judge anything that is not acknowledged; `delayed` is
-        what all subscriptions keep of what is to be delivered later, None: no others keep any."""
+        """`is_filtered` is whether filters judge unacknowledged entries; `delayed` is the memory
+        for delayed messages that all subscriptions share, None: not shared."""
         self.options = options
         self.selector = selector
         self.totals = dict.fromkeys(TOTALS, 0)
@@ -181,13 +181,13 @@ class Subscription:
 
     @property
     def next_timer_ms(self) -> int | None:
-        """When to call `tick`; None: there is no need."""
+        """When to call `tick`; None: no timer is set."""
         times = (self.timers.next_ms, self.parking.delays.next_ms(self._now_ms))
         return min((each for each in times if each is not None), default=None)
 
     @property
     def waits(self) -> dict[Position, int]:
-        """Since when entries wait that must not wait for ever, the oldest of them: to be made
+        """Since when entries wait that must not wait forever, the oldest ones, to be made
         durable."""
         if not (self.verdicts.failed or self.parking.kept_back):
             return {}
@@ -195,37 +195,37 @@ class Subscription:
 
     @property
     def unacked(self) -> int:
-        """How many messages are unacknowledged, as far as is durable."""
+        """How many messages are not durably acknowledged."""
         return self.flights.unacked
 
     @property
     def is_blocked(self) -> bool:
-        """Whether nothing is delivered for the first time, because so many are."""
+        """Whether so many are unacknowledged that there are no first deliveries."""
         return self.flights.is_blocked
 
     @property
     def parked(self) -> int:
-        """How many entries are remembered to wait."""
+        """How many entries are parked."""
         return self.parking.parked
 
     @property
     def lagging(self) -> int:
-        """How many slots and keys have entries that were read and not kept."""
+        """How many slots and keys lag: have entries that were read and not kept."""
         return self.parking.lagging
 
     @property
     def delayed(self) -> int:
-        """How many entries are to be delivered later and hold nothing, or are postponed."""
+        """How many entries are delayed without holding their key, or postponed."""
         return self.parking.delayed
 
     @property
     def unjudged(self) -> int:
-        """How many entries wait that filters have said nothing of."""
+        """How many waiting entries have no verdict yet."""
         return self.verdicts.unjudged
 
     @property
     def filter_failed(self) -> int:
-        """How many wait at which filters failed."""
+        """How many wait because filters failed at them."""
         return self.verdicts.failed
 
     @property
@@ -235,7 +235,7 @@ class Subscription:
 
     @property
     def is_waiting_for_filters(self) -> bool:
-        """Whether nothing more is read, because so many entries wait for the word of filters."""
+        """Whether reading stopped because so many entries wait for filters."""
         return self.verdicts.is_full
 
     @property
@@ -250,16 +250,16 @@ class Subscription:
 
     @property
     def durable_with(self) -> int:
-        """The number of the Persist with which everything is durable that was acknowledged so far;
-        0: it is."""
+        """The number of the Persist after which everything acknowledged so far is durable; 0: it
+        already is."""
         return self.settling.durable_with
 
     def slot_of(self, key: bytes) -> Slot | None:
-        """The slot of a lane's key; None: it has no work."""
+        """The slot of a key; None: it has no work."""
         return self.parking.slots.get(self.parking.slot_number(key))
 
     def owner_of(self, slot: Slot) -> int | None:
-        """Who owns a slot; None: nobody, or there is a pool."""
+        """The owner of a slot; None: it has none, or consumers share a pool."""
         return None if self.parking.pool is not None else self.selector.owner(slot.number)
 
     def key_of(self, entry: Entry) -> bytes:
@@ -314,7 +314,7 @@ class Subscription:
         ranges: Sequence[SlotRange] = (),
         ack_timeout_ms: int = 0,
     ) -> list[Effect]:
-        """Somebody connected. Raises what `admit` raises."""
+        """Connect a consumer. Raises what `admit` raises."""
         self.admit(consumer, name=name, weight=weight, ranges=ranges, ack_timeout_ms=ack_timeout_ms)
         return self.assign(consumer, now_ms=now_ms)
 
@@ -327,12 +327,11 @@ class Subscription:
         ranges: Sequence[SlotRange] = (),
         ack_timeout_ms: int = 0,
     ) -> None:
-        """Somebody connected. `assign` must follow before anything else does, once for all who
-        connect together: to assign slots anew for each of a thousand takes a minute.
+        """Connect a consumer. `assign` must be called next, once for all that connect together:
+        reassigning slots for each of a thousand takes a minute.
 
         Raises:
-            InvalidKeyRange, RangeConflict, NoSlotsLeft: the selector has no place for it; nothing
-                changed.
+            InvalidKeyRange, RangeConflict, NoSlotsLeft: the selector rejects it; nothing changed.
         """
         self.selector.add(consumer, name=name, weight=weight, ranges=ranges)
         queue = self.parking.queue_for(consumer)
@@ -341,21 +340,21 @@ class Subscription:
         self.flights.add(joined)
 
     def assign(self, *consumers: int, now_ms: int) -> list[Effect]:
-        """These were admitted: slots are theirs from now on."""
+        """Assign slots to admitted consumers."""
         self.handover.reassign(now_ms, joined=consumers)
         return self._effects(now_ms)
 
     def leave(self, *consumers: int, now_ms: int) -> list[Effect]:
-        """Consumers disconnected without a word: what they had in flight goes to others, and
-        whatever they may have been working on counts as failed. Slots are assigned anew once for
-        all of them; who is not known has left before."""
+        """Consumers disconnected without Leave: their deliveries go to others, and whatever they
+        may have been processing counts as failed. Slots are reassigned once for all of them;
+        unknown ones left before."""
         for consumer in consumers:
             if consumer in self.consumers:
                 self.flights.lose(self._remove(consumer))
         return self._reassigned(now_ms)
 
     def close(self, consumer: int, now_ms: int) -> list[Effect]:
-        """Somebody says goodbye: nothing of what it had in flight counts as failed."""
+        """A consumer leaves: none of its deliveries counts as failed."""
         for flight in self._remove(consumer):
             self.flights.give_back(flight)
             self.totals["returned"] += 1
@@ -363,14 +362,14 @@ class Subscription:
         return self._reassigned(now_ms)
 
     def permit(self, consumer: int, messages: int, now_ms: int) -> list[Effect]:
-        """Somebody takes so many more messages."""
+        """A consumer grants permits."""
         known = self.consumers.get(consumer)
         if known is not None:
             self.flights.permit(known, messages)
         return self._effects(now_ms)
 
     def _remove(self, consumer: int) -> list[Flight]:
-        """Returns what is in flight at a consumer that is gone, but for what it has settled."""
+        """Remove a consumer. Returns its unsettled flights."""
         self.selector.remove(consumer)
         return self.flights.remove(consumer)
 
@@ -383,7 +382,7 @@ class Subscription:
     # ---- the log
 
     def read(self, entries: Sequence[Entry], now_ms: int) -> list[Effect]:
-        """What follows in the log, in its order."""
+        """The next entries of the log, in order."""
         self._is_reading = False
         passed: list[Position] = []
         for entry in entries:
@@ -504,7 +503,7 @@ class Subscription:
         else:
             self.parking.keep_scanned(counted, key, now_ms)
 
-    # ---- what filters say
+    # ---- filters
 
     def judged(self, verdicts: Mapping[Position, int], now_ms: int) -> list[Effect]:
         """What Judge asked for. What is left out, or UNJUDGED, is asked again at once."""
@@ -520,13 +519,13 @@ class Subscription:
         self.judging.refilter(is_filtered=is_filtered, start=start)
         return self._effects(now_ms)
 
-    # ---- what consumers do
+    # ---- settlements
 
     def acknowledge(
         self, consumer: int, items: Iterable[Ack], now_ms: int
     ) -> tuple[list[Effect], list[Outcome], int]:
-        """Somebody is done with deliveries. Also returns what became of each item, and the number
-        of the Persist with which those that count are durable; 0: they are."""
+        """Acknowledge deliveries. Also returns the outcome of each item, and the number of the
+        Persist after which they are durable; 0: they already are."""
         known = self.consumers.get(consumer)
         outcomes = []
         for item in items:
@@ -545,8 +544,8 @@ class Subscription:
     def acknowledge_through(
         self, consumer: int, item: Ack, now_ms: int
     ) -> tuple[list[Effect], Outcome, int]:
-        """Somebody is done with a delivery and all entries before it. Of a batch, `item.messages`
-        are the messages up to the one that is meant. Only where there is one consumer."""
+        """Acknowledge a delivery and all entries before it. Of a batch, `item.messages` are the
+        messages up to the given one. EXCLUSIVE only."""
         assert self.options.kind is SubscriptionType.EXCLUSIVE
         known = self.consumers.get(consumer)
         last = None if known is None else known.flights.get(item.delivery)
@@ -576,8 +575,8 @@ class Subscription:
         }
 
     def gone(self, consumer: int, deliveries: Iterable[int], now_ms: int) -> list[Effect]:
-        """The log has entries no more that are on their way to somebody, who is not sent them: they
-        are passed, and it takes as many others."""
+        """The log no longer has entries that are on their way to a consumer: they are passed over
+        instead of sent, and their permits are returned."""
         known = self.consumers.get(consumer)
         passed: list[Position] = []
         for delivery in deliveries:
@@ -592,8 +591,8 @@ class Subscription:
     def refuse(
         self, consumer: int, items: Iterable[Nack], now_ms: int
     ) -> tuple[list[Effect], list[Outcome]]:
-        """Somebody failed to process deliveries. Later deliveries of their keys are taken back,
-        where keys come in order."""
+        """Negatively acknowledge deliveries. Where keys come in order, later deliveries of their
+        keys are revoked."""
         known = self.consumers.get(consumer)
         outcomes = []
         failed: dict[Lane, list[tuple[Flight, int | None]]] = {}
@@ -615,10 +614,9 @@ class Subscription:
     def give_back(
         self, consumer: int, deliveries: Iterable[int], now_ms: int, *, no_room: bool = False
     ) -> tuple[list[Effect], list[Outcome]]:
-        """Somebody returns what it has not begun to process: no attempt is counted. With a chunk
-        the rest of its message is taken back, and what follows that one's last chunk. Where
-        there is `no_room` for chunks beside those of other large messages, they come again when it
-        is the turn of their last."""
+        """Return unprocessed deliveries without counting an attempt. With a chunk the rest of its
+        message is revoked, and what follows its last chunk. Chunks that the consumer has `no_room`
+        for beside other large messages come again with the last of their message."""
         known = self.consumers.get(consumer)
         outcomes = []
         lanes: dict[Lane, list[Position]] = {}
@@ -665,7 +663,7 @@ class Subscription:
         return True
 
     def renew(self, consumer: int, deliveries: Iterable[int], now_ms: int) -> list[Outcome]:
-        """Somebody needs more time: the whole of its time-out, from now on."""
+        """Restart the time-outs of deliveries."""
         known = self.consumers.get(consumer)
         outcomes = []
         for delivery in deliveries:
@@ -680,7 +678,7 @@ class Subscription:
     def _count_stale(self, outcomes: Sequence[Outcome]) -> None:
         self.totals["stale"] += outcomes.count(Outcome.STALE)
 
-    # ---- what is durable now
+    # ---- what became durable
 
     def persisted(self, mark_delete: Position | None, now_ms: int) -> list[Effect]:
         """What Persist said is durable, and the cursor is here."""
@@ -731,8 +729,8 @@ class Subscription:
         return self._effects(now_ms)
 
     def release_key(self, key: bytes, now_ms: int) -> list[Effect]:
-        """Somebody lets a key go on that is held, or whose messages all go to the dead letter
-        topic: the key of a message, whichever lane it is in."""
+        """Release a key that is held, or whose messages are all dead-lettered. It is a message's
+        key, whichever lane it is in."""
         key = self.lane_key(key)
         lane, forgotten = self.lanes.get(key), self.gaps.forget(key)
         self.out.add(forgotten)
@@ -770,7 +768,7 @@ class Subscription:
     # ---- time
 
     def tick(self, now_ms: int) -> list[Effect]:
-        """It is so late."""
+        """Timers are due."""
         self.parking.due(now_ms)
         for subject in self.timers.due(now_ms):
             match subject:
@@ -800,14 +798,14 @@ class Subscription:
         """How many timers may be needed: one for each that one may be for."""
         return len(self.lanes) + len(self.consumers)
 
-    # ---- what to do
+    # ---- effects
 
     def _effects(self, now_ms: int) -> list[Effect]:
-        """Deliver what can be, and say what is to be done."""
+        """Deliver what can be delivered, and collect the effects."""
         if self.verdicts.back:
             self.judging.judge_again()
         self.delivering.serve(now_ms)
-        sent = self.out.tell()
+        sent = self.out.flush()
         for consumer, deliveries in sent.items():
             self.totals["delivered_entries"] += len(deliveries)
             self.totals["delivered_messages"] += sum(
@@ -823,7 +821,7 @@ class Subscription:
         return self.out.take()
 
     def _read(self) -> None:
-        """Ask for what follows in the log, if anybody takes more."""
+        """Read on in the log, if any consumer takes more."""
         if not self._is_reading and self.flights.takes_more and not self.verdicts.is_full:
             self._is_reading = True
             self.out.add(Read(self.read_position))
