@@ -94,17 +94,17 @@ class GrpcLine:
     async def judge(
         self, rules: Rules, metadata: Sequence[entry_pb2.EntryMetadata]
     ) -> Sequence[Decision]:
-        said: list[Decision] = []
+        decisions: list[Decision] = []
         for some in _batches(metadata):
 
             async def ask(some: Sequence[entry_pb2.EntryMetadata] = some) -> list[Decision]:
                 number, _ = await self._told(rules)
                 batch = pb.Batch(chain_id=number, metadata=some)
                 answer = await self._ask(pb.EvaluateRequest(batch=batch), "verdicts")
-                return _all_said(answer.verdicts, len(some), len(rules.filters))
+                return _decisions(answer.verdicts, len(some), len(rules.filters))
 
-            said += await self._answered(ask)
-        return said
+            decisions += await self._answered(ask)
+        return decisions
 
     async def close(self) -> None:
         self._drop()
@@ -246,9 +246,9 @@ def _reads(wire: pb.Reads) -> Reads:
     )
 
 
-def _all_said(verdicts: pb.Verdicts, entries: int, filters: int) -> list[Decision]:
+def _decisions(verdicts: pb.Verdicts, entries: int, filters: int) -> list[Decision]:
     """What is said of each of so many entries, by so many filters."""
-    outcomes = [_said(each) for each in verdicts.outcomes]
+    outcomes = [_decision(each) for each in verdicts.outcomes]
     which = verdicts.which
     if len(which) != entries or (which and max(which) >= len(outcomes)):
         raise _Nonsense(f"{len(which)} of {len(outcomes)} outcomes for {entries} entries")
@@ -257,7 +257,7 @@ def _all_said(verdicts: pb.Verdicts, entries: int, filters: int) -> list[Decisio
     return [outcomes[each] for each in which]
 
 
-def _said(outcome: pb.Outcome) -> Decision:
+def _decision(outcome: pb.Outcome) -> Decision:
     place = outcome.filter if outcome.HasField("filter") else None
     if outcome.HasField("failure"):
         known = pb.FailureReason.DESCRIPTOR.values_by_number.get(outcome.failure.reason)
@@ -289,8 +289,8 @@ def _refuse(status: status_pb2.Status) -> NoReturn:
 
 
 def _give_up(error: aio.AioRpcError | _Moved) -> NoReturn:
-    said = call_failed(error) if isinstance(error, aio.AioRpcError) else None
-    because = {"because": said.reason} if said is not None and said.reason else {}
+    refusal = call_failed(error) if isinstance(error, aio.AioRpcError) else None
+    because = {"because": refusal.reason} if refusal is not None and refusal.reason else {}
     raise FiltersUnavailable(
         "the filter service does not answer", retry_after_s=RETRY_AFTER_S, **because
     ) from error

@@ -1,7 +1,6 @@
-"""A chain in force: what it reads of entries, and what the filter service said of them.
+"""An active chain: what it reads of entries, and a cache of its verdicts.
 
-Verdicts are remembered by what the chain reads of an entry, up to a number, and with the tally
-where they are counted.
+A verdict is cached, with its tally, by what the chain reads of an entry.
 """
 
 from collections.abc import Hashable, Mapping
@@ -16,10 +15,10 @@ from services.dispatcher.filtering.tallies import ACCEPTED, REJECTED, RESCHEDULE
 from services.dispatcher.ports import Decision, Line, Reads, Rules
 
 VERDICTS_MAX: Final = 10_000
-"""How many verdicts of a chain are remembered."""
+"""How many verdicts of a chain are cached."""
 
 VERDICT_BYTES_MAX: Final = 1_024
-"""How long what a verdict depends on may be, in bytes, to be remembered."""
+"""The longest metadata, in bytes, by which a verdict is cached."""
 
 UNAVAILABLE: Final = "UNAVAILABLE"
 NOT_ASKED: Final = "NOT_ASKED"
@@ -27,20 +26,20 @@ NOT_ASKED: Final = "NOT_ASKED"
 
 
 class Known(NamedTuple):
-    """What becomes of entries, where they are counted, and whose fault it is if they fail."""
+    """The verdict on entries, its tally, and, if filters failed, their decision."""
 
     verdict: int
     tally: Tally
-    said: Decision | None = None
+    decision: Decision | None = None
 
 
 class ActiveChain:
-    """A chain in force.
+    """See the module.
 
     Attributes:
-        projection: what it reads; None: the filter service has not said so yet.
-        known: what it said, by what it reads of an entry.
-        unanswered: what becomes of entries while the filter service does not answer.
+        projection: what it reads; None: not known yet.
+        known: cached verdicts, by what it reads of an entry.
+        unanswered: the verdict while the filter service does not answer.
     """
 
     def __init__(self, chain: Chain, tallies: Tallies, *, is_shadow: bool) -> None:
@@ -74,9 +73,9 @@ class ActiveChain:
         assert projection is not None
         assert rules is not None
         metadata = [projection.metadata_of(each) for each in asked.values()]
-        said = await line.judge(rules, metadata)
-        known_by = {each: self._known_by(each) for each in set(said)}
-        found = dict(zip(asked, map(known_by.__getitem__, said), strict=True))
+        decisions = await line.judge(rules, metadata)
+        known_by = {each: self._known_by(each) for each in set(decisions)}
+        found = dict(zip(asked, map(known_by.__getitem__, decisions), strict=True))
         if projection.recurs:
             for (key, known), decisive in zip(found.items(), metadata, strict=True):
                 if decisive.ByteSize() <= VERDICT_BYTES_MAX:
@@ -86,20 +85,20 @@ class ActiveChain:
                 del self.known[key]
         return found
 
-    def tally(self, place: int | None, said: str) -> Tally:
-        """Where it is counted what a filter said."""
-        return self._tallies.of(self.names, place, said, is_shadow=self._is_shadow)
+    def tally(self, place: int | None, verdict: str) -> Tally:
+        """The tally of a filter's verdict."""
+        return self._tallies.of(self.names, place, verdict, is_shadow=self._is_shadow)
 
-    def _known_by(self, said: Decision) -> Known:
-        if said.failure is not None:
+    def _known_by(self, decision: Decision) -> Known:
+        if decision.failure is not None:
             verdict = {Policy.ACCEPT: ACCEPT, Policy.REJECT: REJECT}.get(
                 self.chain.policy, FILTER_FAILED
             )
-            return Known(verdict, self.tally(said.filter, said.failure.reason), said)
-        if said.verdict > 0:
-            return Known(said.verdict, self.tally(said.filter, RESCHEDULED))
-        name = ACCEPTED if said.verdict == ACCEPT else REJECTED
-        return Known(said.verdict, self.tally(said.filter, name))
+            return Known(verdict, self.tally(decision.filter, decision.failure.reason), decision)
+        if decision.verdict > 0:
+            return Known(decision.verdict, self.tally(decision.filter, RESCHEDULED))
+        name = ACCEPTED if decision.verdict == ACCEPT else REJECTED
+        return Known(decision.verdict, self.tally(decision.filter, name))
 
 
 async def prepared(

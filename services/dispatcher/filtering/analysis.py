@@ -45,12 +45,12 @@ class Found(NamedTuple):
     """The entries with one verdict.
 
     Attributes:
-        said: "ACCEPT", "REJECT", "RESCHEDULE", or the reason why there is none.
+        verdict: "ACCEPT", "REJECT", "RESCHEDULE", or the reason why there is none.
         is_failure: whether it is such a reason.
         messages_about: how many messages these hold in all of the backlog.
     """
 
-    said: str
+    verdict: str
     is_failure: bool
     entries: int
     messages: int
@@ -141,9 +141,9 @@ async def _block(
     ]
 
 
-def _counted(entries: Sequence[StoredEntry], said: Sequence[Decision]) -> _Seen:
+def _counted(entries: Sequence[StoredEntry], decisions: Sequence[Decision]) -> _Seen:
     seen = _Seen(Counter(), Counter())
-    for entry, each in zip(entries, said, strict=True):
+    for entry, each in zip(entries, decisions, strict=True):
         what = _name(each)
         seen.entries[what] += 1
         seen.messages[what] += entry.metadata.num_messages_in_batch or 1
@@ -165,8 +165,8 @@ def _found(seen: Sequence[_Seen], total: int, *, is_complete: bool) -> list[Foun
     return found
 
 
-def _name(said: Decision) -> tuple[str, bool]:
-    if said.failure is not None:
-        return said.failure.reason, True
+def _name(decision: Decision) -> tuple[str, bool]:
+    if decision.failure is not None:
+        return decision.failure.reason, True
     names = {ACCEPT: "ACCEPT", REJECT: "REJECT"}
-    return names.get(said.verdict, "RESCHEDULE"), False
+    return names.get(decision.verdict, "RESCHEDULE"), False

@@ -1,20 +1,20 @@
-"""What a subscription's filters say of its entries, and what it means when they say nothing.
+"""The filters applied to a subscription: verdicts for its entries, and what no verdict means.
 
     a page that was read ──▶ what the chain reads of each entry ──▶ known? ──▶ a verdict each
     entries that come back ─▶                                        │ no
                                                                      ▼
                                                               the filter service
 
-Entries that do not differ in what their chain reads have the same verdict, so verdicts are
-remembered by just that: most entries cost no question, and while the filter service is away, those
-of which a verdict is known go on.
+Entries that do not differ in what their chain reads have the same verdict, so verdicts are cached
+by that: most entries need no request, and while the filter service is down, entries with a cached
+verdict flow on.
 
-What there is no verdict of, the chain's policy decides. To park it means: the machine keeps it as
-unjudged and asks for a verdict again; it is answered when there is one. While the filter service
-does not answer it is asked now and then, and nobody waits for it.
+Without a verdict the chain's policy decides. PARK means: the machine keeps the entry as unjudged
+and asks again until there is a verdict. While the filter service does not answer it is retried with
+a backoff, and nothing waits for it.
 
-A change of filters never comes between a page's verdicts and the machine: `changing` is held. What
-was asked of chains that are no more counts no more.
+A change of filters never comes between a page's verdicts and the machine: `changing` is held.
+Answers about replaced chains are dropped.
 """
 
 import asyncio
@@ -62,12 +62,11 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 FAILED_MAX: Final = 10_000
-"""Of how many entries that are parked it is remembered why."""
+"""For how many entries at which filters failed the reason is remembered."""
 
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
-"""How long after the filter service did not answer it is asked again, doubling from the first to
-the longest."""
+"""The backoff after the filter service did not answer, doubling from the first to the longest."""
 
 
 class Repeated(Protocol):
@@ -81,7 +80,7 @@ class Repeated(Protocol):
 
 
 class Failed(NamedTuple):
-    """Why an entry is parked, and since when."""
+    """Which filter failed at an entry, why, and since when it waits."""
 
     filter: str
     version: int
@@ -90,7 +89,7 @@ class Failed(NamedTuple):
 
 
 class Outage(NamedTuple):
-    """Since when the filter service does not answer, and why."""
+    """Since when the filter service has not answered, and why."""
 
     since_ms: int
     because: str
@@ -419,7 +418,7 @@ class Filtering:
         with spans.shared(f"{names.EVALUATE} {self._topic}", contexts, self._evaluate) as span:
             fresh = await self._answer(ask)
             if span.is_recording():
-                _tell(span, None if fresh is None else [fresh[keys[at]] for at in about])
+                _set_verdicts(span, None if fresh is None else [fresh[keys[at]] for at in about])
             return fresh
 
     async def _prepared(self, active: ActiveChain) -> bool:
@@ -487,31 +486,31 @@ class Filtering:
                 failed.pop(position_of(each), None)
 
     def _record_failed(self, position: Position, known: Known) -> None:
-        said, chain = known.said, self.chains.at(position)
-        assert said is not None
-        assert said.failure is not None
-        if said.filter is None or said.filter >= len(chain.filters):
+        decision, chain = known.decision, self.chains.at(position)
+        assert decision is not None
+        assert decision.failure is not None
+        if decision.filter is None or decision.filter >= len(chain.filters):
             name, version = "", 0
         else:
-            name, version, _ = chain.filters[said.filter]
+            name, version, _ = chain.filters[decision.filter]
         before = self._failed.pop(position, None)
         since_ms = self._now_ms() if before is None else before.since_ms
-        self._failed[position] = Failed(name, version, said.failure, since_ms)
+        self._failed[position] = Failed(name, version, decision.failure, since_ms)
         if len(self._failed) > FAILED_MAX:
             self._failed.popitem(last=False)
 
 
-def _tell(span: Span, found: Sequence[Known] | None) -> None:
-    """What was said of the entries that were asked about; None: nothing."""
+def _set_verdicts(span: Span, found: Sequence[Known] | None) -> None:
+    """Set the verdicts on a span; None: the filter service did not answer."""
     if found is None:
         spans.fail(span, FiltersUnavailable.reason, "the filter service did not answer")
         return
-    said = Counter(names.VERDICTS + _verdict_name(known) for known in found)
-    span.set_attributes({names.ENTRIES: len(found), **said})
+    verdicts = Counter(names.VERDICTS + _verdict_name(known) for known in found)
+    span.set_attributes({names.ENTRIES: len(found), **verdicts})
 
 
 def _verdict_name(known: Known) -> str:
-    if known.said is not None:
+    if known.decision is not None:
         return "failed"
     if known.verdict > 0:
         return RESCHEDULED

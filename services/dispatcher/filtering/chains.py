@@ -1,4 +1,4 @@
-"""What a subscription filters by, and from where on in the log.
+"""A subscription's chains of filters, and where in the log each applies.
 
     ── chain A ──┬──── chain B ────┬──── chain C ──▶
                  │  acknowledged ──┤

@@ -1,7 +1,7 @@
-"""A chain that is only counted: nothing waits for it, and nothing is withheld because of it.
+"""A shadow chain: its verdicts are counted, and nothing waits for them or is withheld.
 
-What it said before of the like is counted at once; of the rest the filter service is asked in the
-background, on a line of its own. Who cannot keep up is not asked about everything.
+Cached verdicts are counted at once; the filter service judges the rest in the background, on a line
+of its own. If it cannot keep up, entries are counted as not asked.
 """
 
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""How often filters said what: counted for each chain as it comes, told for each filter.
+"""Counts of verdicts: kept for each chain, reported for each filter.
 
 One tally is for all entries of which the same filter of the same chain said the same. So counting
 an entry is adding to one pair of numbers, and whoever remembers a verdict remembers its tally.

@@ -1,4 +1,4 @@
-"""Chains that are tried: what they say changes nothing, and counts nowhere."""
+"""A trial of chains: their verdicts change nothing and are not counted."""
 
 from collections.abc import Hashable, Mapping, Sequence
 
@@ -47,9 +47,9 @@ class Trial:
             places.setdefault(self._chains.at(position_of(each)), []).append(place)
         for chain, some in places.items():
             if chain.filters:
-                said = await self._judge(chain, [entries[place] for place in some])
-                for place, what in zip(some, said, strict=True):
-                    found[place] = what
+                decisions = await self._judge(chain, [entries[place] for place in some])
+                for place, decision in zip(some, decisions, strict=True):
+                    found[place] = decision
         return found
 
     async def close(self) -> None:
@@ -69,8 +69,8 @@ class Trial:
             for key, each in zip(keys, entries, strict=True)
             if key not in self._known
         }
-        said = await self._line.judge(rules, list(asked.values())) if asked else []
-        known = self._known | dict(zip(asked, said, strict=True))
+        decisions = await self._line.judge(rules, list(asked.values())) if asked else []
+        known = self._known | dict(zip(asked, decisions, strict=True))
         if projection.recurs and len(known) <= VERDICTS_MAX:
             self._known = known
         return [known[key] for key in keys]

@@ -1,5 +1,4 @@
-"""Why a key, or a message, is not delivered: a chain of reasons, the nearest first, from what the
-machine knows anyway."""
+"""Explains why a key, or a message, is not delivered: a chain of reasons, the nearest first."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -81,27 +80,29 @@ async def explain_position(live: Live, position: Position) -> pb.ExplainResponse
     machine = live.machine
     found = await live.entry(position)
     if found is None:
-        return pb.ExplainResponse(reasons=[_say(pb.REASON_NO_ENTRY, position=position)])
+        return pb.ExplainResponse(reasons=[_explanation(pb.REASON_NO_ENTRY, position=position)])
     entry = entry_of(found)
     key = entry.key or b""
     response = pb.ExplainResponse(key=key)
     if position in machine.acknowledged:
-        response.reasons.append(_say(pb.REASON_ACKNOWLEDGED, position=position))
+        response.reasons.append(_explanation(pb.REASON_ACKNOWLEDGED, position=position))
         response.reasons.extend(await _of_end(live, found))
         return response
     if machine.read_position is None or position > machine.read_position:
-        response.reasons.append(_say(pb.REASON_UNREAD, position=machine.read_position))
+        response.reasons.append(_explanation(pb.REASON_UNREAD, position=machine.read_position))
         response.reasons.extend(_why_not_reading(live))
         return response
     lane = machine.lanes.get(machine.key_of(entry)) if entry.key is not None else None
     flight = None if lane is None else lane.flights.get(position)
     if flight is None and machine.settling.is_settled(position):
-        response.reasons.append(_say(pb.REASON_SETTLING, position=position))
+        response.reasons.append(_explanation(pb.REASON_SETTLING, position=position))
         response.reasons.extend(await _of_end(live, found))
         return response
     if machine.parking.is_for_later(position, lane):
         until_ms = entry.deliver_at_ms or None
-        response.reasons.append(_say(pb.REASON_DELAYED, position=position, until_ms=until_ms))
+        response.reasons.append(
+            _explanation(pb.REASON_DELAYED, position=position, until_ms=until_ms)
+        )
         return response
     if lane is None:
         response.reasons.extend(_of_slot(live, machine.key_of(entry)))
@@ -109,21 +110,21 @@ async def explain_position(live: Live, position: Position) -> pb.ExplainResponse
     response.key_report.CopyFrom(key_report(live, lane))
     if flight is not None:
         reason = pb.REASON_SETTLING if flight.is_settling else pb.REASON_IN_FLIGHT
-        said = _say(
+        why = _explanation(
             reason,
             consumer=name_of(machine, flight.consumer),
             position=position,
             since_ms=flight.delivered_ms,
             until_ms=flight.deadline_ms,
         )
-        response.reasons.append(said)
+        response.reasons.append(why)
         return response
     if lane.is_kept_back(position):
-        response.reasons.append(_say(pb.REASON_INCOMPLETE, position=position))
+        response.reasons.append(_explanation(pb.REASON_INCOMPLETE, position=position))
         return response
     is_behind = lane.lag is not None and position >= lane.lag
     if is_behind:
-        response.reasons.append(_say(pb.REASON_LAGGING, position=lane.lag))
+        response.reasons.append(_explanation(pb.REASON_LAGGING, position=lane.lag))
     first = lane.next_position
     verdict = ACCEPT if is_behind else machine.verdict_of(lane, position)
     if verdict != ACCEPT:
@@ -131,7 +132,7 @@ async def explain_position(live: Live, position: Position) -> pb.ExplainResponse
         if first is None or first >= position or not live.options.orders_keys:
             return response
     if first is not None and first < position:
-        response.reasons.append(_say(pb.REASON_IN_ORDER, position=first))
+        response.reasons.append(_explanation(pb.REASON_IN_ORDER, position=first))
     response.reasons.extend(_of_lane(live, lane))
     return response
 
@@ -141,15 +142,15 @@ async def _of_end(live: Live, entry: StoredEntry) -> list[pb.Explanation]:
     position = position_of(entry)
     topic = live.buried(position)
     if topic is not None:
-        said = _say(pb.REASON_DEAD_LETTERED, position=position)
-        said.text += f" {topic}"
-        said.dead_letter_topic = str(topic)
-        return [said]
+        why = _explanation(pb.REASON_DEAD_LETTERED, position=position)
+        why.text += f" {topic}"
+        why.dead_letter_topic = str(topic)
+        return [why]
     because = live.passed(position)
     if because is not None:
-        said = _say(pb.REASON_PASSED, position=position)
-        said.text += f": {because.value}"
-        return [said]
+        why = _explanation(pb.REASON_PASSED, position=position)
+        why.text += f": {because.value}"
+        return [why]
     chain = live.filtering.chains.at(position)
     if not chain.filters or entry.metadata.HasField("marker_type"):
         return []
@@ -163,10 +164,10 @@ async def _of_end(live: Live, entry: StoredEntry) -> list[pb.Explanation]:
     if found.failure is not None or found.verdict != REJECT or found.filter is None:
         return []
     name, version, _ = chain.filters[found.filter]
-    said = _say(pb.REASON_REJECTED, position=position)
-    said.text = f"its filter {name} (version {version}) rejects it"
-    said.filter, said.filter_version = name, version
-    return [said]
+    why = _explanation(pb.REASON_REJECTED, position=position)
+    why.text = f"its filter {name} (version {version}) rejects it"
+    why.filter, why.filter_version = name, version
+    return [why]
 
 
 def _of_filters(
@@ -174,22 +175,24 @@ def _of_filters(
 ) -> pb.Explanation:
     """What filters have to do with it that an entry waits."""
     if verdict == FILTER_FAILED:
-        said = _say(pb.REASON_FILTER_FAILED, position=position, since_ms=since_ms)
+        why = _explanation(pb.REASON_FILTER_FAILED, position=position, since_ms=since_ms)
         failed = None if position is None else live.filtering.why(position)
         if failed is not None:
             reason, message = failed.failure
-            said.text += f": {failed.filter} (version {failed.version}) says {reason}: {message}"
-            said.filter, said.filter_version = failed.filter, failed.version
-            said.since.CopyFrom(time_of(failed.since_ms))
-        return said
+            why.text += f": {failed.filter} (version {failed.version}) says {reason}: {message}"
+            why.filter, why.filter_version = failed.filter, failed.version
+            why.since.CopyFrom(time_of(failed.since_ms))
+        return why
     if verdict > 0:
-        return _say(pb.REASON_RESCHEDULED, position=position, since_ms=since_ms, until_ms=verdict)
-    said = _say(pb.REASON_FILTERING, position=position, since_ms=since_ms)
+        return _explanation(
+            pb.REASON_RESCHEDULED, position=position, since_ms=since_ms, until_ms=verdict
+        )
+    why = _explanation(pb.REASON_FILTERING, position=position, since_ms=since_ms)
     outage = live.filtering.outage
     if outage is not None:
-        said.text += f": {outage.because}"
-        said.since.CopyFrom(time_of(outage.since_ms))
-    return said
+        why.text += f": {outage.because}"
+        why.since.CopyFrom(time_of(outage.since_ms))
+    return why
 
 
 def _of_lane(live: Live, lane: Lane) -> Iterator[pb.Explanation]:
@@ -202,7 +205,7 @@ def _of_lane(live: Live, lane: Lane) -> Iterator[pb.Explanation]:
         yield _of_filters(live, verdict, lane.next_position, lane.since_ms)
     elif lane.reason is not Reason.READY:
         about = lane.holder if lane.reason in (Reason.DRAINING, Reason.RETRY) else owner
-        yield _say(
+        yield _explanation(
             reason_of(lane.reason),
             consumer=name_of(machine, about),
             position=lane.next_position if oldest is None else oldest.position,
@@ -212,7 +215,7 @@ def _of_lane(live: Live, lane: Lane) -> Iterator[pb.Explanation]:
         if lane.reason is Reason.SUBSCRIPTION_LIMIT:
             return
     elif not lane.parked and oldest is not None:
-        yield _say(
+        yield _explanation(
             pb.REASON_IN_FLIGHT,
             consumer=name_of(machine, oldest.consumer),
             position=oldest.position,
@@ -227,7 +230,7 @@ def _of_lane(live: Live, lane: Lane) -> Iterator[pb.Explanation]:
         Reason.IN_FLIGHT_LIMIT,
         Reason.RETRY,
     ):
-        yield _say(
+        yield _explanation(
             pb.REASON_SETTLING if oldest.is_settling else pb.REASON_IN_FLIGHT,
             consumer=name_of(machine, oldest.consumer),
             position=oldest.position,
@@ -241,12 +244,12 @@ def _of_slot(live: Live, key: bytes) -> Iterator[pb.Explanation]:
     machine = live.machine
     slot = machine.slot_of(key)
     if machine.parking.is_held(key):
-        yield _say(pb.REASON_DELAYED)
+        yield _explanation(pb.REASON_DELAYED)
     elif slot is not None and slot.lag is not None:
-        yield _say(pb.REASON_LAGGING, position=slot.lag)
+        yield _explanation(pb.REASON_LAGGING, position=slot.lag)
         yield from _of_owner(machine, machine.owner_of(slot))
     else:
-        yield _say(pb.REASON_UNREAD, position=machine.read_position)
+        yield _explanation(pb.REASON_UNREAD, position=machine.read_position)
         yield from _why_not_reading(live)
 
 
@@ -255,11 +258,11 @@ def _why_not_reading(live: Live) -> Iterator[pb.Explanation]:
     if machine.is_waiting_for_filters:
         yield _of_filters(live, UNJUDGED, None)
     elif machine.is_blocked:
-        yield _say(pb.REASON_SUBSCRIPTION_LIMIT)
+        yield _explanation(pb.REASON_SUBSCRIPTION_LIMIT)
     elif not machine.consumers:
-        yield _say(pb.REASON_NO_OWNER)
+        yield _explanation(pb.REASON_NO_OWNER)
     elif all(each.permits <= 0 for each in machine.consumers.values()):
-        yield _say(pb.REASON_NO_PERMITS, consumer=", ".join(_names(machine)))
+        yield _explanation(pb.REASON_NO_PERMITS, consumer=", ".join(_names(machine)))
 
 
 def _of_owner(machine: Subscription, owner: int | None) -> Iterator[pb.Explanation]:
@@ -268,27 +271,27 @@ def _of_owner(machine: Subscription, owner: int | None) -> Iterator[pb.Explanati
     if consumer is None and (
         machine.options.kind is SubscriptionType.KEY_SHARED or not machine.consumers
     ):
-        yield _say(pb.REASON_NO_OWNER)
+        yield _explanation(pb.REASON_NO_OWNER)
     elif consumer is None:
         yield from _why_nobody(machine)
     elif consumer.is_blocked:
-        yield _say(pb.REASON_CONSUMER_LIMIT, consumer=consumer.name)
+        yield _explanation(pb.REASON_CONSUMER_LIMIT, consumer=consumer.name)
     elif consumer.permits <= 0:
-        yield _say(pb.REASON_NO_PERMITS, consumer=consumer.name)
+        yield _explanation(pb.REASON_NO_PERMITS, consumer=consumer.name)
     else:
-        yield _say(pb.REASON_READY, consumer=consumer.name)
+        yield _explanation(pb.REASON_READY, consumer=consumer.name)
 
 
 def _why_nobody(machine: Subscription) -> Iterator[pb.Explanation]:
     if all(each.permits <= 0 for each in machine.consumers.values()):
-        yield _say(pb.REASON_NO_PERMITS, consumer=", ".join(_names(machine)))
+        yield _explanation(pb.REASON_NO_PERMITS, consumer=", ".join(_names(machine)))
     elif all(each.is_blocked for each in machine.consumers.values()):
-        yield _say(pb.REASON_CONSUMER_LIMIT, consumer=", ".join(_names(machine)))
+        yield _explanation(pb.REASON_CONSUMER_LIMIT, consumer=", ".join(_names(machine)))
     else:
-        yield _say(pb.REASON_READY)
+        yield _explanation(pb.REASON_READY)
 
 
-def _say(
+def _explanation(
     reason: pb.Reason.ValueType,
     *,
     consumer: str = "",

@@ -1,4 +1,4 @@
-"""What requests say, checked, in the words of the core: a refusal, or something that holds."""
+"""Parses requests into values of the core, or refuses them."""
 
 import uuid
 from collections.abc import Iterable, Sequence
@@ -85,7 +85,7 @@ ANALYSIS_MAX_S: Final = 120
 def joining(
     topic: TopicName, name: str, subscribe: pb.Subscribe, config: DispatcherConfig
 ) -> Joining:
-    """How somebody subscribes."""
+    """The parameters of a subscribe request."""
     given = subscribe.options
     consumer_name = subscribe.consumer_name or f"consumer-{uuid.uuid4().hex[:12]}"
     try:
@@ -261,14 +261,14 @@ def position(
     wire: entry_pb2.Position,
     refusal: type[InvalidStart | InvalidPosition] = InvalidStart,
 ) -> Position:
-    """A position that there may be."""
+    """A position within bounds."""
     if max(wire.ledger_id, wire.entry_id) > SEQUENCE_ID_MAX:
         raise refusal(f"{field}: ledger_id and entry_id must be at most 2^63 - 1", field=field)
     return Position(wire.ledger_id, wire.entry_id)
 
 
 def permits(messages: int, have: int) -> int:
-    """How many more messages a consumer takes that has so many permits."""
+    """The permits granted to a consumer that has so many."""
     if not 1 <= messages <= PERMIT_MAX or have + messages > PERMITS_MAX:
         raise InvalidPermits(
             f"messages must be 1 to {PERMIT_MAX:,}, and outstanding permits at most "
@@ -279,7 +279,7 @@ def permits(messages: int, have: int) -> int:
 
 
 def items(kind: str, request: Any) -> Sequence[Any]:
-    """What a request is about, by the name of its field."""
+    """The items of a request, by the name of its field."""
     match kind:
         case "acknowledge":
             return [_item(each) for each in _counted(request.settlements)]

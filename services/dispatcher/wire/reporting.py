@@ -1,5 +1,4 @@
-"""What a subscription is doing, and what it filters by, on the wire: from what the machine knows
-anyway."""
+"""Reports of a subscription and its filters, on the wire."""
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -101,9 +100,9 @@ def analysis(found: Analysis) -> pb.AnalyzeBacklogResponse:
             estimated_messages=each.messages_about,
         )
         if each.is_failure:
-            row.failure = filter_pb2.FailureReason.Value(f"FAILURE_REASON_{each.said}")
+            row.failure = filter_pb2.FailureReason.Value(f"FAILURE_REASON_{each.verdict}")
         else:
-            row.verdict = filter_pb2.Verdict.Value(f"VERDICT_{each.said}")
+            row.verdict = filter_pb2.Verdict.Value(f"VERDICT_{each.verdict}")
     return response
 
 
