@@ -31,40 +31,40 @@ class Reason(Enum):
     """Why a key, or what follows in it, is not delivered."""
 
     READY = auto()
-    """It is not withheld: it waits for its turn."""
+    """Not withheld: it waits for its turn."""
     DRAINING = auto()
-    """Its earlier messages are unacknowledged at a consumer that does not own it any more."""
+    """Its earlier messages are unacknowledged at a consumer that no longer owns it."""
     IN_FLIGHT_LIMIT = auto()
-    """As many of its messages are in flight as may be."""
+    """It has reached the limit of messages in flight."""
     RETRY_DELAY = auto()
-    """A message was negatively acknowledged, and its delay is not over."""
+    """A message was negatively acknowledged, and its retry delay has not passed."""
     RETRY = auto()
     """A message that was negatively acknowledged is in flight again, and comes first."""
     RECORDING = auto()
     """A failed delivery is being recorded."""
     DELAYED = auto()
-    """A message is to be delivered later, and holds its key."""
+    """A delayed message holds its key."""
     DEAD_LETTERING = auto()
     """A message is on its way to the dead letter topic."""
     HELD = auto()
-    """A message of the key was dead-lettered, and the key is held until somebody releases it."""
+    """A message of the key was dead-lettered, and the key is held until it is released."""
     JOINING = auto()
     """Its owner joined, and messages from before are unacknowledged (the classic rule)."""
     SUBSCRIPTION_LIMIT = auto()
-    """As many messages of the subscription are unacknowledged as may be."""
+    """The subscription has reached the limit of unacknowledged messages."""
     RETURNED_LIMIT = auto()
-    """As many entries wait at its owner to be delivered again as may be: these come first."""
+    """Its owner has reached the limit of entries to redeliver, which come first."""
     FILTERING = auto()
-    """The filters were not asked about a message yet, or did not answer."""
+    """A message has no verdict yet: filters were not asked, or did not answer."""
     FILTER_FAILED = auto()
-    """The filters failed at a message, which waits until somebody changes them, or says so."""
+    """The filters failed at a message, which waits until they are changed or retried."""
     RESCHEDULED = auto()
     """The filters put a message off, and it holds its key."""
 
 
 class Chunk(NamedTuple):
-    """Of which attempt at a large message an entry is a chunk, whether it is the last, and which,
-    from 0; None: that is not known, and it is taken to be in its place."""
+    """A part of a large message: of which attempt, whether the last, and its number, from 0; None:
+    unknown, and assumed to be in its place."""
 
     attempt: str
     is_last: bool
@@ -73,12 +73,12 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Large:
-    """An attempt at a large message, as far as it is in flight at a consumer.
+    """The chunks of a large message that are in flight at a consumer.
 
     Attributes:
         lane: its key's.
-        in_flight: how many of its chunks are.
-        has_last: whether the last is.
+        in_flight: their number.
+        has_last: whether the last chunk is among them.
     """
 
     lane: "Lane"
@@ -87,23 +87,22 @@ class Large:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether its consumer has not the last chunk: it can make no use of the others."""
+        """Whether its consumer lacks the last chunk, so that the others are of no use."""
         return not self.has_last
 
 
 BEYOND_ROOM_MAX: Final = 10_000
-"""How many entries of one owner wait at most beyond those that have room, since they are new, and
-their owner takes more."""
+"""How many new entries may be parked for one owner beyond its limit while it takes more."""
 
 
 @dataclass(slots=True, eq=False)
 class Queue:
-    """The slots of one owner, or of nobody.
+    """The slots of one owner, or the slots without an owner.
 
     Attributes:
-        takers: who gets what is in it: its owner, or all who share a pool.
-        slots: those that have something to deliver, in their turn.
-        lagging: those that have a lag.
+        takers: the consumers that its entries go to: its owner, or all of a pool.
+        slots: slots with something to deliver, in turn.
+        lagging: slots with a lag.
         parked: how many entries wait in all its slots.
         returned: how many of them were delivered before.
         is_choked: whether so many of them were that nothing else is delivered: as many as may be,
@@ -120,7 +119,7 @@ class Queue:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many wait as are remembered."""
+        """Whether the limit of parked entries is reached."""
         return self.parked >= self.parked_max
 
     @property
@@ -130,8 +129,8 @@ class Queue:
 
     @property
     def takes_more(self) -> bool:
-        """Whether what is in it can be delivered now, as far as its takers know. What is new of a
-        key may wait for something else, for filters that fail, say: so much of that has room."""
+        """Whether a taker has permits and new entries still have room. New entries of a key may
+        wait for something else, such as failing filters; BEYOND_ROOM_MAX bounds those."""
         if self.parked >= self.parked_max + BEYOND_ROOM_MAX:
             return False
         return any(consumer.has_room for consumer in self.takers)
@@ -146,8 +145,7 @@ class Slot:
         ready: of these, the one whose turn comes first. Each knows the next; `last` is the last.
         queued: whether it is in its queue.
         parked, returned: as a queue's.
-        lag: its entries from here on were read, and not kept: they are read again when there is
-            room.
+        lag: its entries from here on were read but not kept, and are scanned when there is room.
     """
 
     number: int
@@ -161,7 +159,7 @@ class Slot:
     lag: Position | None = None
 
     def line_up(self, lane: "Lane") -> None:
-        """A lane has its turn after all others."""
+        """Queue a lane for its turn, after all others."""
         if self.last is None:
             self.ready = lane
         else:
@@ -180,7 +178,7 @@ class Slot:
         return lane
 
     def skip_idle(self) -> "list[Lane]":
-        """The lanes that have no work left have no turn. Returns them."""
+        """Remove lanes without work from the queue. Returns them."""
         line = []
         while (lane := self.take_turn()) is not None:
             line.append(lane)
@@ -190,13 +188,13 @@ class Slot:
         return [lane for lane in line if lane.is_idle]
 
     def is_behind(self, position: Position) -> bool:
-        """Whether an entry was not kept."""
+        """Whether an entry was read but not kept."""
         return self.lag is not None and position >= self.lag
 
 
 @dataclass(slots=True, eq=False)
 class Returned:
-    """An entry that was delivered, and is to be delivered again."""
+    """An entry to be redelivered."""
 
     position: Position
     messages: int
@@ -208,7 +206,7 @@ class Returned:
 
 @dataclass(slots=True, eq=False)
 class Rare:
-    """What few keys have: messages that are to be delivered later, and chunks.
+    """What few keys have: delayed messages, and chunks.
 
     Attributes:
         delays: of what waits, holds its key, and is to be delivered later, when.
@@ -247,7 +245,7 @@ class Rare:
 
 @dataclass(slots=True, eq=False)
 class Undecided:
-    """What of a key waits until filters accept it.
+    """Entries of a key that wait until filters accept them.
 
     Attributes:
         states: UNJUDGED, FILTER_FAILED, or, of an entry that was put off, until when; never empty.
@@ -328,7 +326,7 @@ class Lane:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is known of the key that anybody needs."""
+        """Whether the lane can be forgotten."""
         return not (
             self.flights
             or self.returned
@@ -342,7 +340,7 @@ class Lane:
         )
 
     def is_behind(self, position: Position) -> bool:
-        """Whether an entry was not kept for the key's sake."""
+        """Whether an entry was not kept because its key lags."""
         return self.lag is not None and position >= self.lag
 
     def is_kept_back(self, position: Position) -> bool:
@@ -351,7 +349,7 @@ class Lane:
         return any(position in positions for positions in kept_back.values())
 
     def awaits(self, when_ms: int) -> bool:
-        """Whether it is to be looked at again at this time."""
+        """Whether its timer is set for this time."""
         return self.timer_ms == when_ms
 
     def is_behind_unresolved(self, position: Position) -> bool:
@@ -366,7 +364,7 @@ class Lane:
         return False
 
     def record_unresolved(self, position: Position) -> None:
-        """What follows an entry in this key is withheld until it is acknowledged."""
+        """Withhold what follows an entry in this key until it is acknowledged."""
         if self.unresolved is None:
             self.unresolved = []
         if position not in self.unresolved:
@@ -410,7 +408,7 @@ class Flight:
 
     @property
     def is_settling(self) -> bool:
-        """Whether all of it is acknowledged, durably or soon."""
+        """Whether all of it is acknowledged, durably or not yet."""
         return not self.unacked & ~self.pending
 
 
@@ -423,7 +421,7 @@ class Gathering(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Consumer:
-    """Somebody who is connected.
+    """A connected consumer.
 
     Attributes:
         permits: how many messages it may be sent; a batch may make it negative.
@@ -460,13 +458,13 @@ class Consumer:
 
     @property
     def has_room(self) -> bool:
-        """Whether it may be sent something now."""
+        """Whether it can be sent a delivery now."""
         if self.permits <= 0 or self.is_leaving:
             return False
         return not self.is_blocked or self.unfinished > 0
 
     def awaits(self, when_ms: int) -> bool:
-        """Whether its deliveries are to be looked at again at this time."""
+        """Whether its timer is set for this time."""
         return self.timer_ms == when_ms
 
 
