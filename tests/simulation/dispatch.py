@@ -81,8 +81,8 @@ from services.dispatcher.core.selectors import (
     SlotRange,
     Sticky,
 )
-from services.dispatcher.core.settling import Gaps, Settling
-from services.dispatcher.core.subscription import Ack, Durable, Nack, Subscription
+from services.dispatcher.core.settling import Durable, Gaps, Settling
+from services.dispatcher.core.subscription import Ack, Nack, Subscription
 from services.dispatcher.core.verdicts import Verdicts
 
 SMALL: Final = {

@@ -18,8 +18,8 @@ from services.dispatcher.core.lane import Consumer, Lane, Large, Slot, Timers
 from services.dispatcher.core.parking import Parking
 from services.dispatcher.core.positions import Acknowledged, Runs
 from services.dispatcher.core.selectors import Ring
-from services.dispatcher.core.settling import Gaps, Settling
-from services.dispatcher.core.subscription import Ack, Durable, Subscription
+from services.dispatcher.core.settling import Durable, Gaps, Settling
+from services.dispatcher.core.subscription import Ack, Subscription
 from services.dispatcher.core.verdicts import Verdicts
 from tests.simulation.dispatch import KINDS, SMALL, SmallSubscription, history, rebuilt
 from tests.support.depth import some_of, times

@@ -55,7 +55,8 @@ from services.dispatcher.core.effects import (
 from services.dispatcher.core.lane import Chunk
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Ring
-from services.dispatcher.core.subscription import Ack, Durable, Nack, Subscription
+from services.dispatcher.core.settling import Durable
+from services.dispatcher.core.subscription import Ack, Nack, Subscription
 
 PRODUCER = "p"
 EPOCH = 7

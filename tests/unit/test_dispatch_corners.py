@@ -13,6 +13,7 @@ from services.dispatcher.core.effects import (
     REJECT,
     UNJUDGED,
     Judge,
+    Options,
     Outcome,
     Outgoing,
     Persist,
@@ -24,7 +25,7 @@ from services.dispatcher.core.lane import Chunk, Lane, Reason
 from services.dispatcher.core.large import LargeMessages
 from services.dispatcher.core.parking import Parking
 from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.core.settling import Settling
+from services.dispatcher.core.settling import Durable, Settling
 from services.dispatcher.core.subscription import Ack, Subscription
 from services.dispatcher.core.verdicts import WAITS, WAITS_MAX, Verdicts, from_text, to_text
 from services.dispatcher.service import PROPERTY_BYTES_MAX
@@ -124,7 +125,7 @@ def test_where_keys_have_no_order_the_chunks_of_a_message_that_was_judged_late_h
 
 
 def _attempts() -> tuple[LargeMessages, Settling]:
-    settling = Settling(Acknowledged(None), {}, {}, (), Outgoing(), {})
+    settling = Settling(Options(), Durable(Acknowledged(None)), Outgoing(), {})
     return LargeMessages(settling), settling
 
 

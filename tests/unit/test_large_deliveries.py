@@ -18,7 +18,8 @@ from services.dispatcher.core.effects import (
 from services.dispatcher.core.lane import Chunk, Reason
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Ring
-from services.dispatcher.core.subscription import Ack, Durable, Subscription
+from services.dispatcher.core.settling import Durable
+from services.dispatcher.core.subscription import Ack, Subscription
 from tests.unit.test_subscription import A, B, Stage, stage
 
 KINDS = list(SubscriptionType)

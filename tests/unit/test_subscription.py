@@ -31,8 +31,8 @@ from services.dispatcher.core.effects import (
 from services.dispatcher.core.lane import BEYOND_ROOM_MAX, Chunk, Reason
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Ring
-from services.dispatcher.core.settling import UNSETTLED_MAX
-from services.dispatcher.core.subscription import Ack, Durable, Nack, Subscription
+from services.dispatcher.core.settling import UNSETTLED_MAX, Durable
+from services.dispatcher.core.subscription import Ack, Nack, Subscription
 from services.dispatcher.core.verdicts import JUDGE_ENTRIES, UNJUDGED_MAX
 from tests.simulation.defects import find
 

@@ -30,7 +30,8 @@ from services.dispatcher.core.effects import (
 from services.dispatcher.core.lags import SCAN_ENTRIES
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Ring
-from services.dispatcher.core.subscription import Ack, Durable, Subscription
+from services.dispatcher.core.settling import Durable
+from services.dispatcher.core.subscription import Ack, Subscription
 from tools.bench.figures import BenchError
 
 PAGE_ENTRIES: Final = 500  # read at a time: the service's own default

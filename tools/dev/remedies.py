@@ -101,8 +101,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "1,000,000 steps together (`seqgate filter check` shows each one's cost), and give a changed "
     "expression a new `version`. A subscription with filters has at most 2,000 properties of 64 "
     "KiB together.",
-    "INVALID_CONFIRMATION": "Correct the confirmation at `field`: each producer once, at most 10,000 "
-    "entries, ending at the log's last entry.",
+    "INVALID_CONFIRMATION": "Correct the confirmation at `field`: each producer once, at most "
+    "10,000 entries, ending at the log's last entry.",
     "INVALID_CLAIM": "Claim each producer once per request, with at most 10,000 claims, and a "
     "`highest_sequence_id` no lower than its `sequence_id`. Only a ledger makes claims: report it "
     "if yours does.",

@@ -20,11 +20,11 @@ from services.dispatcher.core.effects import (
     Outgoing,
 )
 from services.dispatcher.core.flights import Flights
-from services.dispatcher.core.lane import Consumer, Gathering, Lane, Reason, Returned, Timers
+from services.dispatcher.core.lane import Consumer, Gathering, Lane, Reason, Returned
 from services.dispatcher.core.large import LargeMessages
 from services.dispatcher.core.parking import Parking
 from services.dispatcher.core.positions import Parked
-from services.dispatcher.core.settling import Gaps, Settling
+from services.dispatcher.core.settling import Settling
 from services.dispatcher.core.verdicts import reason_for
 
 TURN_ENTRIES: Final = 16
@@ -44,9 +44,7 @@ class Delivering:
         parking: Parking,
         flights: Flights,
         settling: Settling,
-        gaps: Gaps,
         large: LargeMessages,
-        timers: Timers,
         out: Outgoing,
     ) -> None:
         self._options = options
@@ -54,8 +52,8 @@ class Delivering:
         self._parking = parking
         self._flights = flights
         self._settling = settling
-        self._gaps = gaps
-        self._timers = timers
+        self._gaps = settling.gaps
+        self._timers = parking.timers
         self._out = out
         self._large = large
 

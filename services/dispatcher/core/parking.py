@@ -54,6 +54,7 @@ class Parking:
         lags: what was read and not kept.
         verdicts: what waits for the word of filters.
         pool: the queue that all consumers share; None: each has its own.
+        timers: when lanes and consumers are looked at again.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Parking:
         self._waits = waits
         self._options = options
         self._selector = selector
-        self._timers = timers
+        self.timers = timers
         self._nobody = Queue(options.consumer_parked_max)
         self._owned: dict[int, Queue] = {}
         self._known: dict[Lane, set[Position]] = {}
@@ -516,7 +517,7 @@ class Parking:
         since_ms = min(since_ms, rare.kept_since_ms.get(attempt, since_ms))
         rare.kept_since_ms[attempt] = since_ms
         self.kept_back += 1
-        self._timers.look_at(lane, since_ms + self._options.unfinished_max_ms)
+        self.timers.look_at(lane, since_ms + self._options.unfinished_max_ms)
 
     def bring_back(self, lane: Lane, attempt: str) -> None:
         """The chunks of a message that were kept back are delivered before its last."""
@@ -673,7 +674,7 @@ class Parking:
             lane.timer_ms = None
             del self.lanes[lane.key]
             del lane.slot.lanes[lane]
-            self._timers.trim()
+            self.timers.trim()
             self.drop_idle_slot(lane.slot)
 
     def drop_all_idle(self, lanes: Collection[Lane]) -> None:

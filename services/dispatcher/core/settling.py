@@ -18,11 +18,11 @@ A subscription never stands still. An entry that can be neither delivered nor de
 passed over: acknowledged, counted and logged, so that it can be looked for in the log.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 from seqgate.types import Position
 from services.dispatcher.core.effects import (
@@ -44,6 +44,26 @@ from services.dispatcher.core.positions import Acknowledged
 UNSETTLED_MAX: Final = 20_000
 """How many entries may be acknowledged and not durably before reading stops, about 300 bytes each.
 What filters reject needs no permit, so nothing else bounds it while nothing can be made durable."""
+
+
+class Durable(NamedTuple):
+    """The state from which a machine starts.
+
+    Attributes:
+        acknowledged: the acknowledged entries.
+        partial: the unacknowledged messages (bits) of partly acknowledged batches.
+        attempts: how often deliveries of entries failed.
+        keys: keys of which a message was dead-lettered, as `remembered` names them.
+        doomed: entries on their way to the dead letter topic.
+        waits: since when entries wait that must not wait forever.
+    """
+
+    acknowledged: Acknowledged
+    partial: Mapping[Position, int] = {}
+    attempts: Mapping[Position, int] = {}
+    keys: Mapping[bytes, KeyState] = {}
+    doomed: frozenset[Position] = frozenset()
+    waits: Mapping[Position, int] = {}
 
 
 @dataclass(slots=True)
@@ -73,21 +93,17 @@ class Settling:
         partial: of batches, which messages are not acknowledged (bits).
         attempts: how often deliveries of entries failed.
         doomed: which entries go to the dead letter topic, however often that was.
+        gaps: the keys of which a message was dead-lettered.
     """
 
     def __init__(
-        self,
-        acknowledged: Acknowledged,
-        partial: Mapping[Position, int],
-        attempts: Mapping[Position, int],
-        doomed: Iterable[Position],
-        out: Outgoing,
-        totals: dict[str, int],
+        self, options: Options, durable: Durable, out: Outgoing, totals: dict[str, int]
     ) -> None:
-        self.acknowledged = acknowledged
-        self.partial = dict(partial)
-        self.attempts = dict(attempts)
-        self.doomed = set(doomed)
+        self.acknowledged = durable.acknowledged
+        self.partial = dict(durable.partial)
+        self.attempts = dict(durable.attempts)
+        self.doomed = set(durable.doomed)
+        self.gaps = Gaps(options, durable.keys)
         self._out = out
         self._totals = totals
         self._batch = Batch(1)

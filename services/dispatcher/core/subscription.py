@@ -49,7 +49,6 @@ from services.dispatcher.core.effects import (
     Entry,
     ForgetKey,
     Gap,
-    KeyState,
     Options,
     Outcome,
     Outgoing,
@@ -62,9 +61,8 @@ from services.dispatcher.core.judging import Judging
 from services.dispatcher.core.lane import Chunk, Consumer, Flight, Lane, Reason, Slot, Timers
 from services.dispatcher.core.large import LargeMessages
 from services.dispatcher.core.parking import Parking
-from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Selector, SlotRange
-from services.dispatcher.core.settling import Gaps, Settling
+from services.dispatcher.core.settling import Durable, Settling
 from services.dispatcher.core.verdicts import Waits, oldest
 
 TOTALS: Final = (
@@ -101,26 +99,6 @@ class Nack(NamedTuple):
     delay_ms: int | None = None
 
 
-class Durable(NamedTuple):
-    """The state from which a machine starts.
-
-    Attributes:
-        acknowledged: the acknowledged entries.
-        partial: the unacknowledged messages (bits) of partly acknowledged batches.
-        attempts: how often deliveries of entries failed.
-        keys: keys of which a message was dead-lettered, as `remembered` names them.
-        doomed: entries on their way to the dead letter topic.
-        waits: since when entries wait that must not wait forever.
-    """
-
-    acknowledged: Acknowledged
-    partial: Mapping[Position, int] = {}
-    attempts: Mapping[Position, int] = {}
-    keys: Mapping[bytes, KeyState] = {}
-    doomed: frozenset[Position] = frozenset()
-    waits: Mapping[Position, int] = {}
-
-
 class Subscription:
     """See the module. Mutable and synchronous, with one owner: it runs for every message.
 
@@ -147,22 +125,15 @@ class Subscription:
         delayed = delayed or DelayedBytes(options.delayed_bytes_max)
         waits = Waits(durable.waits)
         self.parking = parking = Parking(options, selector, timers, self.totals, delayed, waits)
-        self.settling = settling = Settling(
-            durable.acknowledged,
-            durable.partial,
-            durable.attempts,
-            durable.doomed,
-            out,
-            self.totals,
-        )
+        self.settling = settling = Settling(options, durable, out, self.totals)
         self.flights = flights = Flights(
             options, parking, settling, timers, out, self.totals, first_delivery
         )
-        self.gaps = gaps = Gaps(options, durable.keys)
+        self.gaps = settling.gaps
         self.large = large = LargeMessages(settling)
         self.judging = Judging(options, parking, settling, self.totals)
         self.handover = HandOver(options, selector, parking, flights, timers, out)
-        self.delivering = Delivering(options, parking, flights, settling, gaps, large, timers, out)
+        self.delivering = Delivering(options, parking, flights, settling, large, out)
 
         self.consumers = flights.consumers
         self.lanes = parking.lanes
@@ -170,7 +141,7 @@ class Subscription:
         self.acknowledged = settling.acknowledged
         self.partial = settling.partial
         self.attempts = settling.attempts
-        self.keys = gaps.keys
+        self.keys = self.gaps.keys
         self.verdicts = parking.verdicts
         self.verdicts.is_filtered = is_filtered
         self.read_position = self.acknowledged.mark_delete

@@ -25,7 +25,8 @@ from services.dispatcher.core.delays import DelayedBytes
 from services.dispatcher.core.effects import AfterDeadLetter, Because, Options, SubscriptionType
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Placement
-from services.dispatcher.core.subscription import Durable, Subscription
+from services.dispatcher.core.settling import Durable
+from services.dispatcher.core.subscription import Subscription
 from services.dispatcher.cursor import resuming
 from services.dispatcher.cursor.tenure import Tenure, keep_lease
 from services.dispatcher.cursor.waiting import Waiting

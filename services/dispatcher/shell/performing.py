@@ -45,7 +45,8 @@ from services.dispatcher.core.effects import (
 )
 from services.dispatcher.core.positions import Acknowledged
 from services.dispatcher.core.selectors import Placement, SlotRange, selector_of
-from services.dispatcher.core.subscription import Durable, Subscription
+from services.dispatcher.core.settling import Durable
+from services.dispatcher.core.subscription import Subscription
 from services.dispatcher.cursor.tenure import Tenure, persist
 from services.dispatcher.entries import entry_of, position_of
 from services.dispatcher.filtering.applied import Filtering
