@@ -21,7 +21,7 @@ from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
-from seqgate.cli._service import Dispatcher, Service, dedup_service, ledger_service
+from seqgate.cli._service import Dispatcher, Service, dedup_service, ledger_service, pages
 from seqgate.cli._settings import Settings
 from seqgate.cli._wire import enum_name, record
 from seqgate.errors import SeqgateError
@@ -116,15 +116,14 @@ class Sampler:
     async def _topics(self, sample: Sample) -> list[ledger_pb2.Topic]:
         found: list[ledger_pb2.Topic] = []
         request = ledger_pb2.ListTopicsRequest(prefix=self._prefix, page_size=PAGE)
-        while True:
-            page = await self._ledger.call("ListTopics", request)
-            matching = [each for each in page.topics if fnmatchcase(each.name, self._pattern)]
-            room = TOPICS_MAX - len(found)
-            found += matching[:room]
-            sample.left_out += max(0, len(matching) - room)
-            request.page_token = page.next_page_token
-            if not page.next_page_token:
-                return found
+        async for each in pages(self._ledger, "ListTopics", request, "topics"):
+            if not fnmatchcase(each.name, self._pattern):
+                continue
+            if len(found) < TOPICS_MAX:
+                found.append(each)
+            else:
+                sample.left_out += 1
+        return found
 
     async def _look(self, sample: Sample, topic: Topic) -> None:
         request = dedup_pb2.GetTopicStatusRequest(topic=topic.topic.name)
@@ -155,15 +154,13 @@ class Sampler:
         found: list[dispatcher_pb2.Subscription] = []
         left_out = 0
         request = dispatcher_pb2.ListSubscriptionsRequest(topic=topic.topic.name, page_size=PAGE)
-        while True:
-            page = await self._dispatcher.call("ListSubscriptions", request)
-            room = SUBSCRIPTIONS_MAX - len(found)
-            found += page.subscriptions[:room]
-            left_out += max(0, len(page.subscriptions) - room)
-            request.page_token = page.next_page_token
-            if not page.next_page_token:
-                topic.subscriptions_left_out = left_out
-                return found
+        async for each in pages(self._dispatcher, "ListSubscriptions", request, "subscriptions"):
+            if len(found) < SUBSCRIPTIONS_MAX:
+                found.append(each)
+            else:
+                left_out += 1
+        topic.subscriptions_left_out = left_out
+        return found
 
     async def _lag(self, topic: ledger_pb2.Topic, of: dispatcher_pb2.Subscription) -> int:
         """How many entries of the log are not acknowledged."""
@@ -178,17 +175,13 @@ class Sampler:
     async def _entries_after(self, topic: str, position: entry_pb2.Position) -> int:
         request = ledger_pb2.ListLedgersRequest(topic=topic, page_size=PAGE)
         count = 0
-        while True:
-            page = await self._ledger.call("ListLedgers", request)
-            for each in page.ledgers:
-                if each.ledger_id > position.ledger_id:
-                    count += each.last_entry_id - each.first_entry_id + 1
-                elif each.ledger_id == position.ledger_id:
-                    done = max(position.entry_id, each.first_entry_id - 1)
-                    count += max(0, each.last_entry_id - done)
-            if not page.next_page_token:
-                return count
-            request.page_token = page.next_page_token
+        async for each in pages(self._ledger, "ListLedgers", request, "ledgers"):
+            if each.ledger_id > position.ledger_id:
+                count += each.last_entry_id - each.first_entry_id + 1
+            elif each.ledger_id == position.ledger_id:
+                done = max(position.entry_id, each.first_entry_id - 1)
+                count += max(0, each.last_entry_id - done)
+        return count
 
     async def _asked(self, sample: Sample, service: str, question: Awaitable[Any]) -> Any:
         """The answer; None: the service does not answer now, or did not a moment ago."""
