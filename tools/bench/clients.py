@@ -39,7 +39,7 @@ LARGE_BYTES: Final = 4 * MIB
 CHUNK_BYTES: Final = (MIB, 64 * KIB)
 """A fifth of the largest entry that the service takes, and far less."""
 
-COMMIT_BYTES: Final = 8 * MIB  # what the service stores together at most, unless told otherwise
+COMMIT_BYTES: Final = 8 * MIB  # of a commit of the service, by default
 LARGE_SECONDS_MAX: Final = 0.15
 """Rounds of large messages are short: there are many, and one writes some ten megabytes."""
 

@@ -93,7 +93,7 @@ def entry(producer: str, sequence_id: int, payload: bytes = b"") -> Entry:
 
 
 def _copy(path: Path, logs: Logs) -> None:
-    """Copy the last topic and what it has; nobody else has the database open."""
+    """Copy the last topic with its blocks. No other process has the database open."""
     db = apsw.Connection(str(path))
     try:
         # A copy that fails fails the benchmark: it need not survive anything.

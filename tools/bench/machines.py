@@ -3,9 +3,8 @@ its consumers acknowledge at once, and what it wants durable is.
 
     page of entries ──▶ machine ──▶ deliveries ──▶ acknowledged ──▶ persisted ──▶ next page
 
-Only the machine is timed, by the processor's time: it waits for nothing, and what others compute on
-the same machine is no matter of its. Beside it: the least that anything in Python does for the same
-entries.
+Only the machine is timed, in processor time: it never waits, and the neighbours must not count.
+Beside it: the least that Python can do for the same entries.
 """
 
 import asyncio
@@ -166,7 +165,7 @@ def timed(step: Callable[[Sequence[Entry]], int], log: Log) -> Callable[[], tupl
 
 
 async def parked(entries: int, keys: int, consumers: int = 2) -> Machine:
-    """A machine that has read so much, while nobody takes anything."""
+    """A machine that has read so many entries, with consumers that take none."""
     machine = Machine(consumers, keys, options=ROOMY)
     for first in range(0, entries, SCAN_ENTRIES):
         await asyncio.sleep(0)  # a signal is to be heard

@@ -25,7 +25,7 @@ from services.runtime.process import run_service
 PROPERTY: Final = "origin"  # of each message, that is looked at
 WANTED: Final = "A"  # how it begins where a message is wanted
 ANSWER: Final = "wanted"
-"""The property of an entry that says how many of its messages are wanted: `all` or `none`."""
+"""The property of an entry with its verdict: `all` or `none` of its messages are wanted."""
 
 
 class OpeningLog(GrpcLog):
@@ -51,7 +51,7 @@ def answer_of(entry: StoredEntry) -> str:
 
 
 async def run(config: DispatcherConfig) -> None:
-    """Serve until told to stop."""
+    """Serve until SIGTERM."""
     options: dict[str, Any] = {"keepalive_s": config.keepalive_s, "as_caller": config}
     async with (
         following_channel(config.ledger_target, **options) as ledger,

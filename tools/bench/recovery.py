@@ -87,7 +87,7 @@ async def recovery(bench: Bench) -> list[Measurement]:
 
 
 class _Services(NamedTuple):
-    """Who is asked."""
+    """Stubs and clients of the stack."""
 
     dedup: Any
     cursor: Any

@@ -37,7 +37,7 @@ async def in_worker(
     Raises:
         BenchError: it failed, or took longer than WITHIN_S.
     """
-    async with child("tools.bench.worker", module, environment=environment) as process:
+    async with child("tools.bench.worker", module, environment=environment, stderr=PIPE) as process:
         try:
             async with asyncio.timeout(WITHIN_S):
                 answer, trouble = await process.communicate(pickle.dumps(arguments))
@@ -50,7 +50,10 @@ async def in_worker(
 
 @asynccontextmanager
 async def child(
-    module: str, *arguments: str, environment: Mapping[str, str] | None = None
+    module: str,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    stderr: int | None = None,
 ) -> AsyncIterator[Process]:
     """A process that runs the module, and is killed on the way out."""
     process = await asyncio.create_subprocess_exec(
@@ -58,7 +61,7 @@ async def child(
         cwd=ROOT,
         stdin=PIPE,
         stdout=PIPE,
-        stderr=PIPE,
+        stderr=stderr,
         env={**os.environ, **(environment or {})},
     )
     try:

@@ -51,7 +51,7 @@ class Airlines:
 async def airlines(
     folder: Path, flights: Mapping[str, int], *, ledger: str, random: Random
 ) -> AsyncIterator[Airlines]:
-    """The airlines, with their processes; `flights` says how many each carrier has."""
+    """The airlines, with their processes; `flights`: of each carrier."""
 
     def application(number: int, carriers: list[str]) -> Application:
         def arguments() -> list[object]:

@@ -1,6 +1,6 @@
 """What a producer knows across its own crashes: a few counters, and the receipts that it got.
 
-Both are files that outlive a SIGKILL of whoever writes them. The counters are mapped into memory,
+Both are files that outlive a SIGKILL of the producer. The counters are mapped into memory,
 so that the demo sees them move.
 """
 

@@ -34,7 +34,7 @@ TIMEOUT_S: Final = 60.0  # how long the message may take to arrive
 
 
 class Following:
-    """Spans of a stack's services, or nothing, where nobody wants to see any."""
+    """Spans of a stack's services, if they are wanted."""
 
     def __init__(self, received: Received | None = None) -> None:
         self._received = received
@@ -42,7 +42,7 @@ class Following:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What the services are told."""
+        """Settings of the services."""
         if self._received is None:
             return {}
         return {

@@ -66,7 +66,7 @@ class Stations:
 async def stations(
     folder: Path, weather: Mapping[str, Sequence[Weather]], *, ledger: str, random: Random
 ) -> AsyncIterator[Stations]:
-    """The stations, with their process; `random` says where the line interrupts messages."""
+    """The stations, with their process; `random`: where the line interrupts messages."""
     months = {airport: len(own) for airport, own in weather.items()}
     chunk_bytes = cycle(CHUNK_BYTES)
     with ExitStack() as closed:
