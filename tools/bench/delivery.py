@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from grpc import aio
 
@@ -28,9 +28,6 @@ from tools.bench.figures import BenchError, Round
 from tools.bench.load import Workload
 from tools.bench.opening import PROPERTY, WANTED
 from tools.bench.worker import Meter
-
-if TYPE_CHECKING:
-    pass
 
 PAYLOAD_BYTES: Final = 100
 
@@ -120,7 +117,7 @@ class ReadLog(Workload):
         )
         count = 0
         async with open_channel(self.address) as channel:
-            stub: Any = LedgerServiceStub(channel)
+            stub = LedgerServiceStub(channel)
             with meter:
                 async for response in stub.Read(request, timeout=WITHIN_S):
                     count += len(response.entries.entries)
@@ -216,8 +213,8 @@ class Arrive(Workload):
         """When the read has begun, and whenever it gets a message."""
         request = ledger_pb2.ReadRequest(topic=self.topic, latest=ledger_pb2.Latest(), follow=True)
         async with open_channel(self.address) as channel:
-            stub: Any = LedgerServiceStub(channel)
-            reading = stub.Read(request)
+            stub = LedgerServiceStub(channel)
+            reading: Any = stub.Read(request)
             await reading.read()
             yield
             while True:

@@ -154,8 +154,8 @@ class _Stream:
     def __init__(
         self, kind: Kind, channel: aio.Channel, pids: dict[str, int], *, with_chains: bool
     ) -> None:
-        stub: Any = FilterServiceStub(channel)
-        self._call = stub.Evaluate()
+        stub = FilterServiceStub(channel)
+        self._call: Any = stub.Evaluate()
         self._requests = _requests(kind, with_chains=with_chains)
         self._pids = pids
 

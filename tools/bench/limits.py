@@ -89,7 +89,7 @@ async def grpc(bench: Bench) -> list[Measurement]:
         async def check() -> None:
             await health.Check(health_pb2.HealthCheckRequest())
 
-        stub: Any = pb_grpc.LedgerServiceStub(null_ledger)
+        stub = pb_grpc.LedgerServiceStub(null_ledger)
         stream = stub.Publish()
         await stream.write(pb.PublishRequest(open=pb.Open(topic="bench/null/ping-pong")))
         await stream.read()

@@ -8,7 +8,7 @@ and has to wait for the call before it: it needs that answer's revision.
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.entry.v1 import entry_pb2
@@ -25,9 +25,6 @@ from services.deduplication import (
     Writer,
 )
 from tools.bench.figures import BenchError
-
-if TYPE_CHECKING:
-    from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceAsyncStub
 
 CLAIMS: Final = (1, 100, 1_000)  # claims in a call
 PRODUCER: Final = "p"
@@ -115,10 +112,10 @@ async def admit_unary(stub: Any, topic: str, group: int) -> Call:
     return call
 
 
-async def admit_streamed(stub: "DedupServiceAsyncStub", topic: str, group: int) -> Call:
+async def admit_streamed(stub: Any, topic: str, group: int) -> Call:
     """The call, over an Exchange stream."""
     log = Log(group)
-    stream: Any = stub.Exchange()
+    stream = stub.Exchange()
     await stream.write(pb.ExchangeRequest(request_id=1, rollback=_rollback(topic)))
     log.revision = (await stream.read()).rollback.rolled_back.revision
 
