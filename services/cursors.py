@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from seqgate.services.errors import DomainError, Kind
 from seqgate.types import Position
-from services.errors import DomainError, Kind
 
 
 class CursorsUnavailable(DomainError):

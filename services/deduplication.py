@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum, auto
 from typing import Final, NamedTuple
 
+from seqgate.services.errors import DomainError, Kind
 from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position
-from services.errors import DomainError, Kind
 
 NEVER: Final = -1
 """The mark of a producer that has stored nothing. Its first id may be 0."""

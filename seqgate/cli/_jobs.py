@@ -25,8 +25,8 @@ from seqgate.cli._failure import WrongUsage
 from seqgate.cli._settings import FILES
 from seqgate.telemetry import spans
 
-REBUILD: Final = "tools.rebuild"
-AUDIT: Final = "tools.audit"
+REBUILD: Final = "seqgate.jobs.rebuild"
+AUDIT: Final = "seqgate.jobs.audit"
 
 Topics = Annotated[
     list[str] | None,
@@ -136,7 +136,7 @@ def _rebuild(
 async def _job(
     module: str, arguments: Sequence[str], run: Run, topics: Sequence[str] | None
 ) -> int:
-    for name in (module.partition(".")[0], module, "pyspark"):
+    for name in (module, "pyspark"):
         if find_spec(name) is None:
             raise JobsMissing(f"{name} is not installed", details={"missing": name})
     names = [_expanded(each) for each in topics or ()]

@@ -8,19 +8,19 @@ from typing import Final
 from grpc import aio
 
 from seqgate.api.cursor.v1 import cursor_pb2_grpc
+from seqgate.services.cursor.adapters.managed import export_managed_cursor, import_managed_cursor
+from seqgate.services.cursor.adapters.sqlite import open_sqlite_store
+from seqgate.services.cursor.config import CursorConfig
+from seqgate.services.cursor.metrics import Survey
+from seqgate.services.cursor.ports import CursorStore
+from seqgate.services.cursor.rights import RIGHTS
+from seqgate.services.cursor.service import ManagedCursors
+from seqgate.services.cursor.servicer import CursorServicer
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.metrics import OFF, Metrics, survey_forever, tell_store, telling
+from seqgate.services.runtime.server import grpc_server, told_to_stop
+from seqgate.services.runtime.tasks import end
 from seqgate.telemetry.metrics import CURSOR_STORE_FREE, CURSOR_STORE_SIZE
-from services.cursor.adapters.managed import export_managed_cursor, import_managed_cursor
-from services.cursor.adapters.sqlite import open_sqlite_store
-from services.cursor.config import CursorConfig
-from services.cursor.metrics import Survey
-from services.cursor.ports import CursorStore
-from services.cursor.rights import RIGHTS
-from services.cursor.service import ManagedCursors
-from services.cursor.servicer import CursorServicer
-from services.runtime.drain import Drain
-from services.runtime.metrics import OFF, Metrics, survey_forever, tell_store, telling
-from services.runtime.server import grpc_server, told_to_stop
-from services.runtime.tasks import end
 
 SERVICE: Final = "seqgate.api.cursor.v1.CursorService"
 

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from services.runtime.config import Port, ServiceConfig, settings_for
+from seqgate.services.runtime.config import Port, ServiceConfig, settings_for
 
 
 class CursorConfig(ServiceConfig):

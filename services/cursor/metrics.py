@@ -7,11 +7,11 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from seqgate.services.cursor.core.holes import holes_of
+from seqgate.services.cursor.core.state import Head
+from seqgate.services.cursor.ports import CursorCorrupt, CursorNotFound, CursorStore
+from seqgate.services.runtime.metrics import Metrics, Values
 from seqgate.telemetry import metrics as told
-from services.cursor.core.holes import holes_of
-from services.cursor.core.state import Head
-from services.cursor.ports import CursorCorrupt, CursorNotFound, CursorStore
-from services.runtime.metrics import Metrics, Values
 
 log = structlog.get_logger()
 

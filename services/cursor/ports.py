@@ -7,10 +7,10 @@ transaction, and a page one row.
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
+from seqgate.services.cursor.core.cursor import CursorState
+from seqgate.services.cursor.core.state import Head
+from seqgate.services.errors import DomainError, Kind
 from seqgate.types import Position, TopicName
-from services.cursor.core.cursor import CursorState
-from services.cursor.core.state import Head
-from services.errors import DomainError, Kind
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class CursorStore(Protocol):
 
     Raises:
         CursorNotFound: from change, look and delete.
-        StoreUnavailable, StoreFull: from every method; see services.runtime.sqlite.
+        StoreUnavailable, StoreFull: from every method; see seqgate.services.runtime.sqlite.
     """
 
     async def create(

@@ -12,8 +12,8 @@ from google.protobuf.message import DecodeError
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import managed_pb2
-from services.runtime.access import SYSTEM_CURSOR, Need, Part, Role, Verb
-from services.runtime.rights import (
+from seqgate.services.runtime.access import SYSTEM_CURSOR, Need, Part, Role, Verb
+from seqgate.services.runtime.rights import (
     NOBODY,
     Right,
     Rights,

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
+from seqgate.services.cursor.core.cursor import BatchAck, Caller, CursorState, Range
+from seqgate.services.cursor.core.managed import Imported
+from seqgate.services.cursor.core.state import Head
+from seqgate.services.cursor.ports import CursorStore
+from seqgate.services.errors import DomainError, Kind
 from seqgate.types import TopicName
-from services.cursor.core.cursor import BatchAck, Caller, CursorState, Range
-from services.cursor.core.managed import Imported
-from services.cursor.core.state import Head
-from services.cursor.ports import CursorStore
-from services.errors import DomainError, Kind
 
 IMPORTING: Final = "#seqgate.internal.importing"
 """A property of a cursor whose import has begun."""

@@ -9,15 +9,7 @@ from grpc import aio
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import cursor_pb2_grpc as pb_grpc
 from seqgate.api.entry.v1 import entry_pb2
-from seqgate.types import (
-    CURSOR_NAME_BYTES_MAX,
-    SEQUENCE_ID_MAX,
-    InvalidNameError,
-    Position,
-    TopicName,
-    check_cursor_name,
-)
-from services.cursor.core.cursor import (
+from seqgate.services.cursor.core.cursor import (
     PROPERTIES_BYTES_MAX,
     PROPERTIES_MAX,
     Attempts,
@@ -30,11 +22,19 @@ from services.cursor.core.cursor import (
     Succession,
     properties_bytes,
 )
-from services.cursor.core.managed import Imported, InvalidManagedCursor
-from services.cursor.core.state import LEASE_MAX_MS, RESERVED, Head, Lease
-from services.cursor.ports import CursorStore
-from services.cursor.service import ManagedCursors
-from services.errors import DomainError, InvalidPage, InvalidTopicName, Kind
+from seqgate.services.cursor.core.managed import Imported, InvalidManagedCursor
+from seqgate.services.cursor.core.state import LEASE_MAX_MS, RESERVED, Head, Lease
+from seqgate.services.cursor.ports import CursorStore
+from seqgate.services.cursor.service import ManagedCursors
+from seqgate.services.errors import DomainError, InvalidPage, InvalidTopicName, Kind
+from seqgate.types import (
+    CURSOR_NAME_BYTES_MAX,
+    SEQUENCE_ID_MAX,
+    InvalidNameError,
+    Position,
+    TopicName,
+    check_cursor_name,
+)
 
 PROPERTY_BYTES_MAX: Final = 4 * 1024
 """The largest property of a cursor's own, name and value together, in bytes of UTF-8."""

@@ -7,23 +7,23 @@ from contextlib import asynccontextmanager
 from grpc import aio
 
 from seqgate.api.dedup.v1 import dedup_pb2_grpc
-from services.dedup.adapters.connect import connect_redis
-from services.dedup.adapters.policy_file import PolicyFile
-from services.dedup.adapters.redis import RedisStateStore
-from services.dedup.config import DedupConfig
-from services.dedup.metrics import DedupMetrics, Survey
-from services.dedup.policies import DurablePolicies
-from services.dedup.ports import Cursors, StateStore
-from services.dedup.rights import RIGHTS
-from services.dedup.service import Deduplication
-from services.dedup.servicer import DedupServicer
-from services.dedup.snapshots import Snapshots
-from services.runtime.channels import following_channel
-from services.runtime.cursors import GrpcCursors, NoCursors
-from services.runtime.drain import Drain
-from services.runtime.metrics import OFF, Metrics, survey_forever, telling
-from services.runtime.server import grpc_server, told_to_stop
-from services.runtime.tasks import end
+from seqgate.services.dedup.adapters.connect import connect_redis
+from seqgate.services.dedup.adapters.policy_file import PolicyFile
+from seqgate.services.dedup.adapters.redis import RedisStateStore
+from seqgate.services.dedup.config import DedupConfig
+from seqgate.services.dedup.metrics import DedupMetrics, Survey
+from seqgate.services.dedup.policies import DurablePolicies
+from seqgate.services.dedup.ports import Cursors, StateStore
+from seqgate.services.dedup.rights import RIGHTS
+from seqgate.services.dedup.service import Deduplication
+from seqgate.services.dedup.servicer import DedupServicer
+from seqgate.services.dedup.snapshots import Snapshots
+from seqgate.services.runtime.channels import following_channel
+from seqgate.services.runtime.cursors import GrpcCursors, NoCursors
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.metrics import OFF, Metrics, survey_forever, telling
+from seqgate.services.runtime.server import grpc_server, told_to_stop
+from seqgate.services.runtime.tasks import end
 
 SERVICE = "seqgate.api.dedup.v1.DedupService"
 

@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from services.dedup.redis_url import parse_redis_url
-from services.runtime.config import CallerConfig, Port, Seconds, settings_for
+from seqgate.services.dedup.redis_url import parse_redis_url
+from seqgate.services.runtime.config import CallerConfig, Port, Seconds, settings_for
 
 
 def _checked(url: str) -> str:

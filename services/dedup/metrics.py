@@ -14,13 +14,13 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from seqgate.services.dedup.core.policy import EffectivePolicy
+from seqgate.services.dedup.ports import PolicySource, StateStore, Summary
+from seqgate.services.deduplication import Judged, Verdict
+from seqgate.services.errors import DomainError
+from seqgate.services.runtime.metrics import OFF, Metrics, Read, Values, summed
 from seqgate.telemetry import metrics as told
 from seqgate.types import TopicName
-from services.dedup.core.policy import EffectivePolicy
-from services.dedup.ports import PolicySource, StateStore, Summary
-from services.deduplication import Judged, Verdict
-from services.errors import DomainError
-from services.runtime.metrics import OFF, Metrics, Read, Values, summed
 
 log = structlog.get_logger()
 

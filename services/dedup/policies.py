@@ -39,11 +39,11 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from seqgate.services.cursors import CursorsUnavailable
+from seqgate.services.dedup.core.policy import NOTHING, EffectivePolicy, InvalidPolicy, Policy
+from seqgate.services.dedup.metrics import DedupMetrics
+from seqgate.services.dedup.ports import Cursors, GivenPolicies, StateStore
 from seqgate.types import InvalidNameError, TopicName
-from services.cursors import CursorsUnavailable
-from services.dedup.core.policy import NOTHING, EffectivePolicy, InvalidPolicy, Policy
-from services.dedup.metrics import DedupMetrics
-from services.dedup.ports import Cursors, GivenPolicies, StateStore
 
 log = structlog.get_logger()
 
@@ -98,7 +98,7 @@ class Level(NamedTuple):
 
 
 class DurablePolicies:
-    """See services.dedup.ports.PolicySource: what was set by calls, over the policy file."""
+    """See dedup.ports.PolicySource: what was set by calls, over the policy file."""
 
     def __init__(
         self,

@@ -7,11 +7,18 @@ because each call concerns one topic only.
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from seqgate.types import Position, TopicName
-from services.cursors import Cursor
-from services.dedup.core.policy import EffectivePolicy, Policies
-from services.dedup.core.topic import Counts, Frozen, Full, Loaded, Persisted, Saved, Tracked
-from services.deduplication import (
+from seqgate.services.cursors import Cursor
+from seqgate.services.dedup.core.policy import EffectivePolicy, Policies
+from seqgate.services.dedup.core.topic import (
+    Counts,
+    Frozen,
+    Full,
+    Loaded,
+    Persisted,
+    Saved,
+    Tracked,
+)
+from seqgate.services.deduplication import (
     Applied,
     Behind,
     Changed,
@@ -21,7 +28,8 @@ from services.deduplication import (
     Withdrawal,
     Writer,
 )
-from services.errors import DomainError, Kind
+from seqgate.services.errors import DomainError, Kind
+from seqgate.types import Position, TopicName
 
 
 class StateUnavailable(DomainError):

@@ -8,8 +8,16 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
-from services.runtime.access import Need, Role, Verb
-from services.runtime.rights import Right, Rights, of_topic, roles, table, the_topic, topics_from
+from seqgate.services.runtime.access import Need, Role, Verb
+from seqgate.services.runtime.rights import (
+    Right,
+    Rights,
+    of_topic,
+    roles,
+    table,
+    the_topic,
+    topics_from,
+)
 
 PUBLISH, READ, ADMINISTER, KEEP = Verb.PUBLISH, Verb.READ, Verb.ADMINISTER, Verb.KEEP
 

@@ -11,16 +11,15 @@ from typing import Final, NamedTuple, TypeVar
 
 import structlog
 
-from seqgate.types import Position, TopicName
-from services.cursors import CursorsUnavailable
-from services.dedup.core.explain import Explanation, explain
-from services.dedup.core.policy import EffectivePolicy, OnFull
-from services.dedup.core.retention import Jumps, forgettable
-from services.dedup.core.topic import Full, Persisted, Tracked
-from services.dedup.metrics import DedupMetrics
-from services.dedup.ports import PolicySource, ProducerPage, StateStore, Summary
-from services.dedup.snapshots import Snapshots, Taken
-from services.deduplication import (
+from seqgate.services.cursors import CursorsUnavailable
+from seqgate.services.dedup.core.explain import Explanation, explain
+from seqgate.services.dedup.core.policy import EffectivePolicy, OnFull
+from seqgate.services.dedup.core.retention import Jumps, forgettable
+from seqgate.services.dedup.core.topic import Full, Persisted, Tracked
+from seqgate.services.dedup.metrics import DedupMetrics
+from seqgate.services.dedup.ports import PolicySource, ProducerPage, StateStore, Summary
+from seqgate.services.dedup.snapshots import Snapshots, Taken
+from seqgate.services.deduplication import (
     DISABLED,
     Applied,
     Behind,
@@ -33,7 +32,8 @@ from services.deduplication import (
     Withdrawal,
     Writer,
 )
-from services.errors import DomainError, Kind
+from seqgate.services.errors import DomainError, Kind
+from seqgate.types import Position, TopicName
 
 log = structlog.get_logger()
 

@@ -10,12 +10,7 @@ from opentelemetry.trace import get_current_span
 
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.dedup.v1 import dedup_pb2_grpc as pb_grpc
-from seqgate.telemetry import names
-from seqgate.telemetry.spans import asked, rpc_attributes
-from seqgate.types import (
-    Chunk,
-)
-from services.dedup.core.policy import (
+from seqgate.services.dedup.core.policy import (
     EffectivePolicy,
     InvalidPolicy,
     OnFull,
@@ -24,22 +19,27 @@ from services.dedup.core.policy import (
     check_namespace,
     check_number,
 )
-from services.dedup.core.sequence import Marks
-from services.dedup.core.topic import Persisted, Tracked
-from services.dedup.policies import DurablePolicies, Level
-from services.dedup.service import Deduplication, TopicStatus
-from services.deduplication import Judged
-from services.errors import (
+from seqgate.services.dedup.core.sequence import Marks
+from seqgate.services.dedup.core.topic import Persisted, Tracked
+from seqgate.services.dedup.policies import DurablePolicies, Level
+from seqgate.services.dedup.service import Deduplication, TopicStatus
+from seqgate.services.deduplication import Judged
+from seqgate.services.errors import (
     DomainError,
     InvalidPage,
     InvalidProducerName,
     Kind,
 )
-from services.runtime import deduplication as wire
-from services.runtime.drain import Drain
-from services.runtime.load import weighed
-from services.runtime.positions import to_position
-from services.runtime.refusal_log import in_stream
+from seqgate.services.runtime import deduplication as wire
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.load import weighed
+from seqgate.services.runtime.positions import to_position
+from seqgate.services.runtime.refusal_log import in_stream
+from seqgate.telemetry import names
+from seqgate.telemetry.spans import asked, rpc_attributes
+from seqgate.types import (
+    Chunk,
+)
 
 LOADED_PRODUCERS_MAX: Final = 100_000
 """How many producers one LoadState may hold."""

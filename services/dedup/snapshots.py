@@ -25,17 +25,23 @@ from weakref import WeakValueDictionary
 import structlog
 from opentelemetry.trace import get_current_span
 
+from seqgate.services.cursors import Cursor, CursorConflict, CursorsUnavailable
+from seqgate.services.dedup.core.policy import EffectivePolicy
+from seqgate.services.dedup.core.snapshot import (
+    Snapshot,
+    UnreadableSnapshot,
+    covers_more,
+    decode,
+    encode,
+)
+from seqgate.services.dedup.core.topic import Frozen, Loaded, Saved
+from seqgate.services.dedup.metrics import DedupMetrics
+from seqgate.services.dedup.ports import Cursors, PolicySource, StateStore
+from seqgate.services.deduplication import Writer
+from seqgate.services.errors import DomainError, Kind
+from seqgate.services.runtime.tasks import end
 from seqgate.telemetry import names, spans
 from seqgate.types import DEDUP_CURSOR, Position, TopicName
-from services.cursors import Cursor, CursorConflict, CursorsUnavailable
-from services.dedup.core.policy import EffectivePolicy
-from services.dedup.core.snapshot import Snapshot, UnreadableSnapshot, covers_more, decode, encode
-from services.dedup.core.topic import Frozen, Loaded, Saved
-from services.dedup.metrics import DedupMetrics
-from services.dedup.ports import Cursors, PolicySource, StateStore
-from services.deduplication import Writer
-from services.errors import DomainError, Kind
-from services.runtime.tasks import end
 
 log = structlog.get_logger()
 

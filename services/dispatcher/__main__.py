@@ -1,10 +1,10 @@
-"""python -m services.dispatcher"""
+"""python -m seqgate.services.dispatcher"""
 
 import sys
 
-from services.dispatcher.app import run
-from services.dispatcher.config import DispatcherConfig
-from services.runtime.process import run_service
+from seqgate.services.dispatcher.app import run
+from seqgate.services.dispatcher.config import DispatcherConfig
+from seqgate.services.runtime.process import run_service
 
 if __name__ == "__main__":
     sys.exit(run_service(DispatcherConfig, run))

@@ -5,22 +5,22 @@ import asyncio
 from grpc import aio
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc
-from services.dispatcher.adapters.cursors import SubscriptionCursors
-from services.dispatcher.adapters.filters import GrpcFilters
-from services.dispatcher.adapters.ledger import GrpcLog
-from services.dispatcher.adapters.letters import GrpcDeadLetters
-from services.dispatcher.config import DispatcherConfig
-from services.dispatcher.metrics import DispatcherMetrics, LagSurvey
-from services.dispatcher.ports import Cursors, DeadLetters, Filters, Log, Ports
-from services.dispatcher.rights import RIGHTS
-from services.dispatcher.service import Dispatcher
-from services.dispatcher.servicer import DispatcherServicer
-from services.runtime.channels import following_channel, peer_channel
-from services.runtime.clock import SteadyClock
-from services.runtime.drain import Drain
-from services.runtime.metrics import OFF, Metrics, survey_forever, telling
-from services.runtime.server import grpc_server, told_to_stop
-from services.runtime.tasks import end
+from seqgate.services.dispatcher.adapters.cursors import SubscriptionCursors
+from seqgate.services.dispatcher.adapters.filters import GrpcFilters
+from seqgate.services.dispatcher.adapters.ledger import GrpcLog
+from seqgate.services.dispatcher.adapters.letters import GrpcDeadLetters
+from seqgate.services.dispatcher.config import DispatcherConfig
+from seqgate.services.dispatcher.metrics import DispatcherMetrics, LagSurvey
+from seqgate.services.dispatcher.ports import Cursors, DeadLetters, Filters, Log, Ports
+from seqgate.services.dispatcher.rights import RIGHTS
+from seqgate.services.dispatcher.service import Dispatcher
+from seqgate.services.dispatcher.servicer import DispatcherServicer
+from seqgate.services.runtime.channels import following_channel, peer_channel
+from seqgate.services.runtime.clock import SteadyClock
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.metrics import OFF, Metrics, survey_forever, telling
+from seqgate.services.runtime.server import grpc_server, told_to_stop
+from seqgate.services.runtime.tasks import end
 
 SERVICE = "seqgate.api.dispatcher.v1.DispatcherService"
 

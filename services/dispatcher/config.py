@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Final, Self
 
 from pydantic import Field, model_validator
 
-from services.runtime.config import CallerConfig, Port, Seconds, settings_for
+from seqgate.services.runtime.config import CallerConfig, Port, Seconds, settings_for
 
 EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104
 """Hosts to listen on that are not addresses to connect to."""

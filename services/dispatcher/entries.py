@@ -2,9 +2,9 @@
 
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.keys import sticky_key
+from seqgate.services.dispatcher.core.effects import ACCEPT, Entry
+from seqgate.services.dispatcher.core.lane import Chunk
 from seqgate.types import Position
-from services.dispatcher.core.effects import ACCEPT, Entry
-from services.dispatcher.core.lane import Chunk
 
 
 def position_of(stored: StoredEntry) -> Position:

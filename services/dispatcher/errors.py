@@ -1,6 +1,6 @@
 """How the dispatcher says no."""
 
-from services.errors import DomainError, Kind
+from seqgate.services.errors import DomainError, Kind
 
 
 class InvalidSubscriptionName(DomainError):

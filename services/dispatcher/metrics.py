@@ -10,16 +10,16 @@ from typing import Final
 
 import structlog
 
+from seqgate.services.dispatcher.core.lane import Consumer, Reason
+from seqgate.services.dispatcher.core.subscription import Subscription
+from seqgate.services.dispatcher.filtering.estimate import after, size
+from seqgate.services.dispatcher.filtering.tallies import Row
+from seqgate.services.dispatcher.ports import Log, Run
+from seqgate.services.dispatcher.shell.live import Live
+from seqgate.services.errors import DomainError
+from seqgate.services.runtime.metrics import OFF, Metrics, Read, Values, summed
 from seqgate.telemetry import metrics as told
 from seqgate.types import TopicName
-from services.dispatcher.core.lane import Consumer, Reason
-from services.dispatcher.core.subscription import Subscription
-from services.dispatcher.filtering.estimate import after, size
-from services.dispatcher.filtering.tallies import Row
-from services.dispatcher.ports import Log, Run
-from services.dispatcher.shell.live import Live
-from services.errors import DomainError
-from services.runtime.metrics import OFF, Metrics, Read, Values, summed
 
 log = structlog.get_logger()
 

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple, Protocol
 
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.services.dispatcher.core.effects import Persist
+from seqgate.services.errors import DomainError, Kind
 from seqgate.types import Position, TopicName
-from services.dispatcher.core.effects import Persist
-from services.errors import DomainError, Kind
 
 
 class CursorsRefused(DomainError):

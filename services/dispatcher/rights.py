@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
-from services.runtime.access import Need, Part, Verb
-from services.runtime.rights import (
+from seqgate.services.runtime.access import Need, Part, Verb
+from seqgate.services.runtime.rights import (
     Right,
     Rights,
     Shown,

@@ -6,33 +6,33 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from seqgate.types import Position, TopicName
-from services.dispatcher.config import DispatcherConfig
-from services.dispatcher.core.delays import DelayedBytes
-from services.dispatcher.errors import (
+from seqgate.services.dispatcher.config import DispatcherConfig
+from seqgate.services.dispatcher.core.delays import DelayedBytes
+from seqgate.services.dispatcher.errors import (
     InvalidStart,
     KeyNotHeld,
     SubscriptionBusy,
     TooManyConsumers,
 )
-from services.dispatcher.filtering.analysis import Analysis, analyze
-from services.dispatcher.filtering.chains import Chain, Chains, from_properties
-from services.dispatcher.metrics import DispatcherMetrics
-from services.dispatcher.ports import (
+from seqgate.services.dispatcher.filtering.analysis import Analysis, analyze
+from seqgate.services.dispatcher.filtering.chains import Chain, Chains, from_properties
+from seqgate.services.dispatcher.metrics import DispatcherMetrics
+from seqgate.services.dispatcher.ports import (
     INTERNAL,
     Cursor,
     InvalidProperty,
     Ports,
     SubscriptionNotFound,
 )
-from services.dispatcher.shell.cache import Caches
-from services.dispatcher.shell.live import Live, Unread
-from services.dispatcher.shell.session import Joining, Session
-from services.dispatcher.shell.work import WAITING_CHANGES_BYTES_MAX
-from services.errors import DomainError, Draining
-from services.runtime.budget import Budget
-from services.runtime.locks import Locks
-from services.runtime.room import Room
+from seqgate.services.dispatcher.shell.cache import Caches
+from seqgate.services.dispatcher.shell.live import Live, Unread
+from seqgate.services.dispatcher.shell.session import Joining, Session
+from seqgate.services.dispatcher.shell.work import WAITING_CHANGES_BYTES_MAX
+from seqgate.services.errors import DomainError, Draining
+from seqgate.services.runtime.budget import Budget
+from seqgate.services.runtime.locks import Locks
+from seqgate.services.runtime.room import Room
+from seqgate.types import Position, TopicName
 
 log = structlog.get_logger()
 

@@ -10,27 +10,27 @@ from opentelemetry.trace import INVALID_SPAN, Span
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.dispatcher.v1 import dispatcher_pb2_grpc as pb_grpc
-from seqgate.telemetry import names, spans
-from seqgate.types import TopicName
-from services.dispatcher.config import DispatcherConfig
-from services.dispatcher.core.effects import SubscriptionType
-from services.dispatcher.errors import (
+from seqgate.services.dispatcher.config import DispatcherConfig
+from seqgate.services.dispatcher.core.effects import SubscriptionType
+from seqgate.services.dispatcher.errors import (
     CumulativeAckRefused,
     InvalidPosition,
     InvalidStart,
     NotSubscribed,
 )
-from services.dispatcher.ports import Cursor
-from services.dispatcher.service import Dispatcher
-from services.dispatcher.shell.answers import settled_response
-from services.dispatcher.shell.live import Live
-from services.dispatcher.shell.session import Session
-from services.dispatcher.wire import explaining, parsing, reporting
-from services.errors import DomainError, Draining
-from services.runtime.drain import Drain
-from services.runtime.guard import caller_of
-from services.runtime.refusal_log import in_stream
-from services.runtime.tasks import end
+from seqgate.services.dispatcher.ports import Cursor
+from seqgate.services.dispatcher.service import Dispatcher
+from seqgate.services.dispatcher.shell.answers import settled_response
+from seqgate.services.dispatcher.shell.live import Live
+from seqgate.services.dispatcher.shell.session import Session
+from seqgate.services.dispatcher.wire import explaining, parsing, reporting
+from seqgate.services.errors import DomainError, Draining
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.guard import caller_of
+from seqgate.services.runtime.refusal_log import in_stream
+from seqgate.services.runtime.tasks import end
+from seqgate.telemetry import names, spans
+from seqgate.types import TopicName
 
 Context = aio.ServicerContext[Any, Any]
 

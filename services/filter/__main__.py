@@ -1,10 +1,10 @@
-"""python -m services.filter"""
+"""python -m seqgate.services.filter"""
 
 import sys
 
-from services.filter.app import run
-from services.filter.config import FilterConfig
-from services.runtime.process import run_service
+from seqgate.services.filter.app import run
+from seqgate.services.filter.config import FilterConfig
+from seqgate.services.runtime.process import run_service
 
 if __name__ == "__main__":
     sys.exit(run_service(FilterConfig, run))

@@ -3,16 +3,16 @@
 from grpc import aio
 
 from seqgate.api.filter.v1 import filter_pb2_grpc
-from services.filter.adapters.cel import CelEngine
-from services.filter.config import FilterConfig
-from services.filter.core.memo import Memo
-from services.filter.metrics import FilterMetrics, tell_caches
-from services.filter.rights import RIGHTS
-from services.filter.service import Filters
-from services.filter.servicer import FilterServicer
-from services.runtime.drain import Drain
-from services.runtime.metrics import Metrics, telling
-from services.runtime.server import grpc_server, told_to_stop
+from seqgate.services.filter.adapters.cel import CelEngine
+from seqgate.services.filter.config import FilterConfig
+from seqgate.services.filter.core.memo import Memo
+from seqgate.services.filter.metrics import FilterMetrics, tell_caches
+from seqgate.services.filter.rights import RIGHTS
+from seqgate.services.filter.service import Filters
+from seqgate.services.filter.servicer import FilterServicer
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.metrics import Metrics, telling
+from seqgate.services.runtime.server import grpc_server, told_to_stop
 
 SERVICE = "seqgate.api.filter.v1.FilterService"
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from services.filter.core.chain import Chain, Key, ReadKey
-from services.runtime.projection import field_readers, properties_reader
+from seqgate.services.filter.core.chain import Chain, Key, ReadKey
+from seqgate.services.runtime.projection import field_readers, properties_reader
 
 
 def reader_of(chain: Chain) -> ReadKey:

@@ -4,10 +4,10 @@ means."""
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from seqgate.services.filter.core.chain import Decision
+from seqgate.services.filter.core.program import Failure
+from seqgate.services.runtime.metrics import OFF, Metrics
 from seqgate.telemetry import metrics as told
-from services.filter.core.chain import Decision
-from services.filter.core.program import Failure
-from services.runtime.metrics import OFF, Metrics
 
 
 class FilterMetrics:

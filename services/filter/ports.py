@@ -5,7 +5,7 @@ tests/conformance judges every adapter by the same suite.
 
 from typing import Protocol
 
-from services.filter.core.program import Compiled
+from seqgate.services.filter.core.program import Compiled
 
 
 class Engine(Protocol):

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from seqgate.api.filter.v1 import filter_pb2 as pb
-from services.runtime.access import Need, Role, Verb
-from services.runtime.rights import SOMEBODY, Right, Rights, always, roles, table, the_topic
+from seqgate.services.runtime.access import Need, Role, Verb
+from seqgate.services.runtime.rights import SOMEBODY, Right, Rights, always, roles, table, the_topic
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["FilterService"]
 

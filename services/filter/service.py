@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from services.errors import DomainError, Kind
-from services.filter.core.chain import FILTERS_MAX, TOPIC, Chain
-from services.filter.core.cost import SUBSCRIPTION_BYTES_MAX, SUBSCRIPTION_PROPERTIES_MAX
-from services.filter.core.faults import InvalidExpression
-from services.filter.core.memo import Memo
-from services.filter.core.program import Program, check_text, program_of
-from services.filter.core.reads import SUBSCRIPTION
-from services.filter.core.room import ChainRoom
-from services.filter.metrics import FilterMetrics
-from services.filter.ports import Engine
+from seqgate.services.errors import DomainError, Kind
+from seqgate.services.filter.core.chain import FILTERS_MAX, TOPIC, Chain
+from seqgate.services.filter.core.cost import SUBSCRIPTION_BYTES_MAX, SUBSCRIPTION_PROPERTIES_MAX
+from seqgate.services.filter.core.faults import InvalidExpression
+from seqgate.services.filter.core.memo import Memo
+from seqgate.services.filter.core.program import Program, check_text, program_of
+from seqgate.services.filter.core.reads import SUBSCRIPTION
+from seqgate.services.filter.core.room import ChainRoom
+from seqgate.services.filter.metrics import FilterMetrics
+from seqgate.services.filter.ports import Engine
 
 CHAIN_COST_MAX: Final = 1_000_000
 """The most that the filters of a chain may cost together, in steps, at the largest entry."""

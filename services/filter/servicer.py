@@ -11,21 +11,27 @@ from opentelemetry.trace import Span
 
 from seqgate.api.filter.v1 import filter_pb2 as pb
 from seqgate.api.filter.v1 import filter_pb2_grpc as pb_grpc
+from seqgate.services.errors import DomainError, InvalidTopicName, Kind
+from seqgate.services.filter.core.chain import Chain, Decision, ReadKey, Verdict, weight_of
+from seqgate.services.filter.core.explain import Step, steps_of
+from seqgate.services.filter.core.faults import Fault, InvalidExpression
+from seqgate.services.filter.core.judging import Judging
+from seqgate.services.filter.core.program import Failure, FailureReason, Program, Type
+from seqgate.services.filter.core.reads import Reads
+from seqgate.services.filter.core.room import ChainShare
+from seqgate.services.filter.metadata import reader_of
+from seqgate.services.filter.service import (
+    Filter,
+    Filters,
+    InvalidChain,
+    chain_of,
+    check_subscription,
+)
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.load import busy, weighed
+from seqgate.services.runtime.refusal_log import in_stream
 from seqgate.telemetry import names, spans
 from seqgate.types import InvalidNameError, TopicName, check_cursor_name
-from services.errors import DomainError, InvalidTopicName, Kind
-from services.filter.core.chain import Chain, Decision, ReadKey, Verdict, weight_of
-from services.filter.core.explain import Step, steps_of
-from services.filter.core.faults import Fault, InvalidExpression
-from services.filter.core.judging import Judging
-from services.filter.core.program import Failure, FailureReason, Program, Type
-from services.filter.core.reads import Reads
-from services.filter.core.room import ChainShare
-from services.filter.metadata import reader_of
-from services.filter.service import Filter, Filters, InvalidChain, chain_of, check_subscription
-from services.runtime.drain import Drain
-from services.runtime.load import busy, weighed
-from services.runtime.refusal_log import in_stream
 
 CHAINS_MAX: Final = 1_000
 """How many chains a stream may have; their numbers are below this."""

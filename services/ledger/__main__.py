@@ -1,10 +1,10 @@
-"""python -m services.ledger"""
+"""python -m seqgate.services.ledger"""
 
 import sys
 
-from services.ledger.app import run
-from services.ledger.config import LedgerConfig
-from services.runtime.process import run_service
+from seqgate.services.ledger.app import run
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.runtime.process import run_service
 
 if __name__ == "__main__":
     sys.exit(run_service(LedgerConfig, run))

@@ -8,20 +8,20 @@ from typing import Final
 from grpc import aio
 
 from seqgate.api.ledger.v1 import ledger_pb2_grpc
+from seqgate.services.ledger.adapters.dedup import GrpcDeduplicator
+from seqgate.services.ledger.adapters.sqlite import open_sqlite_store
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.ledger.ports import Cursors, Deduplicator, LedgerStore
+from seqgate.services.ledger.rights import RIGHTS
+from seqgate.services.ledger.service import Ledger
+from seqgate.services.ledger.servicer import EntryLimits, LedgerServicer
+from seqgate.services.runtime.channels import following_channel, peer_channel
+from seqgate.services.runtime.cursors import GrpcCursors, NoCursors
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.metrics import OFF, Metrics, tell_store, telling
+from seqgate.services.runtime.server import grpc_server, told_to_stop
+from seqgate.services.runtime.tasks import end
 from seqgate.telemetry.metrics import LEDGER_STORE_FREE, LEDGER_STORE_SIZE
-from services.ledger.adapters.dedup import GrpcDeduplicator
-from services.ledger.adapters.sqlite import open_sqlite_store
-from services.ledger.config import LedgerConfig
-from services.ledger.ports import Cursors, Deduplicator, LedgerStore
-from services.ledger.rights import RIGHTS
-from services.ledger.service import Ledger
-from services.ledger.servicer import EntryLimits, LedgerServicer
-from services.runtime.channels import following_channel, peer_channel
-from services.runtime.cursors import GrpcCursors, NoCursors
-from services.runtime.drain import Drain
-from services.runtime.metrics import OFF, Metrics, tell_store, telling
-from services.runtime.server import grpc_server, told_to_stop
-from services.runtime.tasks import end
 
 SERVICE: Final = "seqgate.api.ledger.v1.LedgerService"
 

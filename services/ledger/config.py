@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
+from seqgate.services.runtime.config import CallerConfig, Port, Seconds, settings_for
 from seqgate.types import LARGE_MESSAGE_BYTES_MAX
-from services.runtime.config import CallerConfig, Port, Seconds, settings_for
 
 MINUTES_MAX: Final = 100 * 366 * 24 * 60
 """A hundred years."""

@@ -16,13 +16,11 @@ from typing import Final, NamedTuple
 import structlog
 from opentelemetry.trace import Span
 
-from seqgate.telemetry import names
-from seqgate.types import Position
-from services.deduplication import Applied, Behind, Changed, Disabled, Judged, Writer
-from services.errors import DomainError, Fenced, Kind, StoreUnavailable
-from services.ledger.core.entry import Entry, StoredEntry, Unit
-from services.ledger.core.receipt import Receipt, Repeated, Status, receipt_of, repeated_ids
-from services.ledger.core.writer import (
+from seqgate.services.deduplication import Applied, Behind, Changed, Disabled, Judged, Writer
+from seqgate.services.errors import DomainError, Fenced, Kind, StoreUnavailable
+from seqgate.services.ledger.core.entry import Entry, StoredEntry, Unit
+from seqgate.services.ledger.core.receipt import Receipt, Repeated, Status, receipt_of, repeated_ids
+from seqgate.services.ledger.core.writer import (
     BACKOFF_MAX_S,
     Admit,
     Answer,
@@ -41,8 +39,8 @@ from services.ledger.core.writer import (
     TopicWriter,
     claims_of,
 )
-from services.ledger.metrics import FAILED, LedgerMetrics, Recovery
-from services.ledger.ports import (
+from seqgate.services.ledger.metrics import FAILED, LedgerMetrics, Recovery
+from seqgate.services.ledger.ports import (
     Deduplicator,
     DedupUnavailable,
     EntryCorrupt,
@@ -52,9 +50,11 @@ from services.ledger.ports import (
     TopicNotFound,
     following,
 )
-from services.ledger.tracing import TopicTracing
-from services.runtime.budget import Budget
-from services.runtime.cutting import Cut
+from seqgate.services.ledger.tracing import TopicTracing
+from seqgate.services.runtime.budget import Budget
+from seqgate.services.runtime.cutting import Cut
+from seqgate.telemetry import names
+from seqgate.types import Position
 
 log = structlog.get_logger()
 

@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
+from seqgate.services.ledger.core.entry import Entry
+from seqgate.services.ledger.core.receipt import Status
+from seqgate.services.runtime.metrics import OFF, Metrics, Read, Values, summed
 from seqgate.telemetry import metrics as told
 from seqgate.types import TopicName
-from services.ledger.core.entry import Entry
-from services.ledger.core.receipt import Status
-from services.runtime.metrics import OFF, Metrics, Read, Values, summed
 
 STORED: Final = "stored"
 FAILED: Final = "failed"

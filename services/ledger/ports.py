@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
-from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
-from services.deduplication import (
+from seqgate.services.deduplication import (
     Applied,
     Behind,
     Changed,
@@ -20,10 +19,11 @@ from services.deduplication import (
     ProducerClaims,
     Writer,
 )
-from services.errors import DomainError, Kind
-from services.ledger.core.columns import Columns
-from services.ledger.core.entry import Entry, StoredEntry
-from services.ledger.core.receipt import Fate
+from seqgate.services.errors import DomainError, Kind
+from seqgate.services.ledger.core.columns import Columns
+from seqgate.services.ledger.core.entry import Entry, StoredEntry
+from seqgate.services.ledger.core.receipt import Fate
+from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
 
 NO_INSTANCES: Final[Mapping[str, bytes]] = MappingProxyType({})
 """The producers' instances stay as they are."""

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Final
 
-from services.errors import DomainError, Kind
-from services.ledger.config import LedgerConfig
-from services.ledger.core.entry import METADATA_BYTES_MAX
-from services.runtime.cutting import until_cut
-from services.runtime.room import Room, Share
+from seqgate.services.errors import DomainError, Kind
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.ledger.core.entry import METADATA_BYTES_MAX
+from seqgate.services.runtime.cutting import until_cut
+from seqgate.services.runtime.room import Room, Share
 
 PAGE_ENTRIES_MAX: Final = 4_000
 PAGE_BYTES_MAX: Final = 8 * 1024 * 1024

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
-from services.runtime.access import SYSTEM_PRODUCER, Need, Role, Verb
-from services.runtime.rights import (
+from seqgate.services.runtime.access import SYSTEM_PRODUCER, Need, Role, Verb
+from seqgate.services.runtime.rights import (
     ANY_VERB,
     Right,
     Rights,

@@ -12,16 +12,15 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from seqgate.types import DEDUP_CURSOR, Position, TopicName
-from services.errors import DomainError, Draining, Kind
-from services.ledger.config import LedgerConfig
-from services.ledger.core.columns import Columns, parts
-from services.ledger.core.entry import StoredEntry
-from services.ledger.core.receipt import Fate, Status, refused
-from services.ledger.core.writer import Limits
-from services.ledger.live import REPLAYS_MAX, LastStored, LiveTopic, Pulse, Session, Window
-from services.ledger.metrics import LedgerMetrics, register_topics
-from services.ledger.ports import (
+from seqgate.services.errors import DomainError, Draining, Kind
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.ledger.core.columns import Columns, parts
+from seqgate.services.ledger.core.entry import StoredEntry
+from seqgate.services.ledger.core.receipt import Fate, Status, refused
+from seqgate.services.ledger.core.writer import Limits
+from seqgate.services.ledger.live import REPLAYS_MAX, LastStored, LiveTopic, Pulse, Session, Window
+from seqgate.services.ledger.metrics import LedgerMetrics, register_topics
+from seqgate.services.ledger.ports import (
     Cursors,
     Deduplicator,
     DedupUnavailable,
@@ -32,19 +31,20 @@ from services.ledger.ports import (
     Trimmed,
     following,
 )
-from services.ledger.readers import (
+from seqgate.services.ledger.readers import (
     ENTRY_BYTES,
     PAGE_ENTRIES_MAX,
     Pages,
     Readers,
     TooManyStreams,
 )
-from services.ledger.tracing import ReadTracing
-from services.runtime.budget import Budget
-from services.runtime.clock import CautiousClock
-from services.runtime.globs import matches
-from services.runtime.locks import Locks
-from services.runtime.metrics import OFF, Metrics
+from seqgate.services.ledger.tracing import ReadTracing
+from seqgate.services.runtime.budget import Budget
+from seqgate.services.runtime.clock import CautiousClock
+from seqgate.services.runtime.globs import matches
+from seqgate.services.runtime.locks import Locks
+from seqgate.services.runtime.metrics import OFF, Metrics
+from seqgate.types import DEDUP_CURSOR, Position, TopicName
 
 log = structlog.get_logger()
 

@@ -16,6 +16,32 @@ from grpc import aio
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
+from seqgate.services.errors import (
+    DomainError,
+    Fenced,
+    InvalidPage,
+    InvalidProducerName,
+    InvalidSequenceId,
+    InvalidTopicName,
+    Kind,
+)
+from seqgate.services.ledger.core.columns import Columns
+from seqgate.services.ledger.core.entry import METADATA_BYTES_MAX, Entry, StoredEntry, Unit, unit_of
+from seqgate.services.ledger.core.receipt import (
+    Fate,
+    Found,
+    Missing,
+    Receipt,
+    Status,
+    Unfinished,
+)
+from seqgate.services.ledger.live import News, Session
+from seqgate.services.ledger.ports import LogState
+from seqgate.services.ledger.readers import Pages
+from seqgate.services.ledger.service import Ledger, Missed, Opened, Opening, ReadRange
+from seqgate.services.runtime.cutting import until_cut
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.refusal_log import in_stream
 from seqgate.types import (
     SEQUENCE_ID_MAX,
     Chunk,
@@ -26,32 +52,6 @@ from seqgate.types import (
     check_chunk,
     check_producer_name,
 )
-from services.errors import (
-    DomainError,
-    Fenced,
-    InvalidPage,
-    InvalidProducerName,
-    InvalidSequenceId,
-    InvalidTopicName,
-    Kind,
-)
-from services.ledger.core.columns import Columns
-from services.ledger.core.entry import METADATA_BYTES_MAX, Entry, StoredEntry, Unit, unit_of
-from services.ledger.core.receipt import (
-    Fate,
-    Found,
-    Missing,
-    Receipt,
-    Status,
-    Unfinished,
-)
-from services.ledger.live import News, Session
-from services.ledger.ports import LogState
-from services.ledger.readers import Pages
-from services.ledger.service import Ledger, Missed, Opened, Opening, ReadRange
-from services.runtime.cutting import until_cut
-from services.runtime.drain import Drain
-from services.runtime.refusal_log import in_stream
 
 PROPERTIES_MAX: Final = 128
 """How many properties an entry may have."""

@@ -23,12 +23,12 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
+from seqgate.services.errors import DomainError
+from seqgate.services.ledger.core.entry import Entry, StoredEntry, Unit
 from seqgate.telemetry import extract, names, spans
 from seqgate.telemetry.propagation import TRACEPARENT
 from seqgate.telemetry.setup import NONE, exporter_asked_for
 from seqgate.types import TopicName
-from services.errors import DomainError
-from services.ledger.core.entry import Entry, StoredEntry, Unit
 
 _TRACER: Final = trace.get_tracer("seqgate.services.ledger")
 

@@ -31,8 +31,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from services.runtime.globs import matches
-from services.runtime.identity import KINDS, Principal
+from seqgate.services.runtime.globs import matches
+from seqgate.services.runtime.identity import KINDS, Principal
 
 DECISIONS_MAX: Final = 10_000
 """How many decisions are remembered."""

@@ -9,9 +9,9 @@ from typing import Any, Final
 from grpc import StatusCode, aio
 
 from seqgate.channels import Call, End, Hook, OnEnd
+from seqgate.services.runtime.metrics import Metrics
 from seqgate.telemetry.calls import code_set
 from seqgate.telemetry.metrics import CLIENT_CALLS, SERVER_CALLS, SERVER_ERRORS
-from services.runtime.metrics import Metrics
 
 GRPC: Final = "grpc"
 

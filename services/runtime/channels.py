@@ -10,13 +10,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from seqgate.channels import Call, Hook, channel_options, open_channel
 from seqgate.owners import FollowingChannel
+from seqgate.services.runtime import deadline
+from seqgate.services.runtime.calls import client_calls
+from seqgate.services.runtime.config import CallerConfig
+from seqgate.services.runtime.metrics import OFF, Metrics
+from seqgate.services.runtime.windows import WINDOWS
 from seqgate.telemetry.calls import Tracing
 from seqgate.tls import TLS
-from services.runtime import deadline
-from services.runtime.calls import client_calls
-from services.runtime.config import CallerConfig
-from services.runtime.metrics import OFF, Metrics
-from services.runtime.windows import WINDOWS
 
 log = structlog.get_logger()
 

@@ -17,8 +17,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from services.runtime.load import BYTES_MAX, CALLS_MAX, STREAMS_MAX
-from services.runtime.logs import LogFormat
+from seqgate.services.runtime.load import BYTES_MAX, CALLS_MAX, STREAMS_MAX
+from seqgate.services.runtime.logs import LogFormat
 
 PORT_MAX: Final = 65_535
 

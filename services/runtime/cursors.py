@@ -18,11 +18,11 @@ from grpc import aio
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import cursor_pb2_grpc as pb_grpc
 from seqgate.owners import NOT_OWNER, FollowingChannel
+from seqgate.services.cursors import Cursor, CursorConflict, CursorsUnavailable
+from seqgate.services.errors import DomainError
+from seqgate.services.runtime.positions import of_position, to_position
+from seqgate.services.runtime.status import CallFailed, answer
 from seqgate.types import Position, TopicName
-from services.cursors import Cursor, CursorConflict, CursorsUnavailable
-from services.errors import DomainError
-from services.runtime.positions import of_position, to_position
-from services.runtime.status import CallFailed, answer
 
 Q = TypeVar("Q")
 R = TypeVar("R")

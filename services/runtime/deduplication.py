@@ -15,17 +15,7 @@ from typing import Any, Final
 
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.entry.v1 import entry_pb2
-from seqgate.types import (
-    SEQUENCE_ID_MAX,
-    Chunk,
-    InvalidChunkError,
-    InvalidNameError,
-    Position,
-    TopicName,
-    check_chunk,
-    check_producer_name,
-)
-from services.deduplication import (
+from seqgate.services.deduplication import (
     DISABLED,
     NEVER,
     Applied,
@@ -43,14 +33,24 @@ from services.deduplication import (
     Writer,
     all_new,
 )
-from services.errors import (
+from seqgate.services.errors import (
     DomainError,
     InvalidProducerName,
     InvalidSequenceId,
     InvalidTopicName,
     Kind,
 )
-from services.runtime.positions import of_position, to_position
+from seqgate.services.runtime.positions import of_position, to_position
+from seqgate.types import (
+    SEQUENCE_ID_MAX,
+    Chunk,
+    InvalidChunkError,
+    InvalidNameError,
+    Position,
+    TopicName,
+    check_chunk,
+    check_producer_name,
+)
 
 CLAIMS_MAX: Final = 10_000
 """How many claims one Admit may hold."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from grpc import aio
 
-from services.errors import Draining
+from seqgate.services.errors import Draining
 
 
 class Drain:

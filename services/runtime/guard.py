@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from grpc import aio
 
+from seqgate.services.errors import DomainError, Kind
+from seqgate.services.runtime.access import EVERY, Access, Need, Part, Topics
+from seqgate.services.runtime.identity import Principal, of_certificate
+from seqgate.services.runtime.refusal_log import Group, RefusalLog
+from seqgate.services.runtime.rights import Right, Rights, Shown
+from seqgate.services.runtime.tokens import InvalidToken, MissingCredentials, Tokens
 from seqgate.watched import Watched
-from services.errors import DomainError, Kind
-from services.runtime.access import EVERY, Access, Need, Part, Topics
-from services.runtime.identity import Principal, of_certificate
-from services.runtime.refusal_log import Group, RefusalLog
-from services.runtime.rights import Right, Rights, Shown
-from services.runtime.tokens import InvalidToken, MissingCredentials, Tokens
 
 NEEDS_MAX: Final = 1_000
 """How many needs of a stream are judged again when the rules change; more are judged with the next

@@ -38,16 +38,16 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from grpc_status import rpc_status
 from opentelemetry.trace import get_current_span
 
+from seqgate.services.errors import DomainError, Kind, MalformedRequest
+from seqgate.services.runtime import deadline
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.guard import Guard
+from seqgate.services.runtime.load import Load, size_of
+from seqgate.services.runtime.refusal_log import Group, RefusalLog, during
+from seqgate.services.runtime.silence import Spoken, spoken
+from seqgate.services.runtime.status import INTERNAL, status_of
 from seqgate.status import code_of
 from seqgate.telemetry import names
-from services.errors import DomainError, Kind, MalformedRequest
-from services.runtime import deadline
-from services.runtime.drain import Drain
-from services.runtime.guard import Guard
-from services.runtime.load import Load, size_of
-from services.runtime.refusal_log import Group, RefusalLog, during
-from services.runtime.silence import Spoken, spoken
-from services.runtime.status import INTERNAL, status_of
 
 log = structlog.get_logger()
 

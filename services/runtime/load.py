@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
-from services.errors import ServiceBusy
-from services.runtime.budget import Budget
+from seqgate.services.errors import ServiceBusy
+from seqgate.services.runtime.budget import Budget
 
 RETRY_AFTER_S: Final = 0.5
 """What a caller is told to wait when there is too much to do."""

@@ -39,6 +39,10 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 import structlog
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
+from seqgate.services.errors import DomainError
+from seqgate.services.runtime.config import ServiceConfig
+from seqgate.services.runtime.globs import matches
+from seqgate.services.runtime.tasks import end
 from seqgate.telemetry.metrics import (
     CPU_TIME,
     LOOP_LAG,
@@ -52,10 +56,6 @@ from seqgate.telemetry.metrics import (
     Metric,
 )
 from seqgate.telemetry.setup import CONSOLE, NONE, exporter_asked_for
-from services.errors import DomainError
-from services.runtime.config import ServiceConfig
-from services.runtime.globs import matches
-from services.runtime.tasks import end
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics import MeterProvider

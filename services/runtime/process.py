@@ -8,11 +8,11 @@ from typing import TypeVar
 import structlog
 from pydantic import ValidationError
 
+from seqgate.services.runtime.config import ServiceConfig
+from seqgate.services.runtime.logs import configure_logs
+from seqgate.services.runtime.security import check_exposure, check_files
 from seqgate.telemetry import tracing
 from seqgate.telemetry.setup import exporter_asked_for
-from services.runtime.config import ServiceConfig
-from services.runtime.logs import configure_logs
-from services.runtime.security import check_exposure, check_files
 
 C = TypeVar("C", bound=ServiceConfig)
 

@@ -18,10 +18,10 @@ import structlog
 from google.rpc import status_pb2
 from opentelemetry.trace import get_current_span
 
+from seqgate.services.errors import DomainError, ServiceBusy
+from seqgate.services.runtime.status import status_of
 from seqgate.status import code_of
 from seqgate.telemetry import names
-from services.errors import DomainError, ServiceBusy
-from services.runtime.status import status_of
 
 log = structlog.get_logger()
 

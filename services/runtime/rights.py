@@ -7,9 +7,9 @@ handler sees it; one that names nothing goes through once something was named, a
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from seqgate.services.errors import InvalidTopicName
+from seqgate.services.runtime.access import EVERY, Need, Part, Role, Topics, Verb
 from seqgate.types import InvalidNameError, TopicName
-from services.errors import InvalidTopicName
-from services.runtime.access import EVERY, Need, Part, Role, Topics, Verb
 
 NeedsOf = Callable[[Any], Sequence[Need]]
 """What a message needs; nothing: it names nothing."""

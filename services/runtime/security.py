@@ -10,13 +10,13 @@ from typing import Final
 import grpc
 import structlog
 
+from seqgate.services.runtime.access import Access, Need, Verb
+from seqgate.services.runtime.config import ServiceConfig
+from seqgate.services.runtime.guard import Guard
+from seqgate.services.runtime.rights import Right, Rights, always
+from seqgate.services.runtime.tokens import Tokens
 from seqgate.tls import certificates, is_loopback, key_pair
 from seqgate.watched import OnChange, Watched
-from services.runtime.access import Access, Need, Verb
-from services.runtime.config import ServiceConfig
-from services.runtime.guard import Guard
-from services.runtime.rights import Right, Rights, always
-from services.runtime.tokens import Tokens
 
 log = structlog.get_logger()
 

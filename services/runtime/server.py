@@ -11,21 +11,27 @@ from grpc import aio
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from seqgate.services.runtime.calls import server_calls
+from seqgate.services.runtime.config import ServiceConfig
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.health import Check, Readiness
+from seqgate.services.runtime.interceptors import (
+    Interceptor,
+    deadlined,
+    drained,
+    logged,
+    translated,
+)
+from seqgate.services.runtime.load import Load
+from seqgate.services.runtime.metrics import OFF, Metrics
+from seqgate.services.runtime.refusal_log import RefusalLog
+from seqgate.services.runtime.rights import Rights
+from seqgate.services.runtime.security import exposure, guard_of, server_credentials
+from seqgate.services.runtime.tasks import end
+from seqgate.services.runtime.windows import WINDOWS
 from seqgate.telemetry import TracingServerInterceptor
 from seqgate.telemetry.metrics import BUSY, BUSY_LIMIT, DENIALS, STREAMS
 from seqgate.telemetry.setup import NONE, exporter_asked_for
-from services.runtime.calls import server_calls
-from services.runtime.config import ServiceConfig
-from services.runtime.drain import Drain
-from services.runtime.health import Check, Readiness
-from services.runtime.interceptors import Interceptor, deadlined, drained, logged, translated
-from services.runtime.load import Load
-from services.runtime.metrics import OFF, Metrics
-from services.runtime.refusal_log import RefusalLog
-from services.runtime.rights import Rights
-from services.runtime.security import exposure, guard_of, server_credentials
-from services.runtime.tasks import end
-from services.runtime.windows import WINDOWS
 
 log = structlog.get_logger()
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from services.errors import DomainError, Kind
+from seqgate.services.errors import DomainError, Kind
 
 
 class SilentStream(DomainError):

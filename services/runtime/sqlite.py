@@ -26,10 +26,10 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import apsw
 import structlog
 
+from seqgate.services.errors import DomainError, StoreFull, StoreUnavailable
+from seqgate.services.runtime.budget import Budget
+from seqgate.services.runtime.load import ASKED_BYTES, busy
 from seqgate.telemetry import names, spans
-from services.errors import DomainError, StoreFull, StoreUnavailable
-from services.runtime.budget import Budget
-from services.runtime.load import ASKED_BYTES, busy
 
 log = structlog.get_logger()
 

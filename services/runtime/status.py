@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 from google.rpc import status_pb2
 from grpc import StatusCode, aio
 
+from seqgate.services.errors import DomainError, Kind
 from seqgate.status import Refusal, decode_call, encode
-from services.errors import DomainError, Kind
 
 T = TypeVar("T")
 

@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
+from seqgate.services.errors import DomainError, Kind
+from seqgate.services.runtime.identity import Principal, of_token
 from seqgate.watched import OnChange, Watched
-from services.errors import DomainError, Kind
-from services.runtime.identity import Principal, of_token
 
 LEEWAY_S: Final = 30
 """By how much clocks may differ: so much longer a token counts, and so much earlier."""

@@ -15,8 +15,8 @@ from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
 from seqgate.api.entry.v1.entry_pb2 import Position
 from seqgate.client import Client
+from seqgate.services.dedup.adapters.keys import topic_key
 from seqgate.types import TopicName
-from services.dedup.adapters.keys import topic_key
 from tests.cli.command_line import CommandLine, Ended
 from tests.simulation.defects import find
 from tests.support.jobs import PATIENCE_S, quick_spark
@@ -142,8 +142,8 @@ async def test_a_difference_is_told_and_is_no_success_while_the_log_passes_an_au
     ("command", "missing"),
     [
         (("dedup", "rebuild"), "pyspark"),
-        (("dedup", "diff", "t"), "tools.rebuild"),
-        (("topic", "audit"), "tools"),
+        (("dedup", "diff", "t"), "seqgate.jobs.rebuild"),
+        (("topic", "audit"), "seqgate.jobs.audit"),
     ],
 )
 def test_a_job_that_is_not_installed_is_missed(
@@ -168,7 +168,7 @@ def foreign_modules(folder: Path) -> Path:
     """Modules that are named as ours are, in a folder, and leave a trace in a file. Returns its
     path."""
     met = folder / "met"
-    for name in ("tools", "tools/rebuild", "services", "seqgate", "pyspark"):
+    for name in ("tools", "services", "seqgate", "pyspark"):
         (folder / name).mkdir(parents=True)
         for file in ("__init__.py", "__main__.py"):
             text = f"open({str(met)!r}, 'a').write({name!r})\nraise ImportError({name!r})\n"

@@ -16,8 +16,8 @@ from grpc_status import rpc_status
 from seqgate.api.cursor.v1 import cursor_pb2
 from seqgate.api.cursor.v1.cursor_pb2_grpc import CursorServiceStub
 from seqgate.client import AfterDeadLetter, Batching, Client, SubscriptionOptions, connect
-from services.dispatcher.ports import NotOwner
-from services.runtime.status import status_of
+from seqgate.services.dispatcher.ports import NotOwner
+from seqgate.services.runtime.status import status_of
 from tests.cli.command_line import CommandLine, Ended
 from tests.support.waiting import eventually
 from tools.stack.ports import free_ports

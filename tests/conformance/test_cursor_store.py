@@ -13,11 +13,10 @@ import apsw
 import pytest
 import pytest_asyncio
 
-from seqgate.types import Position, TopicName
-from services.cursor.adapters import sqlite
-from services.cursor.adapters.memory import MemoryCursorStore
-from services.cursor.adapters.sqlite import open_sqlite_store
-from services.cursor.core.cursor import (
+from seqgate.services.cursor.adapters import sqlite
+from seqgate.services.cursor.adapters.memory import MemoryCursorStore
+from seqgate.services.cursor.adapters.sqlite import open_sqlite_store
+from seqgate.services.cursor.core.cursor import (
     BatchAck,
     Caller,
     CursorState,
@@ -25,11 +24,12 @@ from services.cursor.core.cursor import (
     Range,
     Succession,
 )
-from services.cursor.core.state import PAGE_ENTRIES, Batch, Head, Lease
-from services.cursor.ports import CursorCorrupt, CursorNotFound, CursorStore
-from services.errors import DomainError, Fenced, StoreFull, StoreUnavailable
-from services.ledger.adapters.sqlite import open_sqlite_store as open_ledger_store
-from services.runtime.clock import SteadyClock
+from seqgate.services.cursor.core.state import PAGE_ENTRIES, Batch, Head, Lease
+from seqgate.services.cursor.ports import CursorCorrupt, CursorNotFound, CursorStore
+from seqgate.services.errors import DomainError, Fenced, StoreFull, StoreUnavailable
+from seqgate.services.ledger.adapters.sqlite import open_sqlite_store as open_ledger_store
+from seqgate.services.runtime.clock import SteadyClock
+from seqgate.types import Position, TopicName
 
 TOPIC = TopicName.parse("test/store/topic")
 OTHER = TopicName.parse("test/store/topic2")

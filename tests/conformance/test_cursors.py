@@ -12,18 +12,18 @@ from grpc import aio
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import cursor_pb2_grpc
+from seqgate.services.cursor.adapters.managed import export_managed_cursor, import_managed_cursor
+from seqgate.services.cursor.adapters.sqlite import open_sqlite_store
+from seqgate.services.cursor.config import CursorConfig
+from seqgate.services.cursor.service import ManagedCursors
+from seqgate.services.cursor.servicer import CursorServicer
+from seqgate.services.cursors import Cursor, CursorConflict, CursorsUnavailable
+from seqgate.services.runtime import cursors as adapter
+from seqgate.services.runtime.channels import peer_channel
+from seqgate.services.runtime.cursors import GrpcCursors, MemoryCursors, NoCursors
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.server import grpc_server
 from seqgate.types import Position, TopicName
-from services.cursor.adapters.managed import export_managed_cursor, import_managed_cursor
-from services.cursor.adapters.sqlite import open_sqlite_store
-from services.cursor.config import CursorConfig
-from services.cursor.service import ManagedCursors
-from services.cursor.servicer import CursorServicer
-from services.cursors import Cursor, CursorConflict, CursorsUnavailable
-from services.runtime import cursors as adapter
-from services.runtime.channels import peer_channel
-from services.runtime.cursors import GrpcCursors, MemoryCursors, NoCursors
-from services.runtime.drain import Drain
-from services.runtime.server import grpc_server
 from tools.stack.ports import free_ports
 
 TOPIC = TopicName.parse("test/cursors/topic")

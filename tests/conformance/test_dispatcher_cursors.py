@@ -12,20 +12,19 @@ import pytest_asyncio
 from grpc import aio
 
 from seqgate.api.cursor.v1 import cursor_pb2_grpc
-from seqgate.types import Position, TopicName
-from services.cursor import servicer as limits
-from services.cursor.adapters.managed import export_managed_cursor, import_managed_cursor
-from services.cursor.adapters.sqlite import open_sqlite_store
-from services.cursor.config import CursorConfig
-from services.cursor.service import ManagedCursors
-from services.cursor.servicer import CursorServicer
-from services.cursors import CursorsUnavailable
-from services.dispatcher.adapters import cursors as adapter
-from services.dispatcher.adapters.cursors import CALL_ITEMS_MAX, SubscriptionCursors
-from services.dispatcher.adapters.memory import MemoryCursors
-from services.dispatcher.core.effects import Persist
-from services.dispatcher.cursor.tenure import Tenure, persist
-from services.dispatcher.ports import (
+from seqgate.services.cursor import servicer as limits
+from seqgate.services.cursor.adapters.managed import export_managed_cursor, import_managed_cursor
+from seqgate.services.cursor.adapters.sqlite import open_sqlite_store
+from seqgate.services.cursor.config import CursorConfig
+from seqgate.services.cursor.service import ManagedCursors
+from seqgate.services.cursor.servicer import CursorServicer
+from seqgate.services.cursors import CursorsUnavailable
+from seqgate.services.dispatcher.adapters import cursors as adapter
+from seqgate.services.dispatcher.adapters.cursors import CALL_ITEMS_MAX, SubscriptionCursors
+from seqgate.services.dispatcher.adapters.memory import MemoryCursors
+from seqgate.services.dispatcher.core.effects import Persist
+from seqgate.services.dispatcher.cursor.tenure import Tenure, persist
+from seqgate.services.dispatcher.ports import (
     Cursors,
     CursorsRefused,
     Ends,
@@ -36,10 +35,11 @@ from services.dispatcher.ports import (
     Run,
     SubscriptionNotFound,
 )
-from services.errors import DomainError, Fenced, InvalidPage, Kind
-from services.runtime.channels import peer_channel
-from services.runtime.drain import Drain
-from services.runtime.server import grpc_server
+from seqgate.services.errors import DomainError, Fenced, InvalidPage, Kind
+from seqgate.services.runtime.channels import peer_channel
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.server import grpc_server
+from seqgate.types import Position, TopicName
 from tests.support.waiting import eventually
 from tools.stack.ports import free_ports
 

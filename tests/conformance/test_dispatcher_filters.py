@@ -12,18 +12,17 @@ from grpc import aio
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata, Position
 from seqgate.api.filter.v1 import filter_pb2, filter_pb2_grpc
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
-from seqgate.types import TopicName
-from services.dispatcher.adapters import filters as limits
-from services.dispatcher.adapters.filters import GrpcFilters
-from services.dispatcher.adapters.memory import MemoryCursors
-from services.dispatcher.adapters.predicates import MemoryFilters, Predicate
-from services.dispatcher.core.effects import ACCEPT, FILTER_FAILED, REJECT
-from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.cursor.tenure import Tenure
-from services.dispatcher.filtering.applied import Filtering
-from services.dispatcher.filtering.chains import Chain, Chains, Policy, Stretch
-from services.dispatcher.filtering.projection import Projection
-from services.dispatcher.ports import (
+from seqgate.services.dispatcher.adapters import filters as limits
+from seqgate.services.dispatcher.adapters.filters import GrpcFilters
+from seqgate.services.dispatcher.adapters.memory import MemoryCursors
+from seqgate.services.dispatcher.adapters.predicates import MemoryFilters, Predicate
+from seqgate.services.dispatcher.core.effects import ACCEPT, FILTER_FAILED, REJECT
+from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.cursor.tenure import Tenure
+from seqgate.services.dispatcher.filtering.applied import Filtering
+from seqgate.services.dispatcher.filtering.chains import Chain, Chains, Policy, Stretch
+from seqgate.services.dispatcher.filtering.projection import Projection
+from seqgate.services.dispatcher.ports import (
     Decision,
     Failure,
     Filter,
@@ -35,15 +34,16 @@ from services.dispatcher.ports import (
     Reads,
     Rules,
 )
-from services.filter.adapters.cel import CelEngine
-from services.filter.config import FilterConfig
-from services.filter.core import room
-from services.filter.core.memo import Memo
-from services.filter.service import Filters as FilterService
-from services.filter.servicer import FilterServicer
-from services.runtime.channels import peer_channel
-from services.runtime.drain import Drain
-from services.runtime.server import grpc_server
+from seqgate.services.filter.adapters.cel import CelEngine
+from seqgate.services.filter.config import FilterConfig
+from seqgate.services.filter.core import room
+from seqgate.services.filter.core.memo import Memo
+from seqgate.services.filter.service import Filters as FilterService
+from seqgate.services.filter.servicer import FilterServicer
+from seqgate.services.runtime.channels import peer_channel
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.server import grpc_server
+from seqgate.types import TopicName
 from tools.stack.ports import free_ports
 
 TOPIC = "test/filters/topic"

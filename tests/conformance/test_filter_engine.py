@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.filter.adapters.cel import CelEngine
-from services.filter.core.cost import DEPTH_MAX, ITERATIONS_MAX
-from services.filter.core.faults import InvalidExpression
-from services.filter.core.program import Failure, FailureReason, Type, check_text
-from services.filter.core.syntax import Loop, depth, walk
-from services.filter.ports import Engine
+from seqgate.services.filter.adapters.cel import CelEngine
+from seqgate.services.filter.core.cost import DEPTH_MAX, ITERATIONS_MAX
+from seqgate.services.filter.core.faults import InvalidExpression
+from seqgate.services.filter.core.program import Failure, FailureReason, Type, check_text
+from seqgate.services.filter.core.syntax import Loop, depth, walk
+from seqgate.services.filter.ports import Engine
 
 ENTRY: dict[str, object] = {
     "properties": {"region": "eu", "n": "7", "empty": "", "ü": "é"},

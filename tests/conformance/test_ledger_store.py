@@ -9,13 +9,12 @@ import apsw
 import pytest
 import pytest_asyncio
 
-from seqgate.types import Position, TopicName
-from services.errors import DomainError, Fenced
-from services.ledger.adapters.memory import MemoryLedgerStore
-from services.ledger.adapters.sqlite import open_sqlite_store
-from services.ledger.core.entry import Entry, StoredEntry
-from services.ledger.core.receipt import Fate, Found, Missing, Unfinished
-from services.ledger.ports import (
+from seqgate.services.errors import DomainError, Fenced
+from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
+from seqgate.services.ledger.adapters.sqlite import open_sqlite_store
+from seqgate.services.ledger.core.entry import Entry, StoredEntry
+from seqgate.services.ledger.core.receipt import Fate, Found, Missing, Unfinished
+from seqgate.services.ledger.ports import (
     NO_INSTANCES,
     EntryCorrupt,
     LedgerRange,
@@ -24,6 +23,7 @@ from services.ledger.ports import (
     TopicNotFound,
     Trimmed,
 )
+from seqgate.types import Position, TopicName
 from tests.support.columns import Row, row_of, rows_of
 from tests.support.entries import batch, chunk, large, marker, single
 

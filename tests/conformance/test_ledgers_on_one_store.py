@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from seqgate.services.dedup.core.sequence import Marks, advance
+from seqgate.services.errors import Fenced, StoreUnavailable
+from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
+from seqgate.services.ledger.adapters.sqlite import open_sqlite_store
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.ledger.core import writer
+from seqgate.services.ledger.core.entry import Entry, unit_of
+from seqgate.services.ledger.core.receipt import Status
+from seqgate.services.ledger.ports import LedgerStore
+from seqgate.services.ledger.service import Ledger, Opened, Opening
+from seqgate.services.runtime.cursors import MemoryCursors
 from seqgate.types import Position, TopicName
-from services.dedup.core.sequence import Marks, advance
-from services.errors import Fenced, StoreUnavailable
-from services.ledger.adapters.memory import MemoryLedgerStore
-from services.ledger.adapters.sqlite import open_sqlite_store
-from services.ledger.config import LedgerConfig
-from services.ledger.core import writer
-from services.ledger.core.entry import Entry, unit_of
-from services.ledger.core.receipt import Status
-from services.ledger.ports import LedgerStore
-from services.ledger.service import Ledger, Opened, Opening
-from services.runtime.cursors import MemoryCursors
 from tests.simulation.defects import find
 from tests.support.entries import chunk, large, single
 from tests.support.remembering import RememberingDeduplicator

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from seqgate.services.dedup.adapters.connect import connect_redis
+from seqgate.services.dedup.adapters.keys import POLICIES, topic_key
+from seqgate.services.dedup.adapters.memory import MemoryStateStore
+from seqgate.services.dedup.adapters.redis import RedisStateStore
+from seqgate.services.dedup.ports import StateStore, StateUnavailable
+from seqgate.services.deduplication import Confirmation, Writer
 from seqgate.types import Position, TopicName
-from services.dedup.adapters.connect import connect_redis
-from services.dedup.adapters.keys import POLICIES, topic_key
-from services.dedup.adapters.memory import MemoryStateStore
-from services.dedup.adapters.redis import RedisStateStore
-from services.dedup.ports import StateStore, StateUnavailable
-from services.deduplication import Confirmation, Writer
 from tests.support.redis_server import RedisServer
 from tools.stack.ports import free_ports
 

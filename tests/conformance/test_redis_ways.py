@@ -13,12 +13,11 @@ import pytest_asyncio
 from redis.asyncio.connection import Connection
 from redis.exceptions import ConnectionError as NotConnected
 
-from seqgate.types import Position, TopicName
-from services.dedup.adapters.connect import connect_redis
-from services.dedup.adapters.keys import POLICIES, topic_key
-from services.dedup.adapters.redis import RedisStateStore
-from services.dedup.ports import StateUnavailable
-from services.deduplication import (
+from seqgate.services.dedup.adapters.connect import connect_redis
+from seqgate.services.dedup.adapters.keys import POLICIES, topic_key
+from seqgate.services.dedup.adapters.redis import RedisStateStore
+from seqgate.services.dedup.ports import StateUnavailable
+from seqgate.services.deduplication import (
     Applied,
     Behind,
     Changed,
@@ -29,7 +28,8 @@ from services.deduplication import (
     Verdict,
     Writer,
 )
-from services.errors import Fenced
+from seqgate.services.errors import Fenced
+from seqgate.types import Position, TopicName
 from tests.support.redis_groups import (
     SLOTS,
     Cluster,

@@ -8,10 +8,10 @@ from itertools import chain
 import pytest
 from redis.exceptions import ResponseError
 
-from services.dedup.adapters import redis as adapter
-from services.dedup.adapters.connect import connect_redis
-from services.dedup.adapters.memory import MemoryStateStore
-from services.dedup.adapters.redis import RedisStateStore, script_text
+from seqgate.services.dedup.adapters import redis as adapter
+from seqgate.services.dedup.adapters.connect import connect_redis
+from seqgate.services.dedup.adapters.memory import MemoryStateStore
+from seqgate.services.dedup.adapters.redis import RedisStateStore, script_text
 from tests.support.depth import some_of, times
 from tests.support.histories import Call, history_of, play
 from tests.support.redis_server import RedisServer

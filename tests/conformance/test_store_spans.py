@@ -11,14 +11,14 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import SpanKind, StatusCode
 
+from seqgate.services.dedup.adapters.connect import connect_redis
+from seqgate.services.dedup.adapters.redis import RedisStateStore
+from seqgate.services.dedup.ports import StateUnavailable
+from seqgate.services.deduplication import Claim, Confirmation, ProducerClaims, Writer
+from seqgate.services.errors import Fenced, StoreFull, StoreUnavailable
+from seqgate.services.runtime.sqlite import Connections, connections
 from seqgate.telemetry import names, spans
 from seqgate.types import Position, TopicName
-from services.dedup.adapters.connect import connect_redis
-from services.dedup.adapters.redis import RedisStateStore
-from services.dedup.ports import StateUnavailable
-from services.deduplication import Claim, Confirmation, ProducerClaims, Writer
-from services.errors import Fenced, StoreFull, StoreUnavailable
-from services.runtime.sqlite import Connections, connections
 from tests.support.recorded import Recorded
 from tests.support.redis_groups import Cluster
 from tests.support.redis_server import RedisServer

@@ -38,8 +38,8 @@ def entrypoint() -> ModuleType:
 
 
 def test_anything_but_spark_is_python(entrypoint: ModuleType) -> None:
-    found = entrypoint.command(["-m", "services.filter"], {}, python="/py", spark=SPARK)
-    assert found == ["/py", "-m", "services.filter"]
+    found = entrypoint.command(["-m", "seqgate.services.filter"], {}, python="/py", spark=SPARK)
+    assert found == ["/py", "-m", "seqgate.services.filter"]
 
 
 def test_submit_and_driver_are_spark_submit(entrypoint: ModuleType) -> None:

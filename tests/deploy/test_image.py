@@ -150,7 +150,7 @@ async def test_every_service_and_the_jobs_run_from_it(
                 message = await consumer.receive()
                 assert message.payload == b"first"
                 await consumer.ack(message)
-        audit = ["/opt/seqgate/jobs/job.py", "tools.audit", "--json"]
+        audit = ["/opt/seqgate/jobs/job.py", "seqgate.jobs.audit", "--json"]
         quiet = ["--conf", "spark.ui.enabled=false", "--conf", "spark.log.level=WARN"]
         submit = ["submit", "--master", "local[2]", *quiet, *audit]
         submit += ["--ledger", addresses["ledger"]]

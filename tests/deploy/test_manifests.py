@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 from seqgate.cli._settings import FILES
+from seqgate.services.dedup.redis_url import parse_redis_url
+from seqgate.services.runtime.access import Access, Role
 from seqgate.spark._traced import executor_settings
 from seqgate.telemetry.setup import FLUSH_TIMEOUT_S
-from services.dedup.redis_url import parse_redis_url
-from services.runtime.access import Access, Role
 from tests.deploy.manifests import (
     K8S,
     OVERLAYS,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.runtime.config import ServiceConfig
+from seqgate.services.runtime.config import ServiceConfig
 from tests.deploy.manifests import K8S, SERVICES, read
 
 SETTINGS = K8S / "base" / "settings"
@@ -16,7 +16,9 @@ LINE = re.compile(r"(?P<shown># )?(?P<name>SEQGATE_[A-Z_]+)=(?P<value>.*)")
 
 
 def config_type(service: str) -> type[ServiceConfig]:
-    found = getattr(import_module(f"services.{service}.config"), f"{service.capitalize()}Config")
+    found = getattr(
+        import_module(f"seqgate.services.{service}.config"), f"{service.capitalize()}Config"
+    )
     assert issubclass(found, ServiceConfig)
     return found
 

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 from random import Random
 
+from seqgate.services.cursor.adapters.sqlite import open_sqlite_store
+from seqgate.services.cursor.core.cursor import CursorState
+from seqgate.services.cursor.core.state import Batch
 from seqgate.types import Position, TopicName
-from services.cursor.adapters.sqlite import open_sqlite_store
-from services.cursor.core.cursor import CursorState
-from services.cursor.core.state import Batch
 
 TOPIC = TopicName.parse("test/faults/cursors")
 CURSORS = 5
@@ -17,7 +17,7 @@ KILLS = 4
 PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-from services.cursor.adapters.sqlite import open_sqlite_store
+from seqgate.services.cursor.adapters.sqlite import open_sqlite_store
 from tests.faults.test_cursor_store import CURSORS, TOPIC, move
 
 async def keep_moving(store, name):

@@ -96,7 +96,7 @@ async def dispatcher(stack: Stack, port: int, **environment: str) -> AsyncIterat
     """Another dispatcher, by its process."""
     with (stack.folder / "logs" / f"dispatcher-{port}.log").open("ab") as log:
         process = await stack.start_process(
-            [sys.executable, "-m", "services.dispatcher"],
+            [sys.executable, "-m", "seqgate.services.dispatcher"],
             log.fileno(),
             {
                 **os.environ,

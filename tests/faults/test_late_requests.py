@@ -12,7 +12,7 @@ from grpc import aio
 from redis.asyncio import Redis
 
 from seqgate.api.ledger.v1 import ledger_pb2_grpc
-from services.dedup.adapters.redis import script_text
+from seqgate.services.dedup.adapters.redis import script_text
 from tests.faults.world import World
 from tests.support.application import Application
 from tests.support.proxy import Proxy

@@ -25,8 +25,8 @@ from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.client import connect
 from seqgate.errors import SeqgateError
+from seqgate.services.dedup.adapters.keys import topic_key
 from seqgate.types import DEDUP_CURSOR, Position, TopicName
-from services.dedup.adapters.keys import topic_key
 from tests.faults.world import World
 from tests.integration.services import log_lines
 from tests.support.application import Application

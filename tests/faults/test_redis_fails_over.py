@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from seqgate.services.dedup.adapters.keys import topic_key
 from seqgate.types import TopicName
-from services.dedup.adapters.keys import topic_key
 from tests.faults.world import World
 from tests.support.application import Application
 from tests.support.redis_groups import (

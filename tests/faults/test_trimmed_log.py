@@ -22,11 +22,11 @@ PRODUCERS = [f"p{number}" for number in range(7)]
 
 SMALL_PAGES = """
 import sys
-from services.ledger.core import writer
+from seqgate.services.ledger.core import writer
 writer.REPLAY_PAGE_ENTRIES = 3
-from services.ledger.app import run
-from services.ledger.config import LedgerConfig
-from services.runtime.process import run_service
+from seqgate.services.ledger.app import run
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.runtime.process import run_service
 sys.exit(run_service(LedgerConfig, run))
 """
 """The ledger service, replaying in pages that are smaller than what was trimmed."""

@@ -21,7 +21,7 @@ from grpc import aio
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc
 from seqgate.client._status import error_of_call
-from services.runtime.channels import check_health
+from seqgate.services.runtime.channels import check_health
 from tests.faults.world import World
 from tests.support.crash_points import ORDER, Order
 from tests.support.depth import some_of

@@ -214,7 +214,7 @@ async def _another(
     stack = services.stack
     with (stack.folder / "logs" / f"{service}-{port}.log").open("ab") as log:
         process = await stack.start_process(
-            [sys.executable, "-m", f"services.{service}"],
+            [sys.executable, "-m", f"seqgate.services.{service}"],
             log.fileno(),
             {
                 **os.environ,

@@ -19,6 +19,10 @@ from grpc import StatusCode, aio
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.services.dedup import servicer as dedup_limits
+from seqgate.services.ledger import servicer as ledger_limits
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.runtime import deduplication as dedup_wire
 from seqgate.types import (
     CHUNK_UUID_BYTES_MAX,
     LARGE_MESSAGE_BYTES_MAX,
@@ -26,10 +30,6 @@ from seqgate.types import (
     SEQUENCE_ID_MAX,
     TOPIC_NAME_BYTES_MAX,
 )
-from services.dedup import servicer as dedup_limits
-from services.ledger import servicer as ledger_limits
-from services.ledger.config import LedgerConfig
-from services.runtime import deduplication as dedup_wire
 from tests.integration.refusals import check, refused, status_of_call
 from tests.integration.services import Services, channel_to, paused, running
 from tests.support.publisher import batch, batch_entry, entry, publishing, single

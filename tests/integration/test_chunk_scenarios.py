@@ -14,8 +14,8 @@ from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.entry.v1.entry_pb2 import Position
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import connect
+from seqgate.services.dedup.adapters.keys import topic_key
 from seqgate.types import TopicName
-from services.dedup.adapters.keys import topic_key
 from tests.integration.services import Services
 from tests.support.publisher import Publisher, batch, publishing, single
 

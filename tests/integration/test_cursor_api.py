@@ -13,7 +13,7 @@ from grpc import StatusCode
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.cursor.v1 import managed_pb2
 from seqgate.api.entry.v1.entry_pb2 import Position
-from services.cursor import servicer as limits
+from seqgate.services.cursor import servicer as limits
 from tests.integration.refusals import refused
 from tests.integration.services import Services, health, running
 from tests.support.waiting import eventually

@@ -14,9 +14,9 @@ from grpc import StatusCode
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
 from seqgate.api.entry.v1.entry_pb2 import Position
+from seqgate.services.cursor import servicer as limits
+from seqgate.services.cursor.core.cursor import PROPERTIES_BYTES_MAX, PROPERTIES_MAX
 from seqgate.types import CURSOR_NAME_BYTES_MAX, SEQUENCE_ID_MAX
-from services.cursor import servicer as limits
-from services.cursor.core.cursor import PROPERTIES_BYTES_MAX, PROPERTIES_MAX
 from tests.integration.refusals import refused
 from tests.integration.services import Services, channel_to
 from tests.integration.test_bad_input import (

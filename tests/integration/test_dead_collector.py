@@ -7,8 +7,8 @@ from grpc import aio
 
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.api.filter.v1.filter_pb2_grpc import FilterServiceStub
+from seqgate.services.runtime import metrics
 from seqgate.telemetry.setup import FLUSH_TIMEOUT_S
-from services.runtime import metrics
 from tests.integration.services import log_lines
 from tests.support.waiting import eventually
 from tools.stack.ports import free_ports

@@ -12,8 +12,8 @@ from redis.asyncio import Redis
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.entry.v1.entry_pb2 import Position
 from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.services.dedup.adapters.keys import topic_key
 from seqgate.types import SEQUENCE_ID_MAX, TopicName
-from services.dedup.adapters.keys import topic_key
 from tests.integration.refusals import check, refused
 from tests.integration.services import Services, not_serving, writes_held_up
 from tests.support.publisher import publishing, single

@@ -19,20 +19,20 @@ from seqgate.api.dispatcher.v1.dispatcher_pb2_grpc import (
 )
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata, Position
 from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.services.dispatcher import service as service_limits
+from seqgate.services.dispatcher.adapters.cursors import SubscriptionCursors
+from seqgate.services.dispatcher.adapters.filters import GrpcFilters
+from seqgate.services.dispatcher.adapters.ledger import GrpcLog
+from seqgate.services.dispatcher.adapters.letters import GrpcDeadLetters
+from seqgate.services.dispatcher.config import DispatcherConfig
+from seqgate.services.dispatcher.ports import Letter, Ports
+from seqgate.services.dispatcher.servicer import DispatcherServicer
+from seqgate.services.dispatcher.shell import session as session_limits
+from seqgate.services.dispatcher.wire import parsing as limits
+from seqgate.services.runtime.channels import peer_channel
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.server import grpc_server
 from seqgate.types import TopicName
-from services.dispatcher import service as service_limits
-from services.dispatcher.adapters.cursors import SubscriptionCursors
-from services.dispatcher.adapters.filters import GrpcFilters
-from services.dispatcher.adapters.ledger import GrpcLog
-from services.dispatcher.adapters.letters import GrpcDeadLetters
-from services.dispatcher.config import DispatcherConfig
-from services.dispatcher.ports import Letter, Ports
-from services.dispatcher.servicer import DispatcherServicer
-from services.dispatcher.shell import session as session_limits
-from services.dispatcher.wire import parsing as limits
-from services.runtime.channels import peer_channel
-from services.runtime.drain import Drain
-from services.runtime.server import grpc_server
 from tests.integration.refusals import check, refused, status_of_call
 from tests.integration.services import Services, channel_to, paused, serving
 from tests.support.publisher import batch, publishing, single

@@ -12,9 +12,9 @@ from grpc.aio import AioRpcError
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.filter.v1 import filter_pb2
-from services.dispatcher.filtering.chains import CHANGES_MAX, STRETCHES_MAX
-from services.dispatcher.wire import parsing as limits
-from services.filter.core.chain import FILTERS_MAX
+from seqgate.services.dispatcher.filtering.chains import CHANGES_MAX, STRETCHES_MAX
+from seqgate.services.dispatcher.wire import parsing as limits
+from seqgate.services.filter.core.chain import FILTERS_MAX
 from tests.integration.refusals import refused
 from tests.integration.services import Services, paused, running, serving
 from tests.integration.test_dispatcher_api import Sub, at, numbers, store

@@ -65,7 +65,7 @@ async def instance(services: Services, **environment: str) -> AsyncIterator[Inst
     name = f"dispatcher-{port}"
     with (stack.folder / "logs" / f"{name}.log").open("ab") as log:
         process = await stack.start_process(
-            [sys.executable, "-m", "services.dispatcher"],
+            [sys.executable, "-m", "seqgate.services.dispatcher"],
             log.fileno(),
             {
                 **os.environ,

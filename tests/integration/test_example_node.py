@@ -416,7 +416,7 @@ async def second_dispatcher(stack: Stack) -> AsyncIterator[str]:
     environment = {**os.environ, **stack.settings, "SEQGATE_DISPATCHER_LISTEN": address}
     with (stack.folder / "logs" / f"dispatcher-{port}.log").open("ab") as log:
         process = await stack.start_process(
-            [sys.executable, "-m", "services.dispatcher"], log.fileno(), environment
+            [sys.executable, "-m", "seqgate.services.dispatcher"], log.fileno(), environment
         )
     try:
         await serving(address)

@@ -10,15 +10,15 @@ from grpc import StatusCode, aio
 
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.filter.v1 import filter_pb2 as pb
-from services.filter import servicer as limits
-from services.filter.core.chain import FILTERS_MAX
-from services.filter.core.cost import (
+from seqgate.services.filter import servicer as limits
+from seqgate.services.filter.core.chain import FILTERS_MAX
+from seqgate.services.filter.core.cost import (
     COST_MAX,
     SUBSCRIPTION_BYTES_MAX,
     SUBSCRIPTION_PROPERTIES_MAX,
 )
-from services.filter.core.program import EXPRESSION_BYTES_MAX
-from services.filter.service import CHAIN_COST_MAX
+from seqgate.services.filter.core.program import EXPRESSION_BYTES_MAX
+from seqgate.services.filter.service import CHAIN_COST_MAX
 from tests.integration.refusals import check, refused, status_of_call
 from tests.integration.services import Services, channel_to, serving
 from tests.integration.test_bad_input import BAD_PRODUCERS, BAD_TOPICS, GARBAGE, GOOD_PRODUCERS

@@ -16,8 +16,8 @@ from seqgate.api.filter.v1 import filter_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import Chunking, SubscriptionOptions, connect
 from seqgate.errors import SeqgateError
+from seqgate.services.dedup.adapters.keys import topic_key
 from seqgate.types import TopicName
-from services.dedup.adapters.keys import topic_key
 from tests.integration.refusals import refused
 from tests.integration.services import Services, connected, log_lines, not_serving
 from tests.support.publisher import publishing, single

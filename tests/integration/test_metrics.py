@@ -23,12 +23,12 @@ from redis.asyncio import Redis
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.services.dispatcher.config import DispatcherConfig
+from seqgate.services.filter.config import FilterConfig
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.runtime.metrics import store_free, store_size
 from seqgate.telemetry import metrics as told
 from seqgate.telemetry.metrics import CATALOGUE, OTHER, Kind, Metric, of_service
-from services.dispatcher.config import DispatcherConfig
-from services.filter.config import FilterConfig
-from services.ledger.config import LedgerConfig
-from services.runtime.metrics import store_free, store_size
 from tests.integration.refusals import refused
 from tests.integration.services import Services, paused, pids_of, running, writes_held_up
 from tests.integration.test_chunk_scenarios import attempt, chunk, statuses

@@ -14,16 +14,15 @@ from redis.asyncio import Redis
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.client import connect
-from seqgate.types import Position, TopicName
-from services.dedup.adapters.connect import connect_redis
-from services.dedup.adapters.keys import PREFIX, topic_key
-from services.dedup.adapters.memory import MemoryStateStore
-from services.dedup.adapters.redis import RedisStateStore
-from services.dedup.core.policy import EffectivePolicy, Policies
-from services.dedup.ports import StateStore, StateUnavailable
-from services.dedup.service import Deduplication, ProducerNotFound
-from services.dedup.snapshots import Snapshots
-from services.deduplication import (
+from seqgate.services.dedup.adapters.connect import connect_redis
+from seqgate.services.dedup.adapters.keys import PREFIX, topic_key
+from seqgate.services.dedup.adapters.memory import MemoryStateStore
+from seqgate.services.dedup.adapters.redis import RedisStateStore
+from seqgate.services.dedup.core.policy import EffectivePolicy, Policies
+from seqgate.services.dedup.ports import StateStore, StateUnavailable
+from seqgate.services.dedup.service import Deduplication, ProducerNotFound
+from seqgate.services.dedup.snapshots import Snapshots
+from seqgate.services.deduplication import (
     Claim,
     Confirmation,
     Judged,
@@ -32,7 +31,8 @@ from services.deduplication import (
     Verdict,
     Writer,
 )
-from services.runtime.cursors import NoCursors
+from seqgate.services.runtime.cursors import NoCursors
+from seqgate.types import Position, TopicName
 from tests.integration.refusals import check
 from tests.integration.services import Services, running
 from tests.support.publisher import Publisher, publishing, single

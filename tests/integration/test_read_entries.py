@@ -11,8 +11,8 @@ from grpc import StatusCode, aio
 
 from seqgate.api.entry.v1.entry_pb2 import Position
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.services.ledger.servicer import POSITIONS_MAX
 from seqgate.types import SEQUENCE_ID_MAX
-from services.ledger.servicer import POSITIONS_MAX
 from tests.integration.refusals import refused
 from tests.integration.services import Services, not_serving, running
 from tests.support.publisher import publishing, single

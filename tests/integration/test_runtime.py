@@ -23,9 +23,9 @@ from redis.asyncio import Redis
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.services.dedup.adapters.keys import topic_key
+from seqgate.services.runtime.channels import UNARY_TIMEOUT_S
 from seqgate.types import TopicName
-from services.dedup.adapters.keys import topic_key
-from services.runtime.channels import UNARY_TIMEOUT_S
 from tests.integration.refusals import check, refused, status_of_call
 from tests.integration.services import (
     Services,
@@ -613,7 +613,7 @@ async def test_a_service_does_not_start_with(tmp_path: Path, what: str) -> None:
                 file.write_text(value)
             value = str(file)
         environment[f"SEQGATE_{service.upper()}_{name}"] = value
-    ended = await end_of("-m", f"services.{service}", cwd=tmp_path, **environment)
+    ended = await end_of("-m", f"seqgate.services.{service}", cwd=tmp_path, **environment)
     assert ended.status == 2, ended
     assert ended.error.startswith(f"{service}: ")
     assert named in ended.error
@@ -622,7 +622,7 @@ async def test_a_service_does_not_start_with(tmp_path: Path, what: str) -> None:
 
 
 async def test_a_service_does_not_start_without_its_assertions(tmp_path: Path) -> None:
-    ended = await end_of("-O", "-m", "services.dedup", cwd=tmp_path)
+    ended = await end_of("-O", "-m", "seqgate.services.dedup", cwd=tmp_path)
     assert ended.status == 2
     assert "-O" in ended.error
 
@@ -652,7 +652,7 @@ async def test_a_port_belongs_to_one_process(
     """Or the two would share the callers silently."""
     address = services.stack.address(service)
     environment = {f"SEQGATE_{service.upper()}_LISTEN": address, "GRPC_VERBOSITY": ""}
-    ended = await end_of("-m", f"services.{service}", cwd=tmp_path, **environment)
+    ended = await end_of("-m", f"seqgate.services.{service}", cwd=tmp_path, **environment)
     assert ended.status == 1
     lines = [json.loads(line) for line in ended.error.splitlines() if line.startswith("{")]
     assert lines[-1]["event"] == "failed"
@@ -695,7 +695,7 @@ async def test_a_service_does_not_start_when_its_database_is(
     file.mkdir(parents=True)
     spoil(file)
     ended = await end_of(
-        *("-m", f"services.{service}"),
+        *("-m", f"seqgate.services.{service}"),
         cwd=tmp_path,
         **{
             f"SEQGATE_{service.upper()}_LISTEN": "127.0.0.1:0",
@@ -715,7 +715,7 @@ async def test_dedup_does_not_start_with_policies_it_cannot_use(
     if policies is not None:
         file.write_text(policies)
     ended = await end_of(
-        *("-m", "services.dedup"),
+        *("-m", "seqgate.services.dedup"),
         cwd=tmp_path,
         SEQGATE_DEDUP_LISTEN="127.0.0.1:0",
         SEQGATE_DEDUP_POLICY_FILE=str(file),

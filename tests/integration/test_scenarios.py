@@ -420,11 +420,11 @@ async def _are(services: Services, topic: str, marks: tuple[int, int]) -> bool:
 
 IMPATIENT = """
 import sys
-from services.runtime import sqlite as sqlite_threads
+from seqgate.services.runtime import sqlite as sqlite_threads
 sqlite_threads.BUSY_TIMEOUT_MS = 30
-from services.ledger.app import run
-from services.ledger.config import LedgerConfig
-from services.runtime.process import run_service
+from seqgate.services.ledger.app import run
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.runtime.process import run_service
 sys.exit(run_service(LedgerConfig, run))
 """
 """The ledger service, soon giving up on a database that somebody else has."""

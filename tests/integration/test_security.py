@@ -26,17 +26,17 @@ from seqgate.api.filter.v1 import filter_pb2 as pb
 from seqgate.api.filter.v1 import filter_pb2_grpc
 from seqgate.client._channel import Security, open_channel
 from seqgate.errors import AuthenticationError
+from seqgate.services.filter.adapters.cel import CelEngine
+from seqgate.services.filter.config import FilterConfig
+from seqgate.services.filter.core.memo import Memo
+from seqgate.services.filter.rights import RIGHTS
+from seqgate.services.filter.service import Filters
+from seqgate.services.filter.servicer import FilterServicer
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.runtime.channels import peer_channel
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.server import grpc_server
 from seqgate.tls import TLS, BearerToken
-from services.filter.adapters.cel import CelEngine
-from services.filter.config import FilterConfig
-from services.filter.core.memo import Memo
-from services.filter.rights import RIGHTS
-from services.filter.service import Filters
-from services.filter.servicer import FilterServicer
-from services.ledger.config import LedgerConfig
-from services.runtime.channels import peer_channel
-from services.runtime.drain import Drain
-from services.runtime.server import grpc_server
 from tests.integration.refusals import refused
 from tests.support.authority import Authority, Files, Issuer, replace
 from tests.support.waiting import eventually

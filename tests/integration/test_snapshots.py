@@ -13,10 +13,10 @@ from seqgate.api.cursor.v1 import cursor_pb2
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.entry.v1.entry_pb2 import Position
 from seqgate.client import Client, Producer
+from seqgate.services.dedup import servicer as limits
+from seqgate.services.dedup.adapters.keys import topic_key
+from seqgate.services.dedup.core.snapshot import ABOUT
 from seqgate.types import DEDUP_CURSOR, SEQUENCE_ID_MAX, TopicName
-from services.dedup import servicer as limits
-from services.dedup.adapters.keys import topic_key
-from services.dedup.core.snapshot import ABOUT
 from tests.integration.refusals import refused
 from tests.integration.services import Services, log_lines
 from tests.support.waiting import eventually

@@ -9,12 +9,12 @@ import grpc
 import pytest
 from grpc import aio
 
-from services.runtime import channels, server
-from services.runtime.channels import peer_channel
-from services.runtime.config import ServiceConfig
-from services.runtime.drain import Drain
-from services.runtime.server import grpc_server
-from services.runtime.windows import WINDOW_BYTES
+from seqgate.services.runtime import channels, server
+from seqgate.services.runtime.channels import peer_channel
+from seqgate.services.runtime.config import ServiceConfig
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.server import grpc_server
+from seqgate.services.runtime.windows import WINDOW_BYTES
 from tests.support.waiting import eventually
 
 SERVICE = "seqgate.api.test.Windows"

@@ -23,11 +23,10 @@ from random import Random
 from types import CodeType
 from typing import Any, Final
 
-from seqgate.types import Position
-from services.dispatcher.core.delays import DelayedBytes, Delays, Kept, Postponed
-from services.dispatcher.core.delays import Held as HeldKeys
-from services.dispatcher.core.delivering import Delivering
-from services.dispatcher.core.effects import (
+from seqgate.services.dispatcher.core.delays import DelayedBytes, Delays, Kept, Postponed
+from seqgate.services.dispatcher.core.delays import Held as HeldKeys
+from seqgate.services.dispatcher.core.delivering import Delivering
+from seqgate.services.dispatcher.core.effects import (
     ACCEPT,
     FILTER_FAILED,
     REJECT,
@@ -55,10 +54,10 @@ from services.dispatcher.core.effects import (
     Scan,
     SubscriptionType,
 )
-from services.dispatcher.core.flights import Flights, HandOver
-from services.dispatcher.core.judging import Judging
-from services.dispatcher.core.lags import Lags
-from services.dispatcher.core.lane import (
+from seqgate.services.dispatcher.core.flights import Flights, HandOver
+from seqgate.services.dispatcher.core.judging import Judging
+from seqgate.services.dispatcher.core.lags import Lags
+from seqgate.services.dispatcher.core.lane import (
     Chunk,
     Consumer,
     Lane,
@@ -70,9 +69,9 @@ from services.dispatcher.core.lane import (
     Timers,
     Undecided,
 )
-from services.dispatcher.core.parking import Parking
-from services.dispatcher.core.positions import Acknowledged, Runs
-from services.dispatcher.core.selectors import (
+from seqgate.services.dispatcher.core.parking import Parking
+from seqgate.services.dispatcher.core.positions import Acknowledged, Runs
+from seqgate.services.dispatcher.core.selectors import (
     AutoSplit,
     NoSlotsLeft,
     RangeConflict,
@@ -81,9 +80,10 @@ from services.dispatcher.core.selectors import (
     SlotRange,
     Sticky,
 )
-from services.dispatcher.core.settling import Durable, Gaps, Settling
-from services.dispatcher.core.subscription import Ack, Nack, Subscription
-from services.dispatcher.core.verdicts import Verdicts
+from seqgate.services.dispatcher.core.settling import Durable, Gaps, Settling
+from seqgate.services.dispatcher.core.subscription import Ack, Nack, Subscription
+from seqgate.services.dispatcher.core.verdicts import Verdicts
+from seqgate.types import Position
 
 SMALL: Final = {
     "TURN_ENTRIES": 2,

@@ -48,23 +48,22 @@ from seqgate.client._codec import (
 from seqgate.client._outbox import Outbox, Receipt
 from seqgate.errors import StaleSequenceIdError
 from seqgate.message_id import ChunkMessageId
-from seqgate.types import Chunk, Position
-from services.dedup.core import snapshot
-from services.dedup.core import topic as dedup
-from services.dedup.core.sequence import Marks, advance
-from services.deduplication import (
+from seqgate.services.dedup.core import snapshot
+from seqgate.services.dedup.core import topic as dedup
+from seqgate.services.dedup.core.sequence import Marks, advance
+from seqgate.services.deduplication import (
     Applied,
     Behind,
     Changed,
     Judged,
     Writer,
 )
-from services.errors import Fenced, StoreFull, StoreUnavailable
-from services.ledger.core.entry import Entry, StoredEntry, Unit, places, unit_of
-from services.ledger.core.find import Finder
-from services.ledger.core.marks import last_unfinished
-from services.ledger.core.receipt import Fate, Missing, receipt_of, repeated_ids
-from services.ledger.core.writer import (
+from seqgate.services.errors import Fenced, StoreFull, StoreUnavailable
+from seqgate.services.ledger.core.entry import Entry, StoredEntry, Unit, places, unit_of
+from seqgate.services.ledger.core.find import Finder
+from seqgate.services.ledger.core.marks import last_unfinished
+from seqgate.services.ledger.core.receipt import Fate, Missing, receipt_of, repeated_ids
+from seqgate.services.ledger.core.writer import (
     Admit,
     Answer,
     Append,
@@ -82,8 +81,9 @@ from services.ledger.core.writer import (
     TopicWriter,
     claims_of,
 )
-from services.ledger.ports import DedupUnavailable
-from services.ledger.servicer import EntryLimits, LedgerServicer, _to_receipt
+from seqgate.services.ledger.ports import DedupUnavailable
+from seqgate.services.ledger.servicer import EntryLimits, LedgerServicer, _to_receipt
+from seqgate.types import Chunk, Position
 
 INCARNATION = 1
 PAGE = 3

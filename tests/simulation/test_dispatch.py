@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
+from seqgate.services.dispatcher.core.delays import Delays, Postponed
+from seqgate.services.dispatcher.core.delays import Held as HeldKeys
+from seqgate.services.dispatcher.core.delivering import Delivering
+from seqgate.services.dispatcher.core.effects import Deliver, Entry, Options, SubscriptionType
+from seqgate.services.dispatcher.core.flights import Flights, HandOver
+from seqgate.services.dispatcher.core.judging import Judging
+from seqgate.services.dispatcher.core.lags import Lags
+from seqgate.services.dispatcher.core.lane import Consumer, Lane, Large, Slot, Timers
+from seqgate.services.dispatcher.core.parking import Parking
+from seqgate.services.dispatcher.core.positions import Acknowledged, Runs
+from seqgate.services.dispatcher.core.selectors import Ring
+from seqgate.services.dispatcher.core.settling import Durable, Gaps, Settling
+from seqgate.services.dispatcher.core.subscription import Ack, Subscription
+from seqgate.services.dispatcher.core.verdicts import Verdicts
 from seqgate.types import Position
-from services.dispatcher.core.delays import Delays, Postponed
-from services.dispatcher.core.delays import Held as HeldKeys
-from services.dispatcher.core.delivering import Delivering
-from services.dispatcher.core.effects import Deliver, Entry, Options, SubscriptionType
-from services.dispatcher.core.flights import Flights, HandOver
-from services.dispatcher.core.judging import Judging
-from services.dispatcher.core.lags import Lags
-from services.dispatcher.core.lane import Consumer, Lane, Large, Slot, Timers
-from services.dispatcher.core.parking import Parking
-from services.dispatcher.core.positions import Acknowledged, Runs
-from services.dispatcher.core.selectors import Ring
-from services.dispatcher.core.settling import Durable, Gaps, Settling
-from services.dispatcher.core.subscription import Ack, Subscription
-from services.dispatcher.core.verdicts import Verdicts
 from tests.simulation.dispatch import KINDS, SMALL, SmallSubscription, history, rebuilt
 from tests.support.depth import some_of, times
 

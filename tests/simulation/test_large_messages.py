@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from seqgate.services.ledger.core.writer import Effect, TopicWriter
 from seqgate.types import Position
-from services.ledger.core.writer import Effect, TopicWriter
 from tests.simulation.publish import World
 from tests.support.depth import times
 

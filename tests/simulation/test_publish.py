@@ -10,12 +10,12 @@ import pytest
 
 from seqgate.client._chunking import LargeMessage
 from seqgate.client._outbox import Outbox
-from services import deduplication
-from services.dedup.core import sequence
-from services.dedup.core.sequence import _judge_chunk
-from services.dedup.core.topic import TopicState
-from services.ledger.core import receipt
-from services.ledger.core.writer import TopicWriter
+from seqgate.services import deduplication
+from seqgate.services.dedup.core import sequence
+from seqgate.services.dedup.core.sequence import _judge_chunk
+from seqgate.services.dedup.core.topic import TopicState
+from seqgate.services.ledger.core import receipt
+from seqgate.services.ledger.core.writer import TopicWriter
 from tests.simulation import publish
 from tests.simulation.publish import World
 from tests.support.depth import some_of, times

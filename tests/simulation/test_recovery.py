@@ -13,15 +13,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seqgate.services.dedup.adapters.memory import MemoryStateStore
+from seqgate.services.dedup.core.policy import EffectivePolicy, Source, Sourced
+from seqgate.services.dedup.core.sequence import Marks, advance
+from seqgate.services.dedup.core.snapshot import decode
+from seqgate.services.dedup.service import Deduplication
+from seqgate.services.dedup.snapshots import Snapshots
+from seqgate.services.deduplication import Behind, Confirmation, ProducerEntries, Writer
+from seqgate.services.runtime.cursors import MemoryCursors
 from seqgate.types import DEDUP_CURSOR, Chunk, Position, TopicName
-from services.dedup.adapters.memory import MemoryStateStore
-from services.dedup.core.policy import EffectivePolicy, Source, Sourced
-from services.dedup.core.sequence import Marks, advance
-from services.dedup.core.snapshot import decode
-from services.dedup.service import Deduplication
-from services.dedup.snapshots import Snapshots
-from services.deduplication import Behind, Confirmation, ProducerEntries, Writer
-from services.runtime.cursors import MemoryCursors
 from tests.support.depth import times
 from tests.support.policies import FixedPolicies
 

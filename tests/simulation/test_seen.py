@@ -2,8 +2,8 @@
 
 import pytest
 
+from seqgate.services.ledger.core.entry import Chunk
 from seqgate.types import Position
-from services.ledger.core.entry import Chunk
 from tests.simulation.system.seen import Appended, Origin, Seen
 
 LETTERS, ORIGINALS = "t/n/letters", "t/n/originals"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from seqgate.services.dispatcher.core.effects import SubscriptionType
 from seqgate.types import Position
-from services.dispatcher.core.effects import SubscriptionType
 from tests.simulation.defects import find
 from tests.support.shells import Peer, Shell, positions, shell, virtually
 

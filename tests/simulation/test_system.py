@@ -55,7 +55,7 @@ def test_what_was_played_before_changes_nothing(seed: int) -> None:
 
 
 ENDLESS = """
-from services.dispatcher.core.delivering import Delivering
+from seqgate.services.dispatcher.core.delivering import Delivering
 from tests.simulation.system import history
 from tests.simulation.system.swarm import draw
 

@@ -3,15 +3,15 @@
 import pytest
 
 from seqgate.client import Dropped, DropReason, Incomplete
+from seqgate.services.cursor.adapters.memory import MemoryHoles
+from seqgate.services.cursor.core.cursor import CursorState
+from seqgate.services.cursor.core.state import Head
+from seqgate.services.dedup.core.sequence import Marks
+from seqgate.services.dedup.core.topic import TopicState, Tracked
+from seqgate.services.dispatcher.core.effects import Because
+from seqgate.services.dispatcher.letters import graveyard
+from seqgate.services.ledger.ports import LogState
 from seqgate.types import Chunk, Position, TopicName
-from services.cursor.adapters.memory import MemoryHoles
-from services.cursor.core.cursor import CursorState
-from services.cursor.core.state import Head
-from services.dedup.core.sequence import Marks
-from services.dedup.core.topic import TopicState, Tracked
-from services.dispatcher.core.effects import Because
-from services.dispatcher.letters import graveyard
-from services.ledger.ports import LogState
 from tests.simulation.system.checkers import Checker
 from tests.simulation.system.seen import Appended, Origin, Seen, Sent
 

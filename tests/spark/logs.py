@@ -9,10 +9,10 @@ from pathlib import Path
 from random import Random
 
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
+from seqgate.services.dedup.core.sequence import Marks, advance
+from seqgate.services.ledger.adapters.sqlite import SqliteLedgerStore, open_sqlite_store
+from seqgate.services.ledger.core.entry import Entry
 from seqgate.types import Position, TopicName
-from services.dedup.core.sequence import Marks, advance
-from services.ledger.adapters.sqlite import SqliteLedgerStore, open_sqlite_store
-from services.ledger.core.entry import Entry
 from tests.support.entries import batch, chunk, marker, single
 
 APPENDED_MS = 1_700_000_000_000

@@ -18,16 +18,16 @@ from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.client import Batching, connect
+from seqgate.jobs.audit.__main__ import main as audit
+from seqgate.jobs.rebuild.__main__ import main as rebuild
+from seqgate.jobs.rebuild.loading import _live_marks
+from seqgate.services.dedup.core.sequence import Marks
+from seqgate.services.deduplication import NEVER
 from seqgate.spark._columns import COLUMNS
 from seqgate.types import Position
-from services.dedup.core.sequence import Marks
-from services.deduplication import NEVER
 from tests.spark.conftest import SMALL_TOPICS, World
 from tests.spark.logs import Log, fill
 from tests.support.entries import large, single
-from tools.audit.__main__ import main as audit
-from tools.rebuild.__main__ import main as rebuild
-from tools.rebuild.loading import _live_marks
 
 
 def output(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

@@ -5,9 +5,9 @@ from struct import iter_unpack
 from typing import NamedTuple
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.services.ledger.core.columns import Columns
+from seqgate.services.ledger.core.entry import StoredEntry
 from seqgate.types import Chunk, Position
-from services.ledger.core.columns import Columns
-from services.ledger.core.entry import StoredEntry
 
 
 class Row(NamedTuple):

@@ -19,24 +19,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from services.dedup import app as dedup_app
-from services.dedup.adapters.connect import connect_redis
-from services.dedup.adapters.redis import RedisStateStore
-from services.dedup.config import DedupConfig
-from services.dispatcher import app as dispatcher_app
-from services.dispatcher.adapters.cursors import SubscriptionCursors
-from services.dispatcher.adapters.filters import GrpcFilters
-from services.dispatcher.adapters.ledger import GrpcLog
-from services.dispatcher.adapters.letters import GrpcDeadLetters
-from services.dispatcher.config import DispatcherConfig
-from services.ledger import app as ledger_app
-from services.ledger.adapters.dedup import GrpcDeduplicator
-from services.ledger.adapters.sqlite import open_sqlite_store
-from services.ledger.config import LedgerConfig
-from services.ledger.core import writer
-from services.ledger.live import News, Session
-from services.runtime.channels import following_channel, peer_channel
-from services.runtime.process import run_service
+from seqgate.services.dedup import app as dedup_app
+from seqgate.services.dedup.adapters.connect import connect_redis
+from seqgate.services.dedup.adapters.redis import RedisStateStore
+from seqgate.services.dedup.config import DedupConfig
+from seqgate.services.dispatcher import app as dispatcher_app
+from seqgate.services.dispatcher.adapters.cursors import SubscriptionCursors
+from seqgate.services.dispatcher.adapters.filters import GrpcFilters
+from seqgate.services.dispatcher.adapters.ledger import GrpcLog
+from seqgate.services.dispatcher.adapters.letters import GrpcDeadLetters
+from seqgate.services.dispatcher.config import DispatcherConfig
+from seqgate.services.ledger import app as ledger_app
+from seqgate.services.ledger.adapters.dedup import GrpcDeduplicator
+from seqgate.services.ledger.adapters.sqlite import open_sqlite_store
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.ledger.core import writer
+from seqgate.services.ledger.live import News, Session
+from seqgate.services.runtime.channels import following_channel, peer_channel
+from seqgate.services.runtime.process import run_service
 
 ORDER = "SEQGATE_TEST_ORDER"
 """Names the file of the order."""

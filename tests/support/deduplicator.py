@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from seqgate.types import Position, TopicName
-from services.deduplication import (
+from seqgate.services.deduplication import (
     Applied,
     Behind,
     Changed,
@@ -14,11 +13,12 @@ from services.deduplication import (
     Writer,
     all_new,
 )
-from services.ledger.ports import DedupUnavailable
+from seqgate.services.ledger.ports import DedupUnavailable
+from seqgate.types import Position, TopicName
 
 
 class FakeDeduplicator:
-    """See services.ledger.ports.Deduplicator."""
+    """See seqgate.services.ledger.ports.Deduplicator."""
 
     def __init__(self) -> None:
         self.available = True

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+from seqgate.services.ledger.core.entry import Entry
 from seqgate.types import Chunk
-from services.ledger.core.entry import Entry
 
 
 def single(sequence_id: int, producer: str = "p", payload: bytes | None = None) -> Entry:

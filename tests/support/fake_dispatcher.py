@@ -33,8 +33,7 @@ from seqgate.client._codec import (
     encode_single,
 )
 from seqgate.keys import sticky_key
-from seqgate.types import Position
-from services.dispatcher.core.effects import (
+from seqgate.services.dispatcher.core.effects import (
     AfterDeadLetter,
     DeadLetter,
     Deliver,
@@ -52,11 +51,12 @@ from services.dispatcher.core.effects import (
     Scan,
     SubscriptionType,
 )
-from services.dispatcher.core.lane import Chunk
-from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.core.selectors import Ring
-from services.dispatcher.core.settling import Durable
-from services.dispatcher.core.subscription import Ack, Nack, Subscription
+from seqgate.services.dispatcher.core.lane import Chunk
+from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.core.selectors import Ring
+from seqgate.services.dispatcher.core.settling import Durable
+from seqgate.services.dispatcher.core.subscription import Ack, Nack, Subscription
+from seqgate.types import Position
 
 PRODUCER = "p"
 EPOCH = 7

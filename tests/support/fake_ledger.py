@@ -12,10 +12,10 @@ from seqgate.api.ledger.v1.ledger_pb2_grpc import (
     LedgerServiceServicer,
     add_LedgerServiceServicer_to_server,
 )
+from seqgate.services.dispatcher.ports import NotOwner
+from seqgate.services.errors import Draining
+from seqgate.services.runtime.status import status_of
 from seqgate.status import code_of
-from services.dispatcher.ports import NotOwner
-from services.errors import Draining
-from services.runtime.status import status_of
 
 
 class Instance(LedgerServiceServicer):

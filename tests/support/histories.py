@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position, TopicName
-from services.dedup.core.topic import Frozen, Persisted, Saved
-from services.dedup.ports import StateStore
-from services.deduplication import (
+from seqgate.services.dedup.core.topic import Frozen, Persisted, Saved
+from seqgate.services.dedup.ports import StateStore
+from seqgate.services.deduplication import (
     NEVER,
     Claim,
     Confirmation,
@@ -21,7 +20,8 @@ from services.deduplication import (
     Withdrawal,
     Writer,
 )
-from services.errors import Fenced
+from seqgate.services.errors import Fenced
+from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position, TopicName
 
 TOPIC = TopicName.parse("test/histories/topic")
 PRODUCERS = ("a", "b", "naïve 📈")

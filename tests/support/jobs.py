@@ -46,7 +46,7 @@ def quick_spark(folder: Path) -> dict[str, str]:
 
 
 class Rebuild:
-    """`python -m tools.rebuild --json`, a topic a wave."""
+    """`python -m seqgate.jobs.rebuild --json`, a topic a wave."""
 
     def __init__(self, process: asyncio.subprocess.Process, errors: Path) -> None:
         self._process = process
@@ -133,7 +133,7 @@ async def rebuilding(stack: Stack, folder: Path, *arguments: str) -> AsyncIterat
         for name in ("ledger", "dedup", "cursor")
         for part in (f"--{name}", stack.address(name))
     ]
-    command = [sys.executable, "-m", "tools.rebuild", "--json", "--entries-per-wave", WAVE]
+    command = [sys.executable, "-m", "seqgate.jobs.rebuild", "--json", "--entries-per-wave", WAVE]
     command += [*addresses, *arguments]
     errors = folder / "rebuild.err"
     with errors.open("wb") as stderr:

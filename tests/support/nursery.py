@@ -30,11 +30,11 @@ from typing import Any, NoReturn
 from tools.stack.child import Child, start_process, tell
 
 MODULES = (
-    "services.cursor",
-    "services.dedup",
-    "services.dispatcher",
-    "services.filter",
-    "services.ledger",
+    "seqgate.services.cursor",
+    "seqgate.services.dedup",
+    "seqgate.services.dispatcher",
+    "seqgate.services.filter",
+    "seqgate.services.ledger",
     "tests.support.crash_points",
     "tests.support.workload",
     "tools.torture.application",
@@ -48,11 +48,11 @@ SEQGATE = str(Path(sys.executable).with_name("seqgate"))
 IMPORTED = (
     "seqgate.cli",
     "seqgate.client",
-    "services.cursor.app",
-    "services.dedup.app",
-    "services.dispatcher.app",
-    "services.filter.app",
-    "services.ledger.app",
+    "seqgate.services.cursor.app",
+    "seqgate.services.dedup.app",
+    "seqgate.services.dispatcher.app",
+    "seqgate.services.filter.app",
+    "seqgate.services.ledger.app",
 )
 
 REQUEST_BYTES_MAX = 1024 * 1024

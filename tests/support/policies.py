@@ -1,7 +1,7 @@
 """Policies that a test chooses."""
 
+from seqgate.services.dedup.core.policy import EffectivePolicy
 from seqgate.types import TopicName
-from services.dedup.core.policy import EffectivePolicy
 
 
 class FixedPolicies:

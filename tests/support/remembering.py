@@ -3,11 +3,10 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from seqgate.types import Position, TopicName
-from services.dedup.core import topic as core
-from services.dedup.core.retention import forgettable
-from services.dedup.core.sequence import Marks
-from services.deduplication import (
+from seqgate.services.dedup.core import topic as core
+from seqgate.services.dedup.core.retention import forgettable
+from seqgate.services.dedup.core.sequence import Marks
+from seqgate.services.deduplication import (
     Applied,
     Behind,
     Changed,
@@ -17,11 +16,12 @@ from services.deduplication import (
     ProducerClaims,
     Writer,
 )
-from services.errors import Fenced
+from seqgate.services.errors import Fenced
+from seqgate.types import Position, TopicName
 
 
 class RememberingDeduplicator:
-    """See services.ledger.ports.Deduplicator. What it remembers is services.dedup.core's state."""
+    """See ledger.ports.Deduplicator. What it remembers is dedup.core's state."""
 
     def __init__(self) -> None:
         self.states: dict[TopicName, core.TopicState] = {}

@@ -16,12 +16,12 @@ from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
-from services.cursor.rights import RIGHTS as CURSOR
-from services.dedup.rights import RIGHTS as DEDUP
-from services.dispatcher.rights import RIGHTS as DISPATCHER
-from services.filter.rights import RIGHTS as FILTER
-from services.ledger.rights import RIGHTS as LEDGER
-from services.runtime.rights import Right, Rights
+from seqgate.services.cursor.rights import RIGHTS as CURSOR
+from seqgate.services.dedup.rights import RIGHTS as DEDUP
+from seqgate.services.dispatcher.rights import RIGHTS as DISPATCHER
+from seqgate.services.filter.rights import RIGHTS as FILTER
+from seqgate.services.ledger.rights import RIGHTS as LEDGER
+from seqgate.services.runtime.rights import Right, Rights
 
 TOPIC: Final = "acme/shop/orders"
 SUBSCRIPTION: Final = "billing"

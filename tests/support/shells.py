@@ -12,15 +12,14 @@ from typing import Any
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
-from seqgate.types import Position, TopicName
-from services.cursors import CursorsUnavailable
-from services.dispatcher.adapters.memory import MemoryCursors
-from services.dispatcher.config import DispatcherConfig
-from services.dispatcher.core.effects import Options
-from services.dispatcher.core.selectors import Placement
-from services.dispatcher.core.subscription import Ack, Nack
-from services.dispatcher.entries import position_of
-from services.dispatcher.ports import (
+from seqgate.services.cursors import CursorsUnavailable
+from seqgate.services.dispatcher.adapters.memory import MemoryCursors
+from seqgate.services.dispatcher.config import DispatcherConfig
+from seqgate.services.dispatcher.core.effects import Options
+from seqgate.services.dispatcher.core.selectors import Placement
+from seqgate.services.dispatcher.core.subscription import Ack, Nack
+from seqgate.services.dispatcher.entries import position_of
+from seqgate.services.dispatcher.ports import (
     Ends,
     Fetched,
     LedgerUnavailable,
@@ -28,10 +27,11 @@ from services.dispatcher.ports import (
     Ports,
     Run,
 )
-from services.dispatcher.shell.live import Live
-from services.dispatcher.shell.session import Joining, Session
-from services.errors import Draining
-from services.runtime.tasks import end
+from seqgate.services.dispatcher.shell.live import Live
+from seqgate.services.dispatcher.shell.session import Joining, Session
+from seqgate.services.errors import Draining
+from seqgate.services.runtime.tasks import end
+from seqgate.types import Position, TopicName
 from tests.simulation.ground import run
 
 TOPIC = TopicName.parse("test/shells/topic")
@@ -40,7 +40,7 @@ NAME = "s"
 
 @dataclass
 class Stingy:
-    """See services.dispatcher.ports.Log. What is asked of it takes a while, and may fail.
+    """See seqgate.services.dispatcher.ports.Log. What is asked of it takes a while, and may fail.
 
     Attributes:
         page_entries: how many entries a page has at most.
@@ -186,7 +186,7 @@ class Slow(MemoryCursors):
 
 
 class Letters:
-    """See services.dispatcher.ports.DeadLetters."""
+    """See seqgate.services.dispatcher.ports.DeadLetters."""
 
     def __init__(self) -> None:
         self.put_: list[Position] = []
@@ -197,7 +197,7 @@ class Letters:
 
 
 class NoFilters:
-    """See services.dispatcher.ports.Filters: there are none."""
+    """See seqgate.services.dispatcher.ports.Filters: there are none."""
 
     def line(self) -> Any:
         return self

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.runtime.access import (
+from seqgate.services.runtime.access import (
     EVERY,
     Access,
     InvalidAccess,
@@ -16,9 +16,9 @@ from services.runtime.access import (
     Role,
     Verb,
 )
-from services.runtime.globs import matches
-from services.runtime.identity import Principal
-from services.runtime.rights import the_topic, topics_from
+from seqgate.services.runtime.globs import matches
+from seqgate.services.runtime.identity import Principal
+from seqgate.services.runtime.rights import the_topic, topics_from
 
 ALICE = Principal(("sub:alice",))
 READ = frozenset({Verb.READ})
@@ -217,12 +217,12 @@ def test_roles_are_given_by_their_table_alone() -> None:
         ("rules = 3", "rules must be tables"),
         ("rules = [3]", r"rules\[0\] must be a table"),
         ("services = []", "services must be a table"),
-        ("[services]\nfilter = ['uri:x']", "unknown key services.filter"),
+        ("[services]\nfilter = ['uri:x']", "unknown key seqgate.services.filter"),
         ("[services]\nledger = 'uri:x'", "services.ledger must be a non-empty list"),
         ("[services]\nledger = []", "services.ledger must be a non-empty list"),
         (
             "[services]\nledger = ['spiffe://x']",
-            "services.ledger: principal 'spiffe://x' must begin with",
+            "seqgate.services.ledger: principal 'spiffe://x' must begin with",
         ),
         ("[[rules]]", r"rules\[0\].verbs must be a non-empty list"),
         ("[[rules]]\nverbs = ['read']\ntopics = ['a/b/c']", r"rules\[0\].principals must be"),
@@ -262,7 +262,7 @@ def test_a_wrong_file_is_refused_with_its_place(text: str, message: str) -> None
 def test_decisions_are_remembered_and_their_number_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.runtime.access.DECISIONS_MAX", 10)
+    monkeypatch.setattr("seqgate.services.runtime.access.DECISIONS_MAX", 10)
     held = rule(topics=["acme/shop/*"])
     for number in range(100):
         assert held.allows(ALICE, Need(READ, the_topic(f"acme/shop/t{number}")))

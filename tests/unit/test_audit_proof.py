@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqgate.jobs.audit.proof import Kind, Line, Row, findings
 from seqgate.types import Position
-from tools.audit.proof import Kind, Line, Row, findings
 
 GAPS = {(1, 3): [1, 3], (2, 4): [2, 4], (1, 4): [1, 4]}
 

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqgate.services.ledger.adapters.block import Block, decode_block, encode_block, to_columns
+from seqgate.services.ledger.core.columns import Columns, clip, columns_of, parts
+from seqgate.services.ledger.core.entry import Entry, StoredEntry
+from seqgate.services.ledger.ports import EntryCorrupt
 from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position
-from services.ledger.adapters.block import Block, decode_block, encode_block, to_columns
-from services.ledger.core.columns import Columns, clip, columns_of, parts
-from services.ledger.core.entry import Entry, StoredEntry
-from services.ledger.ports import EntryCorrupt
 from tests.support.columns import row_of, rows_of
 from tests.support.entries import batch, chunk, marker, single
 

@@ -9,10 +9,10 @@ from grpc import aio
 from grpc._cython import cygrpc
 from structlog.testing import capture_logs
 
-from services.errors import Draining
-from services.runtime.drain import Drain
-from services.runtime.interceptors import Interceptor, logged, translated
-from services.runtime.refusal_log import RefusalLog
+from seqgate.services.errors import Draining
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.interceptors import Interceptor, logged, translated
+from seqgate.services.runtime.refusal_log import RefusalLog
 from tests.support.waiting import eventually
 
 METHOD = "/seqgate.api.test.Service/Stream"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.filter.core.room import KEPT_S, UNUSED_S, ChainRoom, ChainShare
+from seqgate.services.filter.core.room import KEPT_S, UNUSED_S, ChainRoom, ChainShare
 
 ROOM = 100
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from services.runtime.clock import CautiousClock, SteadyClock
+from seqgate.services.runtime.clock import CautiousClock, SteadyClock
 
 
 @pytest.mark.parametrize("jump_s", [-3_600.0, 3_600.0])

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from services.cursor.config import CursorConfig
-from services.dedup.config import DedupConfig
-from services.dispatcher.config import DispatcherConfig
-from services.filter.config import FilterConfig
-from services.ledger.config import LedgerConfig
-from services.runtime.config import ServiceConfig
-from services.runtime.process import run_service
+from seqgate.services.cursor.config import CursorConfig
+from seqgate.services.dedup.config import DedupConfig
+from seqgate.services.dispatcher.config import DispatcherConfig
+from seqgate.services.filter.config import FilterConfig
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.runtime.config import ServiceConfig
+from seqgate.services.runtime.process import run_service
 
 FILE = "SEQGATE_LEDGER_CONFIG_FILE"
 

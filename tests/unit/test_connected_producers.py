@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from seqgate.services.errors import DomainError
+from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.ledger.core.entry import Entry, unit_of
+from seqgate.services.ledger.core.receipt import Status
+from seqgate.services.ledger.ports import DedupUnavailable
+from seqgate.services.ledger.service import Ledger, Opened, Opening
+from seqgate.services.runtime.cursors import MemoryCursors
 from seqgate.types import Position, TopicName
-from services.errors import DomainError
-from services.ledger.adapters.memory import MemoryLedgerStore
-from services.ledger.config import LedgerConfig
-from services.ledger.core.entry import Entry, unit_of
-from services.ledger.core.receipt import Status
-from services.ledger.ports import DedupUnavailable
-from services.ledger.service import Ledger, Opened, Opening
-from services.runtime.cursors import MemoryCursors
 from tests.simulation.defects import find
 from tests.support.entries import chunk, single
 from tests.support.remembering import RememberingDeduplicator
@@ -154,7 +154,7 @@ async def test_append_times_do_not_go_back_when_the_clock_did_during_a_restart(
     await parts.publish(opened, 1)
     (first,) = parts.store.logs[TOPIC].entries
     hour_ago_ns = time.time_ns() - 3_600 * 10**9
-    monkeypatch.setattr("services.ledger.live.time.time_ns", lambda: hour_ago_ns)
+    monkeypatch.setattr("seqgate.services.ledger.live.time.time_ns", lambda: hour_ago_ns)
     restarted = parts.again()
     opened = await parts.open(restarted)
     await parts.publish(opened, 2)

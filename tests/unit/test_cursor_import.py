@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from seqgate.services.cursor.adapters.memory import MemoryCursorStore
+from seqgate.services.cursor.core.cursor import Caller
+from seqgate.services.cursor.core.managed import Imported
+from seqgate.services.cursor.core.state import Head
+from seqgate.services.cursor.service import IMPORTING, CursorExists, ManagedCursors
 from seqgate.types import Position, TopicName
-from services.cursor.adapters.memory import MemoryCursorStore
-from services.cursor.core.cursor import Caller
-from services.cursor.core.managed import Imported
-from services.cursor.core.state import Head
-from services.cursor.service import IMPORTING, CursorExists, ManagedCursors
 
 TOPIC = TopicName.parse("test/import/topic")
 UNUSED: Any = None

@@ -13,10 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from seqgate.types import Position, TopicName
-from services.cursor.adapters import memory
-from services.cursor.core import cursor
-from services.cursor.core.cursor import (
+from seqgate.services.cursor.adapters import memory
+from seqgate.services.cursor.core import cursor
+from seqgate.services.cursor.core.cursor import (
     BEFORE_FIRST,
     AlreadyMarkDeleted,
     BatchAck,
@@ -27,8 +26,9 @@ from services.cursor.core.cursor import (
     Succession,
     VersionConflict,
 )
-from services.cursor.core.state import Head
-from services.errors import DomainError, Fenced
+from seqgate.services.cursor.core.state import Head
+from seqgate.services.errors import DomainError, Fenced
+from seqgate.types import Position, TopicName
 
 LEDGERS = {1: 11, 2: 4, 4: 9, 5: 30}  # how many entries each has; ledger 3 has none
 ENTRIES = [Position(ledger, entry) for ledger, size in LEDGERS.items() for entry in range(size)]

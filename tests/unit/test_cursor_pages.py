@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.cursor.core import pages
+from seqgate.services.cursor.core import pages
 
 numbers = st.sets(st.integers(0, 200))
 

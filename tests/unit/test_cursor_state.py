@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from seqgate.types import Position, TopicName
-from services.cursor.adapters.memory import MemoryCursorStore, MemoryHoles
-from services.cursor.core.cursor import (
+from seqgate.services.cursor.adapters.memory import MemoryCursorStore, MemoryHoles
+from seqgate.services.cursor.core.cursor import (
     BEFORE_FIRST,
     PROPERTIES_BYTES_MAX,
     PROPERTIES_MAX,
@@ -25,8 +24,9 @@ from services.cursor.core.cursor import (
     Succession,
     VersionConflict,
 )
-from services.cursor.core.state import PAGE_ENTRIES, Batch, Head, Lease
-from services.errors import DomainError, Fenced
+from seqgate.services.cursor.core.state import PAGE_ENTRIES, Batch, Head, Lease
+from seqgate.services.errors import DomainError, Fenced
+from seqgate.types import Position, TopicName
 
 TOPIC = TopicName.parse("a/b/c")
 NOBODY = Caller()

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from seqgate.types import Position
-from services.dispatcher.core.delays import (
+from seqgate.services.dispatcher.core.delays import (
     KEPT_BYTES,
     KEPT_LEAST,
     NEVER_MS,
@@ -16,7 +15,7 @@ from services.dispatcher.core.delays import (
     Kept,
     Postponed,
 )
-from services.dispatcher.core.effects import (
+from seqgate.services.dispatcher.core.effects import (
     Because,
     Entry,
     Options,
@@ -25,8 +24,9 @@ from services.dispatcher.core.effects import (
     Scan,
     SubscriptionType,
 )
-from services.dispatcher.core.lane import Lane, Queue, Slot
-from services.dispatcher.core.settling import UNSETTLED_MAX
+from seqgate.services.dispatcher.core.lane import Lane, Queue, Slot
+from seqgate.services.dispatcher.core.settling import UNSETTLED_MAX
+from seqgate.types import Position
 from tests.unit.test_subscription import A, B, C, Stage, stage
 
 LANE = Lane(b"k", Slot(1, Queue(1_000)))
@@ -120,7 +120,7 @@ def test_the_log_is_read_again_about_twice_for_as_many_as_there_is_room_for(seed
 
 
 def test_what_comes_in_its_order_is_read_again_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.dispatcher.core.delays.STRETCH_ENTRIES", 64)
+    monkeypatch.setattr("seqgate.services.dispatcher.core.delays.STRETCH_ENTRIES", 64)
     it = Stage(delayed_max=100)
     it.connect(1, 10_000)
     publish(it, *range(1, 2_001))
@@ -186,7 +186,7 @@ def test_what_waits_behind_a_message_goes_with_it() -> None:
 def test_keys_beyond_those_that_are_remembered_wait_with_their_slots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.dispatcher.core.delays.HELD_KEYS_MAX", 100)
+    monkeypatch.setattr("seqgate.services.dispatcher.core.delays.HELD_KEYS_MAX", 100)
     keys, held_ = [b"%d" % each for each in range(1_000)], Held()
     for slot, key in enumerate(keys, 1):
         held_.add(key, slot)
@@ -246,7 +246,7 @@ def test_nothing_is_scanned_while_too_much_is_not_durable() -> None:
 def test_a_stretch_is_left_out_until_something_of_it_may_be_due(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.dispatcher.core.delays.STRETCH_ENTRIES", 4)
+    monkeypatch.setattr("seqgate.services.dispatcher.core.delays.STRETCH_ENTRIES", 4)
     some = Postponed()
     for entry_id, when_ms in ((1, 50), (2, 90), (5, 70), (11, 60)):
         some.add(at(entry_id), when_ms)

@@ -6,9 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from seqgate.types import Position
-from services.dispatcher.core.delivering import Delivering
-from services.dispatcher.core.effects import (
+from seqgate.services.dispatcher.core.delivering import Delivering
+from seqgate.services.dispatcher.core.effects import (
     FILTER_FAILED,
     REJECT,
     UNJUDGED,
@@ -19,16 +18,17 @@ from services.dispatcher.core.effects import (
     Persist,
     SubscriptionType,
 )
-from services.dispatcher.core.flights import Flights
-from services.dispatcher.core.judging import Judging
-from services.dispatcher.core.lane import Chunk, Lane, Reason
-from services.dispatcher.core.large import LargeMessages
-from services.dispatcher.core.parking import Parking
-from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.core.settling import Durable, Settling
-from services.dispatcher.core.subscription import Ack, Subscription
-from services.dispatcher.core.verdicts import WAITS, WAITS_MAX, Verdicts, from_text, to_text
-from services.dispatcher.service import PROPERTY_BYTES_MAX
+from seqgate.services.dispatcher.core.flights import Flights
+from seqgate.services.dispatcher.core.judging import Judging
+from seqgate.services.dispatcher.core.lane import Chunk, Lane, Reason
+from seqgate.services.dispatcher.core.large import LargeMessages
+from seqgate.services.dispatcher.core.parking import Parking
+from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.core.settling import Durable, Settling
+from seqgate.services.dispatcher.core.subscription import Ack, Subscription
+from seqgate.services.dispatcher.core.verdicts import WAITS, WAITS_MAX, Verdicts, from_text, to_text
+from seqgate.services.dispatcher.service import PROPERTY_BYTES_MAX
+from seqgate.types import Position
 from tests.simulation.dispatch import rebuilt
 from tests.unit import test_subscription as scenarios
 from tests.unit.test_large_deliveries import begun, chunks, no_room, passed
@@ -66,7 +66,7 @@ def test_a_message_that_is_brought_back_comes_before_other_keys_whoever_permits_
 
 
 def test_what_no_more_is_kept_back_for_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.dispatcher.core.delivering.KEPT_BACK_MAX", 1)
+    monkeypatch.setattr("seqgate.services.dispatcher.core.delivering.KEPT_BACK_MAX", 1)
     it = begun(SubscriptionType.KEY_SHARED, "attempt")
     no_room(it, 0)
     it.publish(A, chunk=chunks("attempt", 3)[1])
@@ -92,7 +92,7 @@ def test_what_is_kept_back_and_rejected_by_other_filters_is_kept_no_more() -> No
 
 
 def test_of_too_many_rejected_messages_the_rest_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.dispatcher.core.judging.REJECTED_ATTEMPTS_MAX", 1)
+    monkeypatch.setattr("seqgate.services.dispatcher.core.judging.REJECTED_ATTEMPTS_MAX", 1)
     it = filtered()
     for attempt in ("one", "two"):
         it.publish(A, chunk=chunks(attempt, 2)[0], verdict=REJECT)
@@ -132,7 +132,7 @@ def _attempts() -> tuple[LargeMessages, Settling]:
 def test_of_too_many_attempts_that_are_over_the_oldest_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.dispatcher.core.large.OVER_MAX", 1)
+    monkeypatch.setattr("seqgate.services.dispatcher.core.large.OVER_MAX", 1)
     large, _ = _attempts()
     for name in ("one", "two"):
         large.record_abort(name, Position(1, 1))
@@ -157,7 +157,7 @@ def test_only_the_chunks_of_the_attempt_that_ended_are_over(is_whole: bool) -> N
 def test_what_continues_a_message_that_was_acknowledged_and_forgotten_is_headless(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.dispatcher.core.large.FINISHED_MAX", 1)
+    monkeypatch.setattr("seqgate.services.dispatcher.core.large.FINISHED_MAX", 1)
     large, settling = _attempts()
     for place, attempt in enumerate(("one", "two")):
         for number, chunk in enumerate(chunks(attempt, 2)):

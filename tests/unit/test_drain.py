@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from grpc import aio
 
-from services.errors import Draining
-from services.runtime import deadline
-from services.runtime.drain import Drain
+from seqgate.services.errors import Draining
+from seqgate.services.runtime import deadline
+from seqgate.services.runtime.drain import Drain
 
 SOON_S = 0.02
 """Long enough for whatever needs no waiting."""

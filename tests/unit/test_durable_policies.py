@@ -8,15 +8,22 @@ from random import Random
 
 import pytest
 
+from seqgate.services.cursors import Cursor, CursorsUnavailable
+from seqgate.services.dedup import policies as module
+from seqgate.services.dedup.adapters.memory import MemoryStateStore
+from seqgate.services.dedup.adapters.policy_file import PolicyFile
+from seqgate.services.dedup.core.policy import (
+    NOTHING,
+    InvalidPolicy,
+    Policies,
+    Policy,
+    Source,
+    Sourced,
+)
+from seqgate.services.dedup.policies import NAMESPACE, PROPERTY, DurablePolicies, Level, new_token
+from seqgate.services.dedup.ports import StateUnavailable
+from seqgate.services.runtime.cursors import MemoryCursors, NoCursors
 from seqgate.types import TopicName
-from services.cursors import Cursor, CursorsUnavailable
-from services.dedup import policies as module
-from services.dedup.adapters.memory import MemoryStateStore
-from services.dedup.adapters.policy_file import PolicyFile
-from services.dedup.core.policy import NOTHING, InvalidPolicy, Policies, Policy, Source, Sourced
-from services.dedup.policies import NAMESPACE, PROPERTY, DurablePolicies, Level, new_token
-from services.dedup.ports import StateUnavailable
-from services.runtime.cursors import MemoryCursors, NoCursors
 
 ORDERS = TopicName.parse("public/default/orders")
 OTHER = TopicName.parse("public/default/other")

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from seqgate.cli._main import app
-from services.errors import DomainError, Kind
+from seqgate.services.errors import DomainError, Kind
 from tools.dev import errors
 
 
@@ -120,7 +120,7 @@ def test_a_refusal_without_words_is_found(monkeypatch: pytest.MonkeyPatch) -> No
         kind = Kind.INVALID
         reason = "SILENT_ONE"
 
-    Silent.__module__ = "services.ledger.core.silent"
+    Silent.__module__ = "seqgate.services.ledger.core.silent"
     try:
         found = errors.faults()
     finally:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqgate.types import Position
-from services.dispatcher.filtering.estimate import (
+from seqgate.services.dispatcher.filtering.estimate import (
     BLOCK_ENTRIES,
     Block,
     after,
@@ -20,7 +19,8 @@ from services.dispatcher.filtering.estimate import (
     starts,
     wilson,
 )
-from services.dispatcher.ports import Run
+from seqgate.services.dispatcher.ports import Run
+from seqgate.types import Position
 
 
 def run(ledger_id: int, first: int, last: int) -> Run:

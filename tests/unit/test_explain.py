@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqgate.services.dedup.core.explain import explain
+from seqgate.services.dedup.core.policy import EffectivePolicy, Source, Sourced
+from seqgate.services.dedup.core.sequence import Marks, admit
+from seqgate.services.deduplication import Claim, Verdict
 from seqgate.types import Chunk
-from services.dedup.core.explain import explain
-from services.dedup.core.policy import EffectivePolicy, Source, Sourced
-from services.dedup.core.sequence import Marks, admit
-from services.deduplication import Claim, Verdict
 
 ON = EffectivePolicy()
 OFF = EffectivePolicy(enabled=Sourced(value=False, source=Source.NAMESPACE))

@@ -7,20 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
-from services.filter.adapters.cel import CelEngine
-from services.filter.core.chain import (
+from seqgate.services.filter.adapters.cel import CelEngine
+from seqgate.services.filter.core.chain import (
     DELAY_MAX_MS,
     Chain,
     Decision,
     Verdict,
     weight_of,
 )
-from services.filter.core.cost import PROPERTIES_MAX, TEXT_BYTES_MAX
-from services.filter.core.judging import REMEMBERED_STEPS, Judging
-from services.filter.core.memo import KEY_BYTES, Memo
-from services.filter.core.program import Failure, FailureReason
-from services.filter.metadata import reader_of
-from services.filter.service import Filters, chain_of
+from seqgate.services.filter.core.cost import PROPERTIES_MAX, TEXT_BYTES_MAX
+from seqgate.services.filter.core.judging import REMEMBERED_STEPS, Judging
+from seqgate.services.filter.core.memo import KEY_BYTES, Memo
+from seqgate.services.filter.core.program import Failure, FailureReason
+from seqgate.services.filter.metadata import reader_of
+from seqgate.services.filter.service import Filters, chain_of
 
 ACCEPT, REJECT, RESCHEDULE = Verdict.ACCEPT, Verdict.REJECT, Verdict.RESCHEDULE
 EU, US = {"properties": {"region": "eu"}}, {"properties": {"region": "us"}}

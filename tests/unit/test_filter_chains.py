@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqgate.types import Position
-from services.dispatcher.filtering import chains as limits
-from services.dispatcher.filtering.chains import (
+from seqgate.services.dispatcher.filtering import chains as limits
+from seqgate.services.dispatcher.filtering.chains import (
     CHANGES_MAX,
     NO_FILTERS,
     PIECE_BYTES,
@@ -22,6 +21,7 @@ from services.dispatcher.filtering.chains import (
     from_properties,
     to_properties,
 )
+from seqgate.types import Position
 
 PROPERTY_BYTES_MAX = 4 * 1024
 """What a cursor takes."""

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.filter.adapters.cel import CelEngine
-from services.filter.core.cost import (
+from seqgate.services.filter.adapters.cel import CelEngine
+from seqgate.services.filter.core.cost import (
     COST_MAX,
     ITERATIONS_MAX,
     LOOPS_MAX,
@@ -18,10 +18,15 @@ from services.filter.core.cost import (
     TEXT_BYTES_MAX,
     Cost,
 )
-from services.filter.core.faults import InvalidExpression
-from services.filter.core.program import EXPRESSION_BYTES_MAX, Program, check_text, program_of
-from services.filter.core.reads import Reads
-from services.filter.core.regex import program_size
+from seqgate.services.filter.core.faults import InvalidExpression
+from seqgate.services.filter.core.program import (
+    EXPRESSION_BYTES_MAX,
+    Program,
+    check_text,
+    program_of,
+)
+from seqgate.services.filter.core.reads import Reads
+from seqgate.services.filter.core.regex import program_size
 
 ENGINE = CelEngine()
 

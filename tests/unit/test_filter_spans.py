@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.filter.adapters.cel import CelEngine
-from services.filter.core.explain import STEPS_MAX, steps_of
-from services.filter.core.program import program_of
+from seqgate.services.filter.adapters.cel import CelEngine
+from seqgate.services.filter.core.explain import STEPS_MAX, steps_of
+from seqgate.services.filter.core.program import program_of
 
 ENGINE = CelEngine()
 

@@ -11,27 +11,25 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
-from seqgate.telemetry import inject, names, spans
-from seqgate.types import Position, TopicName
-from services.cursors import CursorsUnavailable
-from services.dispatcher.adapters.memory import MemoryCursors
-from services.dispatcher.adapters.predicates import MemoryFilters, Predicate
-from services.dispatcher.core.effects import ACCEPT, FILTER_FAILED, REJECT, UNJUDGED
-from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.cursor.tenure import Tenure
-from services.dispatcher.filtering import active as limits
-from services.dispatcher.filtering import applied as outage_limits
-from services.dispatcher.filtering import shadow as shadow_limits
-from services.dispatcher.filtering import tallies as tally_limits
-from services.dispatcher.filtering.applied import Filtering
-from services.dispatcher.filtering.chains import (
+from seqgate.services.cursors import CursorsUnavailable
+from seqgate.services.dispatcher.adapters.memory import MemoryCursors
+from seqgate.services.dispatcher.adapters.predicates import MemoryFilters, Predicate
+from seqgate.services.dispatcher.core.effects import ACCEPT, FILTER_FAILED, REJECT, UNJUDGED
+from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.cursor.tenure import Tenure
+from seqgate.services.dispatcher.filtering import active as limits
+from seqgate.services.dispatcher.filtering import applied as outage_limits
+from seqgate.services.dispatcher.filtering import shadow as shadow_limits
+from seqgate.services.dispatcher.filtering import tallies as tally_limits
+from seqgate.services.dispatcher.filtering.applied import Filtering
+from seqgate.services.dispatcher.filtering.chains import (
     Chain,
     Chains,
     Policy,
     Stretch,
     from_properties,
 )
-from services.dispatcher.ports import (
+from seqgate.services.dispatcher.ports import (
     Cursor,
     Filter,
     FiltersUnavailable,
@@ -39,7 +37,9 @@ from services.dispatcher.ports import (
     Reads,
     Rules,
 )
-from services.errors import DomainError
+from seqgate.services.errors import DomainError
+from seqgate.telemetry import inject, names, spans
+from seqgate.types import Position, TopicName
 from tests.support.recorded import Recorded, links
 from tests.support.waiting import eventually
 

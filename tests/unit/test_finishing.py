@@ -3,11 +3,11 @@
 import asyncio
 from typing import Any
 
+from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.ledger.service import Ledger
+from seqgate.services.runtime.cursors import MemoryCursors
 from seqgate.types import TopicName
-from services.ledger.adapters.memory import MemoryLedgerStore
-from services.ledger.config import LedgerConfig
-from services.ledger.service import Ledger
-from services.runtime.cursors import MemoryCursors
 
 
 class Topic:

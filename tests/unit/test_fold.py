@@ -6,9 +6,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqgate.services.dedup.core.fold import ChunkRun, Partial, folded
+from seqgate.services.dedup.core.sequence import Marks, advance
 from seqgate.types import SEQUENCE_ID_MAX, Chunk
-from services.dedup.core.fold import ChunkRun, Partial, folded
-from services.dedup.core.sequence import Marks, advance
 
 Entry = tuple[int, Chunk | None]
 

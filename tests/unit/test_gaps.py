@@ -2,8 +2,7 @@
 
 import pytest
 
-from seqgate.types import Position
-from services.dispatcher.core.effects import (
+from seqgate.services.dispatcher.core.effects import (
     AfterDeadLetter,
     ForgetKey,
     Gap,
@@ -11,7 +10,8 @@ from services.dispatcher.core.effects import (
     Options,
     SubscriptionType,
 )
-from services.dispatcher.core.settling import GAPS_MAX, Gaps
+from seqgate.services.dispatcher.core.settling import GAPS_MAX, Gaps
+from seqgate.types import Position
 
 AFTER = list(AfterDeadLetter)
 

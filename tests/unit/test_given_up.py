@@ -10,9 +10,9 @@ from grpc import StatusCode, aio
 
 from seqgate.client._status import error_of_call
 from seqgate.errors import UnavailableError
-from services.runtime.drain import Drain
-from services.runtime.interceptors import Interceptor, translated
-from services.runtime.refusal_log import RefusalLog
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.interceptors import Interceptor, translated
+from seqgate.services.runtime.refusal_log import RefusalLog
 from tests.simulation.ground import Network, Process, installed, passes, run, virtual_loop
 
 PATH = "/seqgate.api.test.Service/"

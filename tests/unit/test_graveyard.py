@@ -7,21 +7,21 @@ import pytest
 
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
-from seqgate.types import Position, TopicName
-from services.dispatcher.adapters.letters import published
-from services.dispatcher.adapters.memory import MemoryCursors
-from services.dispatcher.core.effects import AfterDeadLetter, Because, DeadLetter, Options
-from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.core.settling import Gaps, remembered
-from services.dispatcher.cursor.tenure import Tenure
-from services.dispatcher.letters.graveyard import (
+from seqgate.services.dispatcher.adapters.letters import published
+from seqgate.services.dispatcher.adapters.memory import MemoryCursors
+from seqgate.services.dispatcher.core.effects import AfterDeadLetter, Because, DeadLetter, Options
+from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.core.settling import Gaps, remembered
+from seqgate.services.dispatcher.cursor.tenure import Tenure
+from seqgate.services.dispatcher.letters.graveyard import (
     BURIED_MAX,
     GENERATIONS_MAX,
     REFUSALS_MIN,
     Graveyard,
 )
-from services.dispatcher.ports import GENERATION, LedgerUnavailable, Letter, LetterRefused
-from services.errors import DomainError
+from seqgate.services.dispatcher.ports import GENERATION, LedgerUnavailable, Letter, LetterRefused
+from seqgate.services.errors import DomainError
+from seqgate.types import Position, TopicName
 
 TOPIC = TopicName.parse("test/dead/topic")
 DLQ = TopicName.parse("test/dead/topic-s-DLQ")
@@ -88,7 +88,7 @@ async def test_of_the_last_letters_it_is_remembered_where_they_went(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert BURIED_MAX == 10_000
-    monkeypatch.setattr("services.dispatcher.letters.graveyard.BURIED_MAX", 3)
+    monkeypatch.setattr("seqgate.services.dispatcher.letters.graveyard.BURIED_MAX", 3)
     cursors, everything = MemoryCursors(), Everything()
     await cursors.create(TOPIC, "s", None, {})
     graveyard = await opened(cursors, everything)

@@ -6,7 +6,7 @@ from typing import Any
 from grpc import StatusCode, aio
 from structlog.testing import capture_logs
 
-from services.runtime.health import WHY_MAX, Readiness
+from seqgate.services.runtime.health import WHY_MAX, Readiness
 from tests.support.waiting import eventually
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
-from services.errors import DomainError, Fenced
-from services.ledger import servicer
-from services.ledger.servicer import InvalidPublication
+from seqgate.services.errors import DomainError, Fenced
+from seqgate.services.ledger import servicer
+from seqgate.services.ledger.servicer import InvalidPublication
 from tests.simulation.defects import find
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from seqgate.types import Position
-from services.dispatcher.core.effects import (
+from seqgate.services.dispatcher.core.effects import (
     REJECT,
     AfterDeadLetter,
     Because,
@@ -15,11 +14,12 @@ from services.dispatcher.core.effects import (
     Revoke,
     SubscriptionType,
 )
-from services.dispatcher.core.lane import Chunk, Reason
-from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.core.selectors import Ring
-from services.dispatcher.core.settling import Durable
-from services.dispatcher.core.subscription import Ack, Subscription
+from seqgate.services.dispatcher.core.lane import Chunk, Reason
+from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.core.selectors import Ring
+from seqgate.services.dispatcher.core.settling import Durable
+from seqgate.services.dispatcher.core.subscription import Ack, Subscription
+from seqgate.types import Position
 from tests.unit.test_subscription import A, B, Stage, stage
 
 KINDS = list(SubscriptionType)
@@ -95,7 +95,7 @@ def test_a_rest_that_was_not_kept_is_passed_when_it_is_read_again() -> None:
 def test_of_very_many_unfinished_messages_none_is_passed_by_mistake(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.dispatcher.core.large.UNFINISHED_MAX", 2)
+    monkeypatch.setattr("seqgate.services.dispatcher.core.large.UNFINISHED_MAX", 2)
     it = stage()
     messages = [chunks(f"attempt-{each}", 2) for each in range(4)]
     for first, _ in messages:
@@ -110,7 +110,7 @@ def test_of_very_many_unfinished_messages_none_is_passed_by_mistake(
 def test_of_very_many_finished_messages_that_wait_to_be_read_again_none_is_passed_by_mistake(
     kind: SubscriptionType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.dispatcher.core.large.FINISHED_MAX", 1)
+    monkeypatch.setattr("seqgate.services.dispatcher.core.large.FINISHED_MAX", 1)
     it = stage(kind=kind, permits=0, key_parked_max=1, consumer_parked_max=1)
     for each in range(4):
         for chunk in chunks(f"attempt-{each}", 2):
@@ -127,7 +127,7 @@ def test_of_very_many_finished_messages_that_wait_to_be_read_again_none_is_passe
 def test_what_continues_nothing_is_passed_behind_messages_that_were_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.dispatcher.core.large.FINISHED_MAX", 1)
+    monkeypatch.setattr("seqgate.services.dispatcher.core.large.FINISHED_MAX", 1)
     it = stage(permits=0)
     for each in range(3):
         for chunk in chunks(f"attempt-{each}", 2):
@@ -202,7 +202,7 @@ def test_what_failed_and_is_kept_back_holds_nothing_before_the_last_of_its_messa
     turn: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many entries are looked at at a time."""
-    monkeypatch.setattr("services.dispatcher.core.delivering.TURN_ENTRIES", turn)
+    monkeypatch.setattr("seqgate.services.dispatcher.core.delivering.TURN_ENTRIES", turn)
     it = begun(SubscriptionType.EXCLUSIVE, "one", "no room", "two")
     for attempt, number in (("one", 1), ("two", 1), ("two", 2), ("one", 2)):
         it.publish(A, chunk=chunks(attempt, 3)[number])
@@ -213,7 +213,7 @@ def test_what_failed_and_is_kept_back_holds_nothing_before_the_last_of_its_messa
 
 
 def test_what_is_dead_is_not_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.dispatcher.core.delivering.KEPT_BACK_MAX", 2)
+    monkeypatch.setattr("seqgate.services.dispatcher.core.delivering.KEPT_BACK_MAX", 2)
     it = begun(SubscriptionType.EXCLUSIVE, "one", "two", "three", redeliveries_max=0)
     it.publish(A, chunk=chunks("one", 3)[1])
     no_room(it, 1, 0)
@@ -365,7 +365,7 @@ def test_a_message_that_ends_behind_a_letter_with_its_tail_is_all_in_the_letters
 def test_a_message_that_was_forgotten_is_all_in_the_letter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.dispatcher.core.large.FINISHED_MAX", 1)
+    monkeypatch.setattr("seqgate.services.dispatcher.core.large.FINISHED_MAX", 1)
     it = stage(redeliveries_max=0)
     for name in ("one", "two"):
         for each in chunks(name, 2):
@@ -382,7 +382,7 @@ def letters(it: Stage) -> list[int]:
 
 
 def test_more_chunks_than_are_kept_back_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.dispatcher.core.subscription.KEPT_BACK_MAX", 1)
+    monkeypatch.setattr("seqgate.services.dispatcher.core.subscription.KEPT_BACK_MAX", 1)
     it = begun(SubscriptionType.EXCLUSIVE, "one", "two")
     no_room(it, 0, 1)
     assert it.sub.attempts == {Position(1, 1): 1}

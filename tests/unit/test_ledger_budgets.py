@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from seqgate.types import TopicName
-from services.deduplication import (
+from seqgate.services.deduplication import (
     Behind,
     Changed,
     Confirmation,
@@ -17,18 +16,19 @@ from services.deduplication import (
     ProducerClaims,
     Writer,
 )
-from services.errors import DomainError
-from services.ledger.adapters.memory import MemoryLedgerStore
-from services.ledger.config import LedgerConfig
-from services.ledger.core.entry import unit_of
-from services.ledger.core.receipt import Receipt, Status
-from services.ledger.live import REPLAYS_MAX, UNREAD_RECEIPTS_MAX
-from services.ledger.metrics import LedgerMetrics
-from services.ledger.ports import DedupUnavailable
-from services.ledger.service import Ledger, Opened, Opening
-from services.ledger.servicer import NotOpened
-from services.runtime.budget import Budget
-from services.runtime.cursors import MemoryCursors
+from seqgate.services.errors import DomainError
+from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.ledger.core.entry import unit_of
+from seqgate.services.ledger.core.receipt import Receipt, Status
+from seqgate.services.ledger.live import REPLAYS_MAX, UNREAD_RECEIPTS_MAX
+from seqgate.services.ledger.metrics import LedgerMetrics
+from seqgate.services.ledger.ports import DedupUnavailable
+from seqgate.services.ledger.service import Ledger, Opened, Opening
+from seqgate.services.ledger.servicer import NotOpened
+from seqgate.services.runtime.budget import Budget
+from seqgate.services.runtime.cursors import MemoryCursors
+from seqgate.types import TopicName
 from tests.simulation.defects import find
 from tests.support.entries import single
 from tests.support.remembering import RememberingDeduplicator
@@ -305,7 +305,7 @@ async def test_so_many_pages_of_replays_are_held_at_a_time() -> None:
 
 
 async def test_pages_of_all_topics_at_once_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.ledger.service.REPLAYS_MAX", len(REPLAYED))
+    monkeypatch.setattr("seqgate.services.ledger.service.REPLAYS_MAX", len(REPLAYED))
     async with asyncio.TaskGroup() as tasks:
         parts = Replaying(tasks)
         assert await replay(parts) > REPLAYS_MAX

@@ -6,12 +6,12 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import SpanKind
 
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
+from seqgate.services.errors import StoreFull
+from seqgate.services.ledger import tracing
+from seqgate.services.ledger.core.entry import Entry, Unit, unit_of
+from seqgate.services.ledger.tracing import TopicTracing
 from seqgate.telemetry import names, spans
 from seqgate.types import TopicName
-from services.errors import StoreFull
-from services.ledger import tracing
-from services.ledger.core.entry import Entry, Unit, unit_of
-from services.ledger.tracing import TopicTracing
 from tests.support.entries import single
 from tests.support.recorded import Recorded, links
 

@@ -8,27 +8,27 @@ from typing import Any
 import pytest
 from grpc import aio
 
-from seqgate.types import Position, TopicName
-from services.cursors import CursorsUnavailable
-from services.dispatcher.adapters.filters import GrpcFilters
-from services.dispatcher.adapters.memory import MemoryCursors
-from services.dispatcher.config import DispatcherConfig
-from services.dispatcher.core.effects import FILTER_FAILED, Entry, Options, Persist
-from services.dispatcher.core.selectors import Placement
-from services.dispatcher.core.verdicts import WAITS
-from services.dispatcher.errors import SubscriptionBusy, TooManyConsumers
-from services.dispatcher.ports import (
+from seqgate.services.cursors import CursorsUnavailable
+from seqgate.services.dispatcher.adapters.filters import GrpcFilters
+from seqgate.services.dispatcher.adapters.memory import MemoryCursors
+from seqgate.services.dispatcher.config import DispatcherConfig
+from seqgate.services.dispatcher.core.effects import FILTER_FAILED, Entry, Options, Persist
+from seqgate.services.dispatcher.core.selectors import Placement
+from seqgate.services.dispatcher.core.verdicts import WAITS
+from seqgate.services.dispatcher.errors import SubscriptionBusy, TooManyConsumers
+from seqgate.services.dispatcher.ports import (
     Cursor,
     CursorsRefused,
     Ports,
     SubscriptionNotFound,
 )
-from services.dispatcher.service import Dispatcher
-from services.dispatcher.shell import work
-from services.dispatcher.shell.live import Live
-from services.dispatcher.shell.session import Joining
-from services.errors import Draining, Fenced, ServiceBusy
-from services.runtime.tasks import end
+from seqgate.services.dispatcher.service import Dispatcher
+from seqgate.services.dispatcher.shell import work
+from seqgate.services.dispatcher.shell.live import Live
+from seqgate.services.dispatcher.shell.session import Joining
+from seqgate.services.errors import Draining, Fenced, ServiceBusy
+from seqgate.services.runtime.tasks import end
+from seqgate.types import Position, TopicName
 from tests.support.waiting import eventually
 
 TOPIC = TopicName.parse("test/live/topic")
@@ -326,7 +326,7 @@ async def test_whoever_goes_while_others_take_it_in_has_gone() -> None:
 async def test_since_when_entries_wait_is_durable_and_known_to_who_has_them_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.dispatcher.cursor.waiting.KEEP_S", 0.001)
+    monkeypatch.setattr("seqgate.services.dispatcher.cursor.waiting.KEEP_S", 0.001)
     cursors = MemoryCursors()
     await cursors.create(TOPIC, "s", None, {})
 
@@ -369,7 +369,7 @@ async def test_who_gives_a_subscription_back_says_since_when_entries_wait() -> N
 async def test_what_cannot_be_written_now_is_written_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.dispatcher.cursor.waiting.KEEP_S", 0.001)
+    monkeypatch.setattr("seqgate.services.dispatcher.cursor.waiting.KEEP_S", 0.001)
     cursors = MemoryCursors()
     await cursors.create(TOPIC, "s", None, {})
     write, tries = cursors.set_properties, 0

@@ -17,21 +17,21 @@ from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.client._status import error_of_call
 from seqgate.errors import LimitExceededError
-from services.errors import ServiceBusy
-from services.filter import servicer as filter_servicer
-from services.filter.adapters.cel import CelEngine
-from services.filter.core import room as filter_room
-from services.filter.core.memo import Memo
-from services.filter.service import Filters
-from services.filter.servicer import FilterServicer
-from services.runtime import server as server_module
-from services.runtime import sqlite
-from services.runtime.config import ServiceConfig
-from services.runtime.drain import Drain
-from services.runtime.interceptors import Interceptor, logged, translated
-from services.runtime.load import ASKED_BYTES, Load, weighed
-from services.runtime.refusal_log import RefusalLog, in_stream
-from services.runtime.sqlite import connections
+from seqgate.services.errors import ServiceBusy
+from seqgate.services.filter import servicer as filter_servicer
+from seqgate.services.filter.adapters.cel import CelEngine
+from seqgate.services.filter.core import room as filter_room
+from seqgate.services.filter.core.memo import Memo
+from seqgate.services.filter.service import Filters
+from seqgate.services.filter.servicer import FilterServicer
+from seqgate.services.runtime import server as server_module
+from seqgate.services.runtime import sqlite
+from seqgate.services.runtime.config import ServiceConfig
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.interceptors import Interceptor, logged, translated
+from seqgate.services.runtime.load import ASKED_BYTES, Load, weighed
+from seqgate.services.runtime.refusal_log import RefusalLog, in_stream
+from seqgate.services.runtime.sqlite import connections
 from tests.support.waiting import eventually
 
 PATH = "/seqgate.api.test.Service/"

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.runtime.locks import Locks
+from seqgate.services.runtime.locks import Locks
 
 
 async def test_who_was_just_woken_and_who_comes_then_do_not_hold_a_key_together() -> None:

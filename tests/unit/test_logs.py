@@ -14,7 +14,7 @@ import asyncio, logging, sys, warnings
 import structlog
 from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
-from services.runtime.logs import configure_logs
+from seqgate.services.runtime.logs import configure_logs
 
 configure_logs("ledger", level=sys.argv[1], format_=sys.argv[2])
 log = structlog.get_logger()

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqgate.services.ledger.adapters import sqlite
+from seqgate.services.ledger.adapters.block import Block, decode_block
+from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
+from seqgate.services.ledger.adapters.sqlite import open_sqlite_store
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.ledger.core.entry import StoredEntry, unit_of
+from seqgate.services.ledger.core.find import clusters
+from seqgate.services.ledger.core.receipt import Fate, Found, Missing, Status
+from seqgate.services.ledger.service import Ledger, Opened, Opening
+from seqgate.services.runtime.cursors import MemoryCursors
 from seqgate.types import Position, TopicName
-from services.ledger.adapters import sqlite
-from services.ledger.adapters.block import Block, decode_block
-from services.ledger.adapters.memory import MemoryLedgerStore
-from services.ledger.adapters.sqlite import open_sqlite_store
-from services.ledger.config import LedgerConfig
-from services.ledger.core.entry import StoredEntry, unit_of
-from services.ledger.core.find import clusters
-from services.ledger.core.receipt import Fate, Found, Missing, Status
-from services.ledger.service import Ledger, Opened, Opening
-from services.runtime.cursors import MemoryCursors
 from tests.simulation.defects import find
 from tests.support.entries import single
 from tests.support.remembering import RememberingDeduplicator
@@ -132,7 +132,7 @@ async def test_the_look_up_of_one_producer_is_not_the_wait_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Although their messages were judged together; and a long one is done in parts."""
-    monkeypatch.setattr("services.ledger.live.LOOK_UP_IDS_MAX", 4)
+    monkeypatch.setattr("seqgate.services.ledger.live.LOOK_UP_IDS_MAX", 4)
     store = Waiting()
     async with asyncio.TaskGroup() as tasks:
         dedup = RememberingDeduplicator()

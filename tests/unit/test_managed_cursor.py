@@ -11,12 +11,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from seqgate.services.cursor.adapters.managed import export_managed_cursor, import_managed_cursor
+from seqgate.services.cursor.core.cursor import BatchAck, Range, Succession
+from seqgate.services.cursor.core.managed import Imported, InvalidManagedCursor
+from seqgate.services.cursor.core.state import Head
+from seqgate.services.errors import Kind
 from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
-from services.cursor.adapters.managed import export_managed_cursor, import_managed_cursor
-from services.cursor.core.cursor import BatchAck, Range, Succession
-from services.cursor.core.managed import Imported, InvalidManagedCursor
-from services.cursor.core.state import Head
-from services.errors import Kind
 
 DATA = Path(__file__).parents[1] / "data" / "managed"
 

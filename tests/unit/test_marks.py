@@ -5,11 +5,11 @@ from functools import reduce
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqgate.services.dedup.core.sequence import Marks, advance
+from seqgate.services.deduplication import Mark
+from seqgate.services.ledger.core.entry import Entry
+from seqgate.services.ledger.core.marks import folded, is_cut, last_mark, remembered
 from seqgate.types import Position
-from services.dedup.core.sequence import Marks, advance
-from services.deduplication import Mark
-from services.ledger.core.entry import Entry
-from services.ledger.core.marks import folded, is_cut, last_mark, remembered
 from tests.support.entries import batch, chunk, large, marker, single
 
 LARGE = st.builds(

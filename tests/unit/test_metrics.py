@@ -16,25 +16,22 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pydantic import ValidationError
 
-from seqgate.telemetry import metrics as told
-from seqgate.telemetry.metrics import CATALOGUE, OTHER, TOPICS_MAX, Kind, Metric
-from seqgate.types import Position, TopicName
-from services.cursor.core.cursor import CursorState
-from services.cursor.core.holes import holes_of
-from services.cursor.core.state import Head
-from services.dedup.metrics import DedupMetrics
-from services.deduplication import Judged, ProducerVerdicts, Verdict
-from services.dispatcher.core.lane import Reason
-from services.filter.core.chain import Verdict as FilterVerdict
-from services.filter.core.program import FailureReason
-from services.ledger.config import LedgerConfig
-from services.ledger.core.receipt import Status
-from services.ledger.metrics import LedgerMetrics, Recovery
-from services.runtime import metrics as runtime
-from services.runtime.drain import Drain
-from services.runtime.guard import PermissionDenied, record_denial
-from services.runtime.load import busy
-from services.runtime.metrics import (
+from seqgate.services.cursor.core.cursor import CursorState
+from seqgate.services.cursor.core.holes import holes_of
+from seqgate.services.cursor.core.state import Head
+from seqgate.services.dedup.metrics import DedupMetrics
+from seqgate.services.deduplication import Judged, ProducerVerdicts, Verdict
+from seqgate.services.dispatcher.core.lane import Reason
+from seqgate.services.filter.core.chain import Verdict as FilterVerdict
+from seqgate.services.filter.core.program import FailureReason
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.ledger.core.receipt import Status
+from seqgate.services.ledger.metrics import LedgerMetrics, Recovery
+from seqgate.services.runtime import metrics as runtime
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.guard import PermissionDenied, record_denial
+from seqgate.services.runtime.load import busy
+from seqgate.services.runtime.metrics import (
     OFF,
     Metrics,
     Readings,
@@ -45,8 +42,11 @@ from services.runtime.metrics import (
     survey_rest_s,
     telling,
 )
-from services.runtime.refusal_log import RefusalLog
-from services.runtime.server import tell_calls
+from seqgate.services.runtime.refusal_log import RefusalLog
+from seqgate.services.runtime.server import tell_calls
+from seqgate.telemetry import metrics as told
+from seqgate.telemetry.metrics import CATALOGUE, OTHER, TOPICS_MAX, Kind, Metric
+from seqgate.types import Position, TopicName
 
 GAUGE = Metric("seqgate.test.gauge", Kind.GAUGE, "1", "", (), (told.TOPIC,))
 COUNTER = Metric("seqgate.test.counter", Kind.COUNTER, "1", "", (), (told.TOPIC, told.STATUS))

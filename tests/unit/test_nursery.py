@@ -9,7 +9,7 @@ from signal import Signals
 from tests.support.nursery import Nursery
 from tests.support.waiting import eventually
 
-FILTER = [sys.executable, "-m", "services.filter"]
+FILTER = [sys.executable, "-m", "seqgate.services.filter"]
 
 
 async def test_a_process_that_nobody_waits_for_any_more_is_killed(tmp_path: Path) -> None:

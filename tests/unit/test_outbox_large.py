@@ -26,9 +26,9 @@ from seqgate.errors import (
     StaleSequenceIdError,
 )
 from seqgate.message_id import ChunkMessageId, MessageId
+from seqgate.services.dedup.core.sequence import Marks, admit, advance
+from seqgate.services.deduplication import Claim, Verdict
 from seqgate.types import Chunk
-from services.dedup.core.sequence import Marks, admit, advance
-from services.deduplication import Claim, Verdict
 from tests.unit.test_outbox import (
     DUPLICATE,
     FAILED,

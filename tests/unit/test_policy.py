@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqgate.types import TopicName
-from services.dedup.core.policy import (
+from seqgate.services.dedup.core.policy import (
     BOUNDS,
     NOTHING,
     EffectivePolicy,
@@ -22,6 +21,7 @@ from services.dedup.core.policy import (
     Sourced,
     check_namespace,
 )
+from seqgate.types import TopicName
 
 ORDERS = TopicName.parse("public/default/orders")
 

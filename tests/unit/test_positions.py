@@ -5,8 +5,8 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqgate.services.dispatcher.core.positions import Acknowledged, Parked, Runs
 from seqgate.types import Position
-from services.dispatcher.core.positions import Acknowledged, Parked, Runs
 
 RUN_BYTES = 32
 """What a run takes (positions.py)."""

@@ -9,17 +9,14 @@ from typing import Any
 
 import pytest
 
-from seqgate.telemetry import metrics as told
-from seqgate.telemetry.metrics import Metric
-from seqgate.types import Position, TopicName
-from services.cursors import CursorsUnavailable
-from services.dedup import snapshots as module
-from services.dedup.adapters.policy_file import PolicyFile
-from services.dedup.metrics import DedupMetrics
-from services.dedup.policies import DurablePolicies
-from services.dedup.service import Deduplication
-from services.dedup.snapshots import Snapshots, SnapshotTooLarge
-from services.deduplication import (
+from seqgate.services.cursors import CursorsUnavailable
+from seqgate.services.dedup import snapshots as module
+from seqgate.services.dedup.adapters.policy_file import PolicyFile
+from seqgate.services.dedup.metrics import DedupMetrics
+from seqgate.services.dedup.policies import DurablePolicies
+from seqgate.services.dedup.service import Deduplication
+from seqgate.services.dedup.snapshots import Snapshots, SnapshotTooLarge
+from seqgate.services.deduplication import (
     NEVER,
     Applied,
     Behind,
@@ -33,7 +30,7 @@ from services.deduplication import (
     Verdict,
     Writer,
 )
-from services.dispatcher.core.effects import (
+from seqgate.services.dispatcher.core.effects import (
     FILTER_FAILED,
     UNJUDGED,
     AfterDeadLetter,
@@ -42,15 +39,18 @@ from services.dispatcher.core.effects import (
     Record,
     SubscriptionType,
 )
-from services.dispatcher.metrics import DispatcherMetrics
-from services.errors import StoreFull, StoreUnavailable
-from services.ledger.adapters.memory import MemoryLedgerStore
-from services.ledger.config import LedgerConfig
-from services.ledger.core import writer
-from services.ledger.core.entry import unit_of
-from services.ledger.core.receipt import Status
-from services.ledger.service import Ledger, Opened, Opening
-from services.runtime.cursors import MemoryCursors
+from seqgate.services.dispatcher.metrics import DispatcherMetrics
+from seqgate.services.errors import StoreFull, StoreUnavailable
+from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.ledger.core import writer
+from seqgate.services.ledger.core.entry import unit_of
+from seqgate.services.ledger.core.receipt import Status
+from seqgate.services.ledger.service import Ledger, Opened, Opening
+from seqgate.services.runtime.cursors import MemoryCursors
+from seqgate.telemetry import metrics as told
+from seqgate.telemetry.metrics import Metric
+from seqgate.types import Position, TopicName
 from tests.support.deduplicator import FakeDeduplicator
 from tests.support.entries import single
 from tests.support.waiting import eventually

@@ -9,15 +9,15 @@ import pytest
 
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
+from seqgate.services.errors import DomainError
+from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.ledger.service import Ledger
+from seqgate.services.ledger.servicer import EntryLimits, LedgerServicer
+from seqgate.services.runtime.cursors import MemoryCursors
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.room import Room
 from seqgate.types import Position, TopicName
-from services.errors import DomainError
-from services.ledger.adapters.memory import MemoryLedgerStore
-from services.ledger.config import LedgerConfig
-from services.ledger.service import Ledger
-from services.ledger.servicer import EntryLimits, LedgerServicer
-from services.runtime.cursors import MemoryCursors
-from services.runtime.drain import Drain
-from services.runtime.room import Room
 from tests.simulation.defects import find
 from tests.support.entries import single
 from tests.support.remembering import RememberingDeduplicator

@@ -4,9 +4,9 @@ import pytest
 
 from seqgate.api.entry.v1.entry_pb2 import Position as WirePosition
 from seqgate.api.ledger.v1.ledger_pb2 import Topic
+from seqgate.jobs.rebuild.loading import is_trimmed
+from seqgate.jobs.rebuild.plan import TopicPlan
 from seqgate.types import Position
-from tools.rebuild.loading import is_trimmed
-from tools.rebuild.plan import TopicPlan
 
 
 def topic(first: tuple[int, int] | None) -> Topic:

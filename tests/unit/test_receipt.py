@@ -2,9 +2,8 @@
 
 import pytest
 
-from seqgate.types import Position
-from services.ledger.core.entry import Entry, unit_of
-from services.ledger.core.receipt import (
+from seqgate.services.ledger.core.entry import Entry, unit_of
+from seqgate.services.ledger.core.receipt import (
     Fate,
     Found,
     Missing,
@@ -15,6 +14,7 @@ from services.ledger.core.receipt import (
     receipt_of,
     repeated_ids,
 )
+from seqgate.types import Position
 from tests.support.entries import batch, chunk, large, single
 
 HERE, THERE = Position(1, 1), Position(1, 2)

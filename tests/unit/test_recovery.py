@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
+from seqgate.services.deduplication import Confirmation
+from seqgate.services.errors import DomainError
+from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.ledger.core import writer
+from seqgate.services.ledger.core.entry import StoredEntry, unit_of
+from seqgate.services.ledger.core.receipt import Receipt, Status
+from seqgate.services.ledger.live import Recovering
+from seqgate.services.ledger.ports import EntryCorrupt
+from seqgate.services.ledger.service import Ledger, Opened, Opening
+from seqgate.services.runtime.cursors import MemoryCursors
 from seqgate.types import Position, TopicName
-from services.deduplication import Confirmation
-from services.errors import DomainError
-from services.ledger.adapters.memory import MemoryLedgerStore
-from services.ledger.config import LedgerConfig
-from services.ledger.core import writer
-from services.ledger.core.entry import StoredEntry, unit_of
-from services.ledger.core.receipt import Receipt, Status
-from services.ledger.live import Recovering
-from services.ledger.ports import EntryCorrupt
-from services.ledger.service import Ledger, Opened, Opening
-from services.runtime.cursors import MemoryCursors
 from tests.support.deduplicator import FakeDeduplicator
 from tests.support.entries import single
 from tests.support.waiting import eventually

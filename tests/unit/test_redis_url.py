@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.dedup.config import DedupConfig
-from services.dedup.redis_url import Node, RedisUrl, Served, parse_redis_url
+from seqgate.services.dedup.config import DedupConfig
+from seqgate.services.dedup.redis_url import Node, RedisUrl, Served, parse_redis_url
 
 TLS = {"ssl": True}
 

@@ -4,9 +4,15 @@ import logging
 
 import pytest
 
-from services.errors import InvalidTopicName
-from services.runtime import refusal_log
-from services.runtime.refusal_log import LOG_INTERVAL_S, Group, RefusalLog, during, in_stream
+from seqgate.services.errors import InvalidTopicName
+from seqgate.services.runtime import refusal_log
+from seqgate.services.runtime.refusal_log import (
+    LOG_INTERVAL_S,
+    Group,
+    RefusalLog,
+    during,
+    in_stream,
+)
 
 Printed = pytest.CaptureFixture[str]
 

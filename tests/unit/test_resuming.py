@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from seqgate.services.dispatcher.core.effects import AfterDeadLetter, Because, DeadLetter, Persist
 from seqgate.types import Position
-from services.dispatcher.core.effects import AfterDeadLetter, Because, DeadLetter, Persist
 from tests.simulation.defects import find
 from tests.support.shells import NAME, TOPIC, Shell, positions, shell, until, virtually
 

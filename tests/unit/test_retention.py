@@ -1,8 +1,8 @@
 """Who is forgotten, and who is not."""
 
-from services.dedup.core.retention import JUMPS_MAX, Jumps, forgettable
-from services.dedup.core.sequence import Marks
-from services.dedup.core.topic import Tracked
+from seqgate.services.dedup.core.retention import JUMPS_MAX, Jumps, forgettable
+from seqgate.services.dedup.core.sequence import Marks
+from seqgate.services.dedup.core.topic import Tracked
 
 IDLE = Marks(5, 5)
 BUSY = Marks(5, 6)

@@ -8,14 +8,14 @@ from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
-from services.cursor.rights import RIGHTS as CURSOR
-from services.dispatcher.rights import RIGHTS as DISPATCHER
-from services.errors import InvalidTopicName
-from services.ledger.rights import RIGHTS as LEDGER
-from services.runtime.access import Access, Role
-from services.runtime.guard import Guard
-from services.runtime.identity import Principal
-from services.runtime.rights import Right
+from seqgate.services.cursor.rights import RIGHTS as CURSOR
+from seqgate.services.dispatcher.rights import RIGHTS as DISPATCHER
+from seqgate.services.errors import InvalidTopicName
+from seqgate.services.ledger.rights import RIGHTS as LEDGER
+from seqgate.services.runtime.access import Access, Role
+from seqgate.services.runtime.guard import Guard
+from seqgate.services.runtime.identity import Principal
+from seqgate.services.runtime.rights import Right
 from tests.support.rpcs import ALLOWED, ROLES, TABLES, VERBS, Rpc, rpcs
 
 ALICE = Principal(("sub:alice",))

@@ -17,18 +17,18 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from pydantic import ValidationError
 
+from seqgate.services.cursor.config import CursorConfig
+from seqgate.services.errors import DomainError
+from seqgate.services.filter.config import FilterConfig
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.runtime.guard import PermissionDenied, record_denial
+from seqgate.services.runtime.identity import NAME_CHARS_MAX, Principal, of_certificate, of_token
+from seqgate.services.runtime.process import run_service
+from seqgate.services.runtime.refusal_log import RefusalLog
+from seqgate.services.runtime.security import OpenToEverybody, check_exposure, exposure
+from seqgate.services.runtime.tokens import InvalidToken, Tokens, read_keys
 from seqgate.tls import TLS, TokenSource, channel_credentials, is_loopback, of_environment
 from seqgate.watched import Watched
-from services.cursor.config import CursorConfig
-from services.errors import DomainError
-from services.filter.config import FilterConfig
-from services.ledger.config import LedgerConfig
-from services.runtime.guard import PermissionDenied, record_denial
-from services.runtime.identity import NAME_CHARS_MAX, Principal, of_certificate, of_token
-from services.runtime.process import run_service
-from services.runtime.refusal_log import RefusalLog
-from services.runtime.security import OpenToEverybody, check_exposure, exposure
-from services.runtime.tokens import InvalidToken, Tokens, read_keys
 from tests.support.authority import Authority, Issuer, replace
 
 # ---- settings
@@ -302,7 +302,7 @@ def test_a_cached_token_expires_on_time(tmp_path: Path, monkeypatch: pytest.Monk
     held = tokens(issuer.file)
     token = issuer.token("alice", ends=timedelta(seconds=-20))  # clocks may differ by that
     assert held.principal(token) == held.principal(token)
-    monkeypatch.setattr("services.runtime.tokens.LEEWAY_S", 0)
+    monkeypatch.setattr("seqgate.services.runtime.tokens.LEEWAY_S", 0)
     held._known.clear()
     with pytest.raises(DomainError) as refused:
         held.principal(token)
@@ -321,7 +321,7 @@ def test_an_expired_token_leaves_the_cache(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_token_cache_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.runtime.tokens.REMEMBERED_MAX", 3)
+    monkeypatch.setattr("seqgate.services.runtime.tokens.REMEMBERED_MAX", 3)
     issuer = Issuer(tmp_path / "keys.json")
     held = tokens(issuer.file)
     for number in range(10):

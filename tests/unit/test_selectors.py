@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from services.dispatcher.core.selectors import (
+from seqgate.services.dispatcher.core.selectors import (
     RING_SLOTS,
     SLOT_MAX,
     WEIGHT_MAX,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from seqgate.services.dispatcher.core.effects import SubscriptionType
+from seqgate.services.dispatcher.entries import position_of
+from seqgate.services.runtime.room import Room, Share
 from seqgate.types import Position
-from services.dispatcher.core.effects import SubscriptionType
-from services.dispatcher.entries import position_of
-from services.runtime.room import Room, Share
 from tests.simulation.defects import find
 from tests.support.shells import Peer, Shell, positions, shell, until, virtually
 

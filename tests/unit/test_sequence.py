@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqgate.services.dedup.core.sequence import Marks, admit, advance, withdraw
+from seqgate.services.deduplication import NEVER, Claim, Verdict
 from seqgate.types import SEQUENCE_ID_MAX
-from services.dedup.core.sequence import Marks, admit, advance, withdraw
-from services.deduplication import NEVER, Claim, Verdict
 
 NEW, IN_FLIGHT, DUPLICATE = Verdict.NEW, Verdict.IN_FLIGHT, Verdict.DUPLICATE
 PARTIAL, HELD = Verdict.PARTIAL, Verdict.HELD

@@ -10,17 +10,17 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.entry.v1.entry_pb2 import Position as WirePosition
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
+from seqgate.services.dispatcher import spans as message_spans
+from seqgate.services.dispatcher.adapters.memory import MemoryCursors
+from seqgate.services.dispatcher.core.effects import AfterDeadLetter, DeadLetter
+from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.cursor.tenure import Tenure
+from seqgate.services.dispatcher.letters.graveyard import Graveyard
+from seqgate.services.dispatcher.ports import Letter, LetterRefused
+from seqgate.services.dispatcher.shell.answers import Answers, settled_response
+from seqgate.services.errors import Fenced
 from seqgate.telemetry import inject, names
 from seqgate.types import Position, TopicName
-from services.dispatcher import spans as message_spans
-from services.dispatcher.adapters.memory import MemoryCursors
-from services.dispatcher.core.effects import AfterDeadLetter, DeadLetter
-from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.cursor.tenure import Tenure
-from services.dispatcher.letters.graveyard import Graveyard
-from services.dispatcher.ports import Letter, LetterRefused
-from services.dispatcher.shell.answers import Answers, settled_response
-from services.errors import Fenced
 from tests.support.recorded import Recorded, links
 
 TOPIC = TopicName.parse("test/spans/topic")

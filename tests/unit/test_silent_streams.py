@@ -9,9 +9,9 @@ import pytest
 from grpc import StatusCode, aio
 
 from seqgate.client._status import error_of_call
-from services.runtime.drain import Drain
-from services.runtime.interceptors import FIRST_MESSAGE_TIMEOUT_S, Interceptor, translated
-from services.runtime.refusal_log import RefusalLog
+from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.interceptors import FIRST_MESSAGE_TIMEOUT_S, Interceptor, translated
+from seqgate.services.runtime.refusal_log import RefusalLog
 from tests.simulation.ground import Network, Process, installed, passes, run, virtual_loop
 
 PATH = "/seqgate.api.test.Service/"

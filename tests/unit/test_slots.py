@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.keys import NO_KEY, sticky_key
-from services.dispatcher.core.selectors import (
+from seqgate.services.dispatcher.core.selectors import (
     RANGE_SLOTS,
     RING_SLOTS,
     hash31,

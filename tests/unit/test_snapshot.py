@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position
-from services.dedup.core.snapshot import (
+from seqgate.services.dedup.core.snapshot import (
     ABOUT,
     Snapshot,
     UnreadableSnapshot,
@@ -15,8 +14,9 @@ from services.dedup.core.snapshot import (
     decode,
     encode,
 )
-from services.dedup.core.topic import Frozen, Persisted
-from services.deduplication import Writer
+from seqgate.services.dedup.core.topic import Frozen, Persisted
+from seqgate.services.deduplication import Writer
+from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position
 
 AT = Position(3, 41)
 HALF = Chunk("two/½ %20", 1, 3, 300)

@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from seqgate.services.cursors import Cursor, CursorConflict, CursorsUnavailable
+from seqgate.services.dedup import metrics as survey_module
+from seqgate.services.dedup import snapshots as module
+from seqgate.services.dedup.adapters.memory import MemoryStateStore
+from seqgate.services.dedup.core.policy import EffectivePolicy, Source, Sourced
+from seqgate.services.dedup.core.snapshot import decode
+from seqgate.services.dedup.core.topic import Persisted, TopicState
+from seqgate.services.dedup.metrics import DedupMetrics, Seen, Survey
+from seqgate.services.dedup.service import Deduplication
+from seqgate.services.dedup.snapshots import Snapshots, SnapshotTooLarge, Taken
+from seqgate.services.deduplication import Behind, Confirmation, ProducerEntries, Writer
+from seqgate.services.runtime.cursors import MemoryCursors, NoCursors
+from seqgate.services.runtime.metrics import OFF
+from seqgate.services.runtime.metrics import OTHER as ALL_OTHERS
 from seqgate.types import DEDUP_CURSOR, Position, TopicName
-from services.cursors import Cursor, CursorConflict, CursorsUnavailable
-from services.dedup import metrics as survey_module
-from services.dedup import snapshots as module
-from services.dedup.adapters.memory import MemoryStateStore
-from services.dedup.core.policy import EffectivePolicy, Source, Sourced
-from services.dedup.core.snapshot import decode
-from services.dedup.core.topic import Persisted, TopicState
-from services.dedup.metrics import DedupMetrics, Seen, Survey
-from services.dedup.service import Deduplication
-from services.dedup.snapshots import Snapshots, SnapshotTooLarge, Taken
-from services.deduplication import Behind, Confirmation, ProducerEntries, Writer
-from services.runtime.cursors import MemoryCursors, NoCursors
-from services.runtime.metrics import OFF
-from services.runtime.metrics import OTHER as ALL_OTHERS
 from tests.support.policies import FixedPolicies
 from tests.support.waiting import eventually
 

@@ -9,8 +9,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
 from opentelemetry.trace import SpanKind, StatusCode
 
 from seqgate.api.entry.v1.entry_pb2 import TraceContext
+from seqgate.services.errors import StoreFull
 from seqgate.telemetry import inject, names, spans
-from services.errors import StoreFull
 from tests.support.recorded import Recorded, links
 
 

@@ -18,6 +18,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.errors import DataLossError, MessagesTrimmedError, UnavailableError
+from seqgate.jobs.rebuild.folding import ProducerFold, partials
+from seqgate.services.dedup.core.fold import Partial
+from seqgate.services.dedup.core.sequence import Marks
+from seqgate.services.ledger.core.entry import Entry
 from seqgate.spark._columns import (
     COLUMNS,
     Range,
@@ -31,11 +35,7 @@ from seqgate.spark._columns import (
 from seqgate.spark._partitions import Bounds, check_not_trimmed, just_after, just_before
 from seqgate.spark._source import SeqgateDataSource, Share
 from seqgate.types import Position
-from services.dedup.core.fold import Partial
-from services.dedup.core.sequence import Marks
-from services.ledger.core.entry import Entry
 from tests.spark.logs import APPENDED_MS, Log, make_log
-from tools.rebuild.folding import ProducerFold, partials
 
 TOPIC = "public/default/columns"
 

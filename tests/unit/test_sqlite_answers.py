@@ -4,8 +4,8 @@ import asyncio
 import gc
 from typing import Any
 
-from services.errors import DomainError
-from services.runtime.sqlite import _resolve, _Task
+from seqgate.services.errors import DomainError
+from seqgate.services.runtime.sqlite import _resolve, _Task
 
 
 class Refused(DomainError):

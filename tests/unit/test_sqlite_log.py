@@ -8,9 +8,9 @@ from pathlib import Path
 import apsw
 import pytest
 
-from services.errors import StoreFull
-from services.runtime import sqlite
-from services.runtime.sqlite import Connections, Share, connections
+from seqgate.services.errors import StoreFull
+from seqgate.services.runtime import sqlite
+from seqgate.services.runtime.sqlite import Connections, Share, connections
 from tests.simulation.defects import find
 from tests.support.waiting import eventually
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import apsw
 import pytest
 
-from services.errors import DomainError, StoreFull, StoreUnavailable
-from services.runtime import sqlite
-from services.runtime.sqlite import connections
+from seqgate.services.errors import DomainError, StoreFull, StoreUnavailable
+from seqgate.services.runtime import sqlite
+from seqgate.services.runtime.sqlite import connections
 
 
 class Failing:

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-import services
+import seqgate.services
 from seqgate.client._status import error_of_status
 from seqgate.errors import (
     BY_REASON,
@@ -17,14 +17,14 @@ from seqgate.errors import (
     SeqgateError,
     UnavailableError,
 )
+from seqgate.services.errors import DomainError, Draining, InvalidTopicName, Kind
+from seqgate.services.runtime.status import INTERNAL, status_of
 from seqgate.status import DOMAIN, Refusal, code_of, decode, encode
-from services.errors import DomainError, Draining, InvalidTopicName, Kind
-from services.runtime.status import INTERNAL, status_of
 
 
 def refusals() -> list[type[DomainError]]:
     """Every refusal that any service knows."""
-    for module in pkgutil.walk_packages(services.__path__, "services."):
+    for module in pkgutil.walk_packages(seqgate.services.__path__, "seqgate.services."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     found: list[type[DomainError]] = []
@@ -32,7 +32,7 @@ def refusals() -> list[type[DomainError]]:
     while unseen:
         for each in unseen.pop().__subclasses__():
             unseen.append(each)
-            if each.__module__.startswith("services."):  # tests have some of their own
+            if each.__module__.startswith("seqgate.services."):  # tests have some of their own
                 found.append(each)
     return sorted(found, key=lambda each: each.reason)
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from seqgate.types import Position
-from services.dispatcher.core.effects import (
+from seqgate.services.dispatcher.core.effects import (
     ACCEPT,
     FILTER_FAILED,
     REJECT,
@@ -28,12 +27,13 @@ from services.dispatcher.core.effects import (
     Scan,
     SubscriptionType,
 )
-from services.dispatcher.core.lane import BEYOND_ROOM_MAX, Chunk, Reason
-from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.core.selectors import Ring
-from services.dispatcher.core.settling import UNSETTLED_MAX, Durable
-from services.dispatcher.core.subscription import Ack, Nack, Subscription
-from services.dispatcher.core.verdicts import JUDGE_ENTRIES, UNJUDGED_MAX
+from seqgate.services.dispatcher.core.lane import BEYOND_ROOM_MAX, Chunk, Reason
+from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.core.selectors import Ring
+from seqgate.services.dispatcher.core.settling import UNSETTLED_MAX, Durable
+from seqgate.services.dispatcher.core.subscription import Ack, Nack, Subscription
+from seqgate.services.dispatcher.core.verdicts import JUDGE_ENTRIES, UNJUDGED_MAX
+from seqgate.types import Position
 from tests.simulation.defects import find
 
 A, B, C = b"key-0", b"key-1", b"key-3"
@@ -851,7 +851,7 @@ def test_of_keys_at_which_filters_fail_so_many_wait_and_the_others_come_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert BEYOND_ROOM_MAX == 10_000
-    monkeypatch.setattr("services.dispatcher.core.lane.BEYOND_ROOM_MAX", 4)
+    monkeypatch.setattr("seqgate.services.dispatcher.core.lane.BEYOND_ROOM_MAX", 4)
     it = filtered(consumer_parked_max=3)
     keys = [b"%d" % each for each in range(20)]
     it.publish(*keys, verdict=FILTER_FAILED)

@@ -8,14 +8,14 @@ from typing import Any, NoReturn
 
 import pytest
 
-from services.dispatcher.config import DispatcherConfig
-from services.dispatcher.core.effects import Options
-from services.dispatcher.core.selectors import Placement
-from services.dispatcher.ports import Ports
-from services.dispatcher.service import Dispatcher
-from services.dispatcher.shell.live import Live
-from services.dispatcher.shell.session import Joining
-from services.errors import DomainError, Fenced
+from seqgate.services.dispatcher.config import DispatcherConfig
+from seqgate.services.dispatcher.core.effects import Options
+from seqgate.services.dispatcher.core.selectors import Placement
+from seqgate.services.dispatcher.ports import Ports
+from seqgate.services.dispatcher.service import Dispatcher
+from seqgate.services.dispatcher.shell.live import Live
+from seqgate.services.dispatcher.shell.session import Joining
+from seqgate.services.errors import DomainError, Fenced
 from tests.simulation.defects import find
 from tests.support.shells import (
     TOPIC,

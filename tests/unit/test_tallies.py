@@ -2,8 +2,14 @@
 
 import pytest
 
-from services.dispatcher.filtering import tallies as limits
-from services.dispatcher.filtering.tallies import ACCEPTED, REJECTED, RESCHEDULED, Row, Tallies
+from seqgate.services.dispatcher.filtering import tallies as limits
+from seqgate.services.dispatcher.filtering.tallies import (
+    ACCEPTED,
+    REJECTED,
+    RESCHEDULED,
+    Row,
+    Tallies,
+)
 
 AB = (("a", 1), ("b", 2))
 

@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import pytest
 
+from seqgate.services.cursors import CursorsUnavailable
+from seqgate.services.dispatcher.adapters.memory import MemoryCursors
+from seqgate.services.dispatcher.core.effects import Persist
+from seqgate.services.dispatcher.cursor.tenure import Tenure
+from seqgate.services.dispatcher.ports import Cursor
+from seqgate.services.errors import DomainError, Fenced
 from seqgate.types import Position, TopicName
-from services.cursors import CursorsUnavailable
-from services.dispatcher.adapters.memory import MemoryCursors
-from services.dispatcher.core.effects import Persist
-from services.dispatcher.cursor.tenure import Tenure
-from services.dispatcher.ports import Cursor
-from services.errors import DomainError, Fenced
 
 TOPIC: Final = TopicName.parse("t/n/a")
 FIRST, SECOND = Position(1, 0), Position(1, 1)

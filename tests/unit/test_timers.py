@@ -2,7 +2,7 @@
 
 from random import Random
 
-from services.dispatcher.core.lane import TIMERS_SPARE, Lane, Queue, Slot, Timers
+from seqgate.services.dispatcher.core.lane import TIMERS_SPARE, Lane, Queue, Slot, Timers
 
 
 def made_lane(key: bytes = b"key") -> Lane:

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from seqgate.types import Position
-from services.dedup.core.sequence import Marks
-from services.dedup.core.topic import Full, TopicState
-from services.deduplication import (
+from seqgate.services.dedup.core.sequence import Marks
+from seqgate.services.dedup.core.topic import Full, TopicState
+from seqgate.services.deduplication import (
     Applied,
     Behind,
     Changed,
@@ -19,7 +18,8 @@ from services.deduplication import (
     Verdict,
     Writer,
 )
-from services.errors import Fenced
+from seqgate.services.errors import Fenced
+from seqgate.types import Position
 
 AT_3 = Position(1, 3)
 

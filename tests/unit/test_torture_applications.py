@@ -9,7 +9,7 @@ from signal import Signals
 from tests.support.nursery import Nursery
 from tools.torture.applications import Applications
 
-SERVICE = [sys.executable, "-m", "services.filter"]
+SERVICE = [sys.executable, "-m", "seqgate.services.filter"]
 
 
 async def test_who_is_told_to_end_is_not_taken_for_one_that_ended_by_itself(

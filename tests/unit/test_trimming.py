@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from seqgate.services.cursors import Cursor, CursorsUnavailable
+from seqgate.services.errors import StoreUnavailable
+from seqgate.services.ledger.adapters import sqlite
+from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.ledger.ports import EntryCorrupt, LogState, TopicNotFound, Trimmed
+from seqgate.services.ledger.service import Ledger, Opening, Trim
+from seqgate.services.runtime.cursors import MemoryCursors
 from seqgate.types import DEDUP_CURSOR, SEQUENCE_ID_MAX, Position, TopicName
-from services.cursors import Cursor, CursorsUnavailable
-from services.errors import StoreUnavailable
-from services.ledger.adapters import sqlite
-from services.ledger.adapters.memory import MemoryLedgerStore
-from services.ledger.config import LedgerConfig
-from services.ledger.ports import EntryCorrupt, LogState, TopicNotFound, Trimmed
-from services.ledger.service import Ledger, Opening, Trim
-from services.runtime.cursors import MemoryCursors
 from tests.simulation.defects import find
 from tests.support.deduplicator import FakeDeduplicator
 from tests.support.entries import single
@@ -252,7 +252,7 @@ async def test_a_topic_that_cannot_be_trimmed_does_not_stop_the_others(
         return await cuts_unfinished(topic, before)
 
     monkeypatch.setattr(parts.store, "cuts_unfinished", failing)
-    monkeypatch.setattr("services.ledger.service.TOPICS_PAGE", 1)
+    monkeypatch.setattr("seqgate.services.ledger.service.TOPICS_PAGE", 1)
     with parts.trimming(retention_minutes=0):
         await eventually(lambda: reaches(parts, None))
         await parts.fill()

@@ -84,7 +84,7 @@ def test_tasks_in_a_set_have_an_order() -> None:
 
 
 def test_the_time_module_tells_virtual_time() -> None:
-    from services.runtime.refusal_log import RefusalLog
+    from seqgate.services.runtime.refusal_log import RefusalLog
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -6,14 +6,14 @@ from itertools import pairwise
 
 import pytest
 
+from seqgate.services.dispatcher.ports import LedgerUnavailable, LetterRefused
+from seqgate.services.dispatcher.shell import work as limits
+from seqgate.services.dispatcher.shell.work import BACKOFF_FIRST_S, BACKOFF_MAX_S, Work
+from seqgate.services.errors import DomainError, Fenced, ServiceBusy
+from seqgate.services.runtime import deadline
+from seqgate.services.runtime.budget import Budget
+from seqgate.services.runtime.load import ASKED_BYTES, RETRY_AFTER_S
 from seqgate.types import TopicName
-from services.dispatcher.ports import LedgerUnavailable, LetterRefused
-from services.dispatcher.shell import work as limits
-from services.dispatcher.shell.work import BACKOFF_FIRST_S, BACKOFF_MAX_S, Work
-from services.errors import DomainError, Fenced, ServiceBusy
-from services.runtime import deadline
-from services.runtime.budget import Budget
-from services.runtime.load import ASKED_BYTES, RETRY_AFTER_S
 from tests.simulation.ground import run, virtual_loop
 
 LONGEST_S = 30.0

@@ -39,8 +39,7 @@ from typing import Final
 
 import pytest
 
-from seqgate.types import Position
-from services.deduplication import (
+from seqgate.services.deduplication import (
     NEVER,
     Confirmation,
     Judged,
@@ -48,9 +47,9 @@ from services.deduplication import (
     TooManyProducers,
     Verdict,
 )
-from services.errors import DomainError, Draining, Fenced, StoreFull, StoreUnavailable
-from services.ledger.core.entry import Entry, Unit, unit_of
-from services.ledger.core.writer import (
+from seqgate.services.errors import DomainError, Draining, Fenced, StoreFull, StoreUnavailable
+from seqgate.services.ledger.core.entry import Entry, Unit, unit_of
+from seqgate.services.ledger.core.writer import (
     Admit,
     Answer,
     Append,
@@ -66,8 +65,9 @@ from services.ledger.core.writer import (
     Stop,
     TopicWriter,
 )
-from services.ledger.live import Recovering
-from services.ledger.ports import DedupUnavailable, EntryCorrupt
+from seqgate.services.ledger.live import Recovering
+from seqgate.services.ledger.ports import DedupUnavailable, EntryCorrupt
+from seqgate.types import Position
 from tests.support.entries import batch, chunk, marker, single
 
 STORIES: Final = Path(__file__).resolve().parents[1] / "data" / "writer"

@@ -14,7 +14,7 @@ from http.client import HTTPException
 from itertools import chain
 from typing import Any, Final, TypeVar
 
-from services.ledger.adapters.sqlite import open_sqlite_store
+from seqgate.services.ledger.adapters.sqlite import open_sqlite_store
 from tools.bench import limits, store
 from tools.bench.bench import UNDEDUPLICATED, Bench
 from tools.bench.figures import BenchError, Limit, Measurement, Round, in_series, latency, rate

@@ -16,8 +16,8 @@ from typing import Final
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.client import Compression
 from seqgate.client._codec import OutgoingMessage, encode_batch
-from services.dispatcher.filtering.projection import Projection
-from services.dispatcher.ports import Reads
+from seqgate.services.dispatcher.filtering.projection import Projection
+from seqgate.services.dispatcher.ports import Reads
 from tools.bench.bench import Bench, command
 from tools.bench.delivery import BATCH_MESSAGES, PAYLOAD_BYTES, Backlog, Deliver
 from tools.bench.figures import Measurement, computing, in_turn, rate

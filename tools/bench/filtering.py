@@ -18,11 +18,11 @@ from grpc import aio
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.filter.v1 import filter_pb2 as pb
 from seqgate.api.filter.v1.filter_pb2_grpc import FilterServiceStub
-from services.filter.adapters.cel import CelEngine
-from services.filter.core.judging import Judging
-from services.filter.core.memo import Memo
-from services.filter.metadata import reader_of
-from services.filter.service import Filters, chain_of
+from seqgate.services.filter.adapters.cel import CelEngine
+from seqgate.services.filter.core.judging import Judging
+from seqgate.services.filter.core.memo import Memo
+from seqgate.services.filter.metadata import reader_of
+from seqgate.services.filter.service import Filters, chain_of
 from tools.bench.bench import Bench
 from tools.bench.figures import ROUNDS, BenchError, Measurement, Round, in_turn, one_round, rate
 from tools.bench.worker import Meter

@@ -9,8 +9,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
-from services.dedup.adapters.connect import connect_redis
-from services.dedup.adapters.redis import RedisStateStore
+from seqgate.services.dedup.adapters.connect import connect_redis
+from seqgate.services.dedup.adapters.redis import RedisStateStore
 from tools.bench.bench import Bench
 from tools.bench.figures import Measurement, in_turn, latency, rate, rounds_of
 from tools.bench.writer import CLAIMS, admit_through, claims_text

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 
 import apsw
 
+from seqgate.services.ledger.adapters.sqlite import open_sqlite_store
+from seqgate.services.ledger.core.entry import Entry
 from seqgate.types import Position, TopicName
-from services.ledger.adapters.sqlite import open_sqlite_store
-from services.ledger.core.entry import Entry
 
 PRODUCERS: Final = 100  # of a topic
 BLOCK_ENTRIES: Final = 1_000  # of a block, at most

@@ -15,8 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from heapq import heappush
 from typing import Final
 
-from seqgate.types import Position
-from services.dispatcher.core.effects import (
+from seqgate.services.dispatcher.core.effects import (
     DeadLetter,
     Deliver,
     Effect,
@@ -26,11 +25,12 @@ from services.dispatcher.core.effects import (
     Record,
     Scan,
 )
-from services.dispatcher.core.lags import SCAN_ENTRIES
-from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.core.selectors import Ring
-from services.dispatcher.core.settling import Durable
-from services.dispatcher.core.subscription import Ack, Subscription
+from seqgate.services.dispatcher.core.lags import SCAN_ENTRIES
+from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.core.selectors import Ring
+from seqgate.services.dispatcher.core.settling import Durable
+from seqgate.services.dispatcher.core.subscription import Ack, Subscription
+from seqgate.types import Position
 from tools.bench.figures import BenchError
 
 PAGE_ENTRIES: Final = 500  # read at a time: the service's own default

@@ -17,9 +17,9 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
-from services.dispatcher.shell.sending import RESPONSE_ENTRIES_MAX
-from services.ledger.config import LedgerConfig
-from services.ledger.service import READ_BYTES_MAX, READ_ENTRIES_MAX
+from seqgate.services.dispatcher.shell.sending import RESPONSE_ENTRIES_MAX
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.ledger.service import READ_BYTES_MAX, READ_ENTRIES_MAX
 from tools.stack.handlers import handlers
 
 PAGES: Final = 20  # that a read gets: what is kept of a topic, repeated

@@ -12,15 +12,15 @@ from typing import Any, Final
 
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.payloads import open_batch
+from seqgate.services.dispatcher import app
+from seqgate.services.dispatcher.adapters.cursors import SubscriptionCursors
+from seqgate.services.dispatcher.adapters.filters import GrpcFilters
+from seqgate.services.dispatcher.adapters.ledger import GrpcLog
+from seqgate.services.dispatcher.adapters.letters import GrpcDeadLetters
+from seqgate.services.dispatcher.config import DispatcherConfig
+from seqgate.services.runtime.channels import following_channel, peer_channel
+from seqgate.services.runtime.process import run_service
 from seqgate.types import Position, TopicName
-from services.dispatcher import app
-from services.dispatcher.adapters.cursors import SubscriptionCursors
-from services.dispatcher.adapters.filters import GrpcFilters
-from services.dispatcher.adapters.ledger import GrpcLog
-from services.dispatcher.adapters.letters import GrpcDeadLetters
-from services.dispatcher.config import DispatcherConfig
-from services.runtime.channels import following_channel, peer_channel
-from services.runtime.process import run_service
 
 PROPERTY: Final = "origin"  # of each message, that is looked at
 WANTED: Final = "A"  # how it begins where a message is wanted

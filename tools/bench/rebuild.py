@@ -21,10 +21,24 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from redis import Redis
 
+from seqgate.jobs.rebuild.__main__ import ENTRIES_PER_WAVE
+from seqgate.jobs.rebuild.__main__ import main as rebuild_main
+from seqgate.jobs.rebuild.folding import partials
+from seqgate.jobs.rebuild.loading import State
+from seqgate.jobs.rebuild.plan import (
+    TASKS_PER_CORE,
+    Services,
+    Source,
+    Stubs,
+    TopicPlan,
+    plans,
+    waves,
+)
+from seqgate.jobs.rebuild.source import Reading, frame, reduced
+from seqgate.services.dedup.core.sequence import Marks
 from seqgate.spark import local_session, register
 from seqgate.spark._columns import Range, connected, read_blocks
 from seqgate.spark._source import Options, SeqgateReader
-from services.dedup.core.sequence import Marks
 from tools.bench import recovery
 from tools.bench.bench import Bench
 from tools.bench.figures import (
@@ -39,12 +53,6 @@ from tools.bench.figures import (
 from tools.bench.logs import PRODUCERS, Logs
 from tools.bench.machine import family_cpu_s
 from tools.bench.worker import Meter, in_worker
-from tools.rebuild.__main__ import ENTRIES_PER_WAVE
-from tools.rebuild.__main__ import main as rebuild_main
-from tools.rebuild.folding import partials
-from tools.rebuild.loading import State
-from tools.rebuild.plan import TASKS_PER_CORE, Services, Source, Stubs, TopicPlan, plans, waves
-from tools.rebuild.source import Reading, frame, reduced
 
 TOPICS: Final = 1_000
 ENTRIES: Final = 10_000  # of each topic

@@ -23,11 +23,11 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.client import Client, connect
 from seqgate.client._channel import open_channel
 from seqgate.message_id import MessageId
+from seqgate.services.dedup.adapters.connect import connect_redis
+from seqgate.services.dedup.adapters.keys import topic_key
+from seqgate.services.dedup.adapters.redis import RedisStateStore
+from seqgate.services.dedup.core.topic import Persisted
 from seqgate.types import DEDUP_CURSOR, Position, TopicName
-from services.dedup.adapters.connect import connect_redis
-from services.dedup.adapters.keys import topic_key
-from services.dedup.adapters.redis import RedisStateStore
-from services.dedup.core.topic import Persisted
 from tools.bench import logs
 from tools.bench.bench import Bench
 from tools.bench.figures import ROUNDS, BenchError, Measurement, Round, latency, rate, rounds_of

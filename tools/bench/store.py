@@ -4,9 +4,9 @@ import os
 import time
 from typing import Final
 
+from seqgate.services.ledger.adapters.sqlite import open_sqlite_store
+from seqgate.services.ledger.ports import LedgerStore
 from seqgate.types import Position, TopicName
-from services.ledger.adapters.sqlite import open_sqlite_store
-from services.ledger.ports import LedgerStore
 from tools.bench import limits
 from tools.bench.bench import Bench
 from tools.bench.figures import Measurement, rate, rounds_of

@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.entry.v1 import entry_pb2
-from seqgate.types import Position, TopicName
-from services.dedup.ports import StateStore
-from services.deduplication import (
+from seqgate.services.dedup.ports import StateStore
+from seqgate.services.deduplication import (
     Applied,
     Claim,
     Confirmation,
@@ -24,6 +23,7 @@ from services.deduplication import (
     Verdict,
     Writer,
 )
+from seqgate.types import Position, TopicName
 from tools.bench.figures import BenchError
 
 CLAIMS: Final = (1, 100, 1_000)  # claims in a call

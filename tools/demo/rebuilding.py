@@ -110,9 +110,9 @@ def _summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     # The demo itself has no Spark.
+    from seqgate.jobs.audit.__main__ import main as audit
+    from seqgate.jobs.rebuild.__main__ import main as rebuild
     from seqgate.spark import local_session
-    from tools.audit.__main__ import main as audit
-    from tools.rebuild.__main__ import main as rebuild
 
     ledger, dedup, cursor = sys.argv[1:]
     log = ["--json", "--ledger", ledger]

@@ -23,12 +23,12 @@ from types import ModuleType
 from typing import Final, NamedTuple, TypeVar
 
 import seqgate
-import services
+import seqgate.services
 import tools
 from seqgate.errors import BY_REASON, SeqgateError
-from services import errors
-from services.errors import DomainError, Kind
-from services.runtime.status import code_name
+from seqgate.services import errors
+from seqgate.services.errors import DomainError, Kind
+from seqgate.services.runtime.status import code_name
 from tools.dev.remedies import REMEDIES, RETRY, RETRY_OF, WORDS
 
 E = TypeVar("E", bound=Exception)
@@ -40,9 +40,9 @@ SERVICES: Final = ("ledger", "dedup", "cursor", "dispatcher", "filter")
 COMMON: Final = "all"
 
 SHARED: Final = {
-    "services.cursors": "dedup, dispatcher, ledger",
-    "services.deduplication": "dedup, ledger",
-    "services.runtime.deduplication": "dedup",
+    "seqgate.services.cursors": "dedup, dispatcher, ledger",
+    "seqgate.services.deduplication": "dedup, ledger",
+    "seqgate.services.runtime.deduplication": "dedup",
 }
 """Which services give the refusals of a shared module; otherwise all do."""
 
@@ -81,7 +81,7 @@ class ClientReason(NamedTuple):
 
 def service_reasons() -> list[Reason]:
     """Every reason that a service raises, by name."""
-    _import_all(services)
+    _import_all(seqgate.services)
     given = _arguments()
     found: dict[str, list[type[DomainError]]] = defaultdict(list)
     for refusal in _subclasses(DomainError):
@@ -191,7 +191,7 @@ def _reason(
 def _who(module: str) -> str:
     if module in SHARED:
         return SHARED[module]
-    part = module.split(".")[1]
+    part = module.split(".")[2]
     return part if part in SERVICES else COMMON
 
 
@@ -248,7 +248,7 @@ def _import_all(package: ModuleType) -> None:
 def _subclasses(base: type[E]) -> Iterator[type[E]]:
     """Those of ours, in no order; tests have more."""
     for each in base.__subclasses__():
-        if each.__module__.split(".")[0] in ("seqgate", "services", "tools"):
+        if each.__module__.split(".")[0] in ("seqgate", "tools"):
             yield each
         yield from _subclasses(each)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from services.errors import Kind
+from seqgate.services.errors import Kind
 
 RETRY: Final[Mapping[Kind | None, str]] = {
     Kind.INVALID: "no: the same request fails again",

@@ -71,7 +71,7 @@ class Stack:
             folder: where data and logs are kept; made if it does not exist.
             services: which of SERVICES to run, in their order.
             environment: settings (SEQGATE_<SERVICE>_<NAME>) on top of the stack's own.
-            commands: what to run instead of `python -m services.<name>`.
+            commands: what to run instead of `python -m seqgate.services.<name>`.
             ports: on which ports to listen, by name; free ones otherwise.
             instances: how many processes each of STORES has, all on its one store: ledger,
                 ledger-1, ledger-2 ...
@@ -257,7 +257,7 @@ class Stack:
     def _command(self, name: str) -> Sequence[str]:
         if name in self.redis:
             return redis_command(self.folder / name, self.ports[name])
-        module = f"services.{_service(name)}"
+        module = f"seqgate.services.{_service(name)}"
         return self._commands.get(name, (sys.executable, "-m", module))
 
     def _own_settings(self, name: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """A service whose clock can be set, and nobody else's.
 
-    python -m tools.torture.clock FILE services.ledger
+    python -m tools.torture.clock FILE seqgate.services.ledger
 
 runs the module as it is. `time.time` and `time.time_ns` are ahead of the machine's by what FILE
 says, which is mapped into memory: a change counts at once. What is monotonic stays so, as it does

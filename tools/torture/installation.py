@@ -157,7 +157,7 @@ class Installation:
                     "-m",
                     "tools.torture.clock",
                     str(self._clock(name)),
-                    f"services.{service}",
+                    f"seqgate.services.{service}",
                 ]
         return Stack(
             self._folder,

@@ -11,8 +11,8 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from seqgate.api.cursor.v1 import managed_pb2 as pb
-from services.cursor.core.cursor import BatchAck, Range
-from services.cursor.core.managed import (
+from seqgate.services.cursor.core.cursor import BatchAck, Range
+from seqgate.services.cursor.core.managed import (
     Bitmap,
     Imported,
     InvalidManagedCursor,
@@ -24,7 +24,7 @@ from services.cursor.core.managed import (
     export_cursor,
     import_cursor,
 )
-from services.cursor.core.state import Head
+from seqgate.services.cursor.core.state import Head
 
 COMPRESSED: Final = b"\x47\x78"
 """What a record of the metadata store begins with when Pulsar has compressed it."""

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
+from seqgate.services.cursor.core.cursor import CursorState
+from seqgate.services.cursor.core.state import PAGE_ENTRIES, Batch, Head
+from seqgate.services.cursor.ports import CursorNotFound
 from seqgate.types import Position, TopicName
-from services.cursor.core.cursor import CursorState
-from services.cursor.core.state import PAGE_ENTRIES, Batch, Head
-from services.cursor.ports import CursorNotFound
 
 T = TypeVar("T")
 K = TypeVar("K", bound=tuple[Any, ...])
@@ -51,7 +51,7 @@ class _Sorted(Generic[K, V]):
 
 
 class MemoryHoles:
-    """See services.cursor.core.state.Holes. `successions` belongs to the topic."""
+    """See seqgate.services.cursor.core.state.Holes. `successions` belongs to the topic."""
 
     def __init__(
         self, successions: dict[Position, Position] | None = None, spent_epoch: int = 0
@@ -128,7 +128,7 @@ def _last_ended(position: Position) -> tuple[int, int]:
 
 
 class MemoryCursorStore:
-    """See services.cursor.ports.CursorStore."""
+    """See seqgate.services.cursor.ports.CursorStore."""
 
     def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
         self._now_ms = now_ms

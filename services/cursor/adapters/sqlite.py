@@ -23,13 +23,13 @@ import apsw
 import google_crc32c
 import msgpack
 
+from seqgate.services.cursor.core.cursor import CursorState
+from seqgate.services.cursor.core.state import LEASE_MAX_MS, PAGE_ENTRIES, Batch, Head, Lease
+from seqgate.services.cursor.ports import CursorCorrupt, CursorNotFound
+from seqgate.services.errors import DomainError, StoreUnavailable
+from seqgate.services.runtime.clock import Clock, SteadyClock
+from seqgate.services.runtime.sqlite import Connections, connections
 from seqgate.types import SEQUENCE_ID_MAX, Position, TopicName
-from services.cursor.core.cursor import CursorState
-from services.cursor.core.state import LEASE_MAX_MS, PAGE_ENTRIES, Batch, Head, Lease
-from services.cursor.ports import CursorCorrupt, CursorNotFound
-from services.errors import DomainError, StoreUnavailable
-from services.runtime.clock import Clock, SteadyClock
-from services.runtime.sqlite import Connections, connections
 
 T = TypeVar("T")
 
@@ -247,7 +247,7 @@ def bound_leases(db: apsw.Connection, now_ms: int) -> None:
 
 
 def spent_epoch(db: apsw.Connection, topic: str) -> int:
-    """See services.cursor.core.state.Holes."""
+    """See seqgate.services.cursor.core.state.Holes."""
     return int(_rows(db, _SPENT, topic)[0][0])
 
 
@@ -260,7 +260,7 @@ def spend_epoch(db: apsw.Connection, topic: str, epoch: int) -> None:
 
 
 class SqliteCursorStore:
-    """See services.cursor.ports.CursorStore.
+    """See seqgate.services.cursor.ports.CursorStore.
 
     Raises:
         CursorCorrupt: from whatever reads the damaged part of a cursor.
@@ -465,7 +465,7 @@ class _Properties:
 
 
 class _Holes:
-    """See services.cursor.core.state.Holes. Pages are held until the step ends, for a step may
+    """See cursor.core.state.Holes. Pages are held until the step ends, for a step may
     change one ten thousand times; everything else is written at once."""
 
     def __init__(self, db: apsw.Connection, row: _Row) -> None:

@@ -21,10 +21,10 @@ from itertools import chain, groupby, islice, zip_longest
 from operator import itemgetter
 from typing import Final, NamedTuple
 
+from seqgate.services.cursor.core import pages
+from seqgate.services.cursor.core.state import PAGE_ENTRIES, Batch, Head, Holes, Lease
+from seqgate.services.errors import DomainError, Fenced, Kind
 from seqgate.types import Position
-from services.cursor.core import pages
-from services.cursor.core.state import PAGE_ENTRIES, Batch, Head, Holes, Lease
-from services.errors import DomainError, Fenced, Kind
 
 BEFORE_FIRST: Final = Position(0, 0)
 """What stands in a Succession for the end of nothing: no log has a ledger 0."""

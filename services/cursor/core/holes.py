@@ -5,8 +5,8 @@ and before one of the same ledger that is.
     --------|  . . # # . #        # acknowledged: 3, holes: 3
 """
 
-from services.cursor.core.cursor import CursorState
-from services.cursor.core.state import PAGE_ENTRIES
+from seqgate.services.cursor.core.cursor import CursorState
+from seqgate.services.cursor.core.state import PAGE_ENTRIES
 
 
 def holes_of(state: CursorState) -> int:

@@ -24,10 +24,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
+from seqgate.services.cursor.core.cursor import BatchAck, Range, Succession
+from seqgate.services.cursor.core.state import RESERVED, Head
+from seqgate.services.errors import DomainError, Kind
 from seqgate.types import SEQUENCE_ID_MAX, Position
-from services.cursor.core.cursor import BatchAck, Range, Succession
-from services.cursor.core.state import RESERVED, Head
-from services.errors import DomainError, Kind
 
 NO_LEDGER: Final = -1
 """There is no cursor ledger."""

@@ -26,8 +26,8 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as NotConnected
 
-from services.dedup.adapters.keys import POLICIES
-from services.dedup.redis_url import Node
+from seqgate.services.dedup.adapters.keys import POLICIES
+from seqgate.services.dedup.redis_url import Node
 
 SLOTS: Final = 16_384
 

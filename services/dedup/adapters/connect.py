@@ -17,8 +17,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as NotConnected
 from redis.exceptions import ReadOnlyError
 
-from services.dedup.adapters.cluster import ClusterRedis
-from services.dedup.redis_url import Node, RedisUrl, Served, parse_redis_url
+from seqgate.services.dedup.adapters.cluster import ClusterRedis
+from seqgate.services.dedup.redis_url import Node, RedisUrl, Served, parse_redis_url
 
 
 @asynccontextmanager

@@ -22,10 +22,10 @@ A bare id as a mark means that its message is complete. Inside a large message t
 from typing import Final
 from urllib.parse import quote, unquote
 
+from seqgate.services.dedup.core.sequence import Marks
+from seqgate.services.dedup.core.topic import Persisted, Tracked
+from seqgate.services.deduplication import NEVER
 from seqgate.types import Chunk, Position, TopicName
-from services.dedup.core.sequence import Marks
-from services.dedup.core.topic import Persisted, Tracked
-from services.deduplication import NEVER
 
 POLICIES: Final = "seqgate:dedup:v1:policies"
 """The token of the policies, 32 hexadecimal digits. It is of no topic, and begins as none does."""

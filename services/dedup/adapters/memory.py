@@ -6,10 +6,17 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
-from seqgate.types import Position, TopicName
-from services.dedup.core.topic import Frozen, Full, Loaded, Persisted, Saved, TopicState, Tracked
-from services.dedup.ports import ProducerPage, Summary
-from services.deduplication import (
+from seqgate.services.dedup.core.topic import (
+    Frozen,
+    Full,
+    Loaded,
+    Persisted,
+    Saved,
+    TopicState,
+    Tracked,
+)
+from seqgate.services.dedup.ports import ProducerPage, Summary
+from seqgate.services.deduplication import (
     Applied,
     Behind,
     Changed,
@@ -19,11 +26,12 @@ from services.deduplication import (
     Withdrawal,
     Writer,
 )
-from services.errors import InvalidPage
+from seqgate.services.errors import InvalidPage
+from seqgate.types import Position, TopicName
 
 
 class MemoryStateStore:
-    """See services.dedup.ports.StateStore."""
+    """See seqgate.services.dedup.ports.StateStore."""
 
     def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
         self.states: dict[TopicName, TopicState] = {}

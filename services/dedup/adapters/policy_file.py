@@ -20,14 +20,14 @@ from pathlib import Path
 
 import structlog
 
+from seqgate.services.dedup.core.policy import InvalidPolicy, Policies
 from seqgate.watched import LOOK_INTERVAL_S, Watched
-from services.dedup.core.policy import InvalidPolicy, Policies
 
 log = structlog.get_logger()
 
 
 class PolicyFile:
-    """See services.dedup.ports.GivenPolicies. Without a file, the built-in defaults apply."""
+    """See dedup.ports.GivenPolicies. Without a file, the built-in defaults apply."""
 
     def __init__(self, path: Path | None, interval_s: float = LOOK_INTERVAL_S) -> None:
         """Read the file.

@@ -19,10 +19,8 @@ import msgpack
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from seqgate.telemetry import names, spans
-from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position, TopicName
-from services.dedup.adapters.cluster import ClusterRedis
-from services.dedup.adapters.keys import (
+from seqgate.services.dedup.adapters.cluster import ClusterRedis
+from seqgate.services.dedup.adapters.keys import (
     META,
     POLICIES,
     PREFIX,
@@ -38,9 +36,17 @@ from services.dedup.adapters.keys import (
     topic_key,
     topic_of,
 )
-from services.dedup.core.topic import Counts, Frozen, Full, Loaded, Persisted, Saved, Tracked
-from services.dedup.ports import ProducerPage, StateUnavailable, Summary
-from services.deduplication import (
+from seqgate.services.dedup.core.topic import (
+    Counts,
+    Frozen,
+    Full,
+    Loaded,
+    Persisted,
+    Saved,
+    Tracked,
+)
+from seqgate.services.dedup.ports import ProducerPage, StateUnavailable, Summary
+from seqgate.services.deduplication import (
     Applied,
     Behind,
     Changed,
@@ -53,7 +59,9 @@ from services.deduplication import (
     Withdrawal,
     Writer,
 )
-from services.errors import Fenced, InvalidPage
+from seqgate.services.errors import Fenced, InvalidPage
+from seqgate.telemetry import names, spans
+from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position, TopicName
 
 RETRY_AFTER_S: Final = 0.2
 """RetryInfo for a caller when Redis does not answer."""
@@ -84,7 +92,7 @@ _VERDICTS: Final = {
 
 def script_text(name: str) -> str:
     """The source of a script, its common beginning included."""
-    folder = resources.files("services.dedup.adapters") / "lua"
+    folder = resources.files("seqgate.services.dedup.adapters") / "lua"
     text = (folder / f"{name}.lua").read_text()
     if name in ("admit", "confirm", "rollback", "load"):
         text = (folder / "topic.lua").read_text() + text
@@ -120,7 +128,7 @@ def _random_leap() -> int:
 
 
 class RedisStateStore:
-    """See services.dedup.ports.StateStore."""
+    """See seqgate.services.dedup.ports.StateStore."""
 
     def __init__(
         self, redis: Redis | ClusterRedis, *, leap: Callable[[], int] = _random_leap

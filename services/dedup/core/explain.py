@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from services.dedup.core.policy import EffectivePolicy, Source
-from services.dedup.core.sequence import Marks, admit
-from services.deduplication import NEVER, Claim, Verdict
+from seqgate.services.dedup.core.policy import EffectivePolicy, Source
+from seqgate.services.dedup.core.sequence import Marks, admit
+from seqgate.services.deduplication import NEVER, Claim, Verdict
 
 _LEVELS = {
     Source.DEFAULT: "by default",

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from seqgate.services.dedup.core.sequence import Marks, advance
 from seqgate.types import Chunk
-from services.dedup.core.sequence import Marks, advance
 
 
 class ChunkRun(NamedTuple):

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, fields
 from enum import Enum, auto
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from seqgate.services.errors import DomainError, Kind
 from seqgate.types import InvalidNameError, TopicName
-from services.errors import DomainError, Kind
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ older, and that much is allowed for until it cannot matter any more.
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from services.dedup.core.topic import Tracked
+from seqgate.services.dedup.core.topic import Tracked
 
 JUMP_MIN_MS: Final = 1_000
 """How far a clock must have moved against a steady one for that to count as set forward; less adds

@@ -36,9 +36,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from seqgate.services import deduplication
+from seqgate.services.deduplication import NEVER, Claim, Mark, Verdict, continues
 from seqgate.types import SEQUENCE_ID_MAX, Chunk
-from services import deduplication
-from services.deduplication import NEVER, Claim, Mark, Verdict, continues
 
 
 class Admitted(NamedTuple):

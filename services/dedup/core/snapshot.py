@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
+from seqgate.services.dedup.core.topic import Frozen, Persisted
+from seqgate.services.deduplication import Writer
 from seqgate.types import SEQUENCE_ID_MAX, Chunk, InvalidChunkError, Position, check_chunk
-from services.dedup.core.topic import Frozen, Persisted
-from services.deduplication import Writer
 
 ABOUT: Final = "#seqgate.internal.dedup"
 """The property that says what the others belong to."""

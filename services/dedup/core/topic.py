@@ -27,9 +27,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from seqgate.types import Chunk, Position
-from services.dedup.core.sequence import Marks, admit, advance, withdraw
-from services.deduplication import (
+from seqgate.services.dedup.core.sequence import Marks, admit, advance, withdraw
+from seqgate.services.deduplication import (
     NEVER,
     Applied,
     Behind,
@@ -42,7 +41,8 @@ from services.deduplication import (
     Withdrawal,
     Writer,
 )
-from services.errors import Fenced
+from seqgate.services.errors import Fenced
+from seqgate.types import Chunk, Position
 
 
 class Full(NamedTuple):

@@ -13,9 +13,8 @@ from google.protobuf.message import Message
 from grpc import StatusCode, aio
 
 from seqgate.api.cursor.v1 import cursor_pb2 as pb
-from seqgate.types import Position, TopicName
-from services.dispatcher.core.effects import Persist
-from services.dispatcher.ports import (
+from seqgate.services.dispatcher.core.effects import Persist
+from seqgate.services.dispatcher.ports import (
     Cursor,
     CursorCorrupt,
     CursorsRefused,
@@ -26,10 +25,11 @@ from services.dispatcher.ports import (
     Run,
     SubscriptionNotFound,
 )
-from services.errors import DomainError, Fenced, InvalidPage
-from services.runtime.cursors import EXPECTED, RETRY_AFTER_S, CursorClient
-from services.runtime.positions import of_position, to_position
-from services.runtime.status import CallFailed
+from seqgate.services.errors import DomainError, Fenced, InvalidPage
+from seqgate.services.runtime.cursors import EXPECTED, RETRY_AFTER_S, CursorClient
+from seqgate.services.runtime.positions import of_position, to_position
+from seqgate.services.runtime.status import CallFailed
+from seqgate.types import Position, TopicName
 
 log = structlog.get_logger()
 
@@ -66,7 +66,7 @@ RIGHTS: Final = frozenset(
 
 
 class SubscriptionCursors(CursorClient):
-    """See services.dispatcher.ports.Cursors."""
+    """See seqgate.services.dispatcher.ports.Cursors."""
 
     async def create(
         self,

@@ -18,10 +18,8 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.entry.v1.entry_pb2 import TraceContext
 from seqgate.api.filter.v1 import filter_pb2 as pb
 from seqgate.api.filter.v1 import filter_pb2_grpc as pb_grpc
-from seqgate.status import decode
-from seqgate.telemetry import spans
-from services.dispatcher.core.effects import ACCEPT, FILTER_FAILED, REJECT
-from services.dispatcher.ports import (
+from seqgate.services.dispatcher.core.effects import ACCEPT, FILTER_FAILED, REJECT
+from seqgate.services.dispatcher.ports import (
     Decision,
     Failure,
     FiltersUnavailable,
@@ -30,8 +28,10 @@ from services.dispatcher.ports import (
     Reads,
     Rules,
 )
-from services.errors import ServiceBusy
-from services.runtime.status import call_failed
+from seqgate.services.errors import ServiceBusy
+from seqgate.services.runtime.status import call_failed
+from seqgate.status import decode
+from seqgate.telemetry import spans
 
 log = structlog.get_logger()
 
@@ -62,7 +62,7 @@ class _Nonsense(Exception):
 
 
 class GrpcFilters:
-    """See services.dispatcher.ports.Filters."""
+    """See seqgate.services.dispatcher.ports.Filters."""
 
     def __init__(self, channel: aio.Channel, *, timeout_s: float) -> None:
         self._stub = pb_grpc.FilterServiceStub(channel)
@@ -74,7 +74,7 @@ class GrpcFilters:
 
 
 class GrpcLine:
-    """See services.dispatcher.ports.Line."""
+    """See seqgate.services.dispatcher.ports.Line."""
 
     def __init__(self, stub: "pb_grpc.FilterServiceAsyncStub", timeout_s: float) -> None:
         self._stub = stub

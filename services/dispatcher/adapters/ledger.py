@@ -14,8 +14,7 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.owners import NOT_OWNER, FollowingChannel
-from seqgate.types import Position, TopicName
-from services.dispatcher.ports import (
+from seqgate.services.dispatcher.ports import (
     Ends,
     EntryCorrupt,
     Fetched,
@@ -23,8 +22,9 @@ from services.dispatcher.ports import (
     Run,
     TopicNotFound,
 )
-from services.runtime.channels import check_health
-from services.runtime.status import CallFailed, answer, call_failed
+from seqgate.services.runtime.channels import check_health
+from seqgate.services.runtime.status import CallFailed, answer, call_failed
+from seqgate.types import Position, TopicName
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -51,7 +51,7 @@ EXPECTED: Final = frozenset({"", "STORE_UNAVAILABLE", "DRAINING", NOT_OWNER}) | 
 
 
 class GrpcLog:
-    """See services.dispatcher.ports.Log."""
+    """See seqgate.services.dispatcher.ports.Log."""
 
     def __init__(self, channel: FollowingChannel, *, timeout_s: float) -> None:
         self._channel = channel

@@ -10,9 +10,9 @@ from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.ledger.v1 import ledger_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2_grpc as pb_grpc
 from seqgate.owners import NOT_OWNER, FollowingChannel
+from seqgate.services.dispatcher.ports import GENERATION, LedgerUnavailable, Letter, LetterRefused
+from seqgate.services.runtime.status import call_failed
 from seqgate.types import PRODUCER_NAME_BYTES_MAX
-from services.dispatcher.ports import GENERATION, LedgerUnavailable, Letter, LetterRefused
-from services.runtime.status import call_failed
 
 RETRY_AFTER_S: Final = 0.5
 """How long a letter waits that could not be put."""
@@ -70,7 +70,7 @@ _THERE: Final = frozenset({pb.RECEIPT_STATUS_STORED, pb.RECEIPT_STATUS_DUPLICATE
 
 
 class GrpcDeadLetters:
-    """See services.dispatcher.ports.DeadLetters.
+    """See seqgate.services.dispatcher.ports.DeadLetters.
 
     A letter is published by a producer that stands for its subscription, under a sequence id that
     follows from its number. A chunk keeps its message's id and attempt, and has a producer that

@@ -4,10 +4,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from seqgate.types import Position, TopicName
-from services.cursors import CursorsUnavailable
-from services.dispatcher.core.effects import Persist
-from services.dispatcher.ports import (
+from seqgate.services.cursors import CursorsUnavailable
+from seqgate.services.dispatcher.core.effects import Persist
+from seqgate.services.dispatcher.ports import (
     Cursor,
     CursorsRefused,
     InvalidProperty,
@@ -17,7 +16,8 @@ from services.dispatcher.ports import (
     Run,
     SubscriptionNotFound,
 )
-from services.errors import Fenced, InvalidPage
+from seqgate.services.errors import Fenced, InvalidPage
+from seqgate.types import Position, TopicName
 
 PROPERTIES_MAX: Final = 2_000
 PROPERTY_BYTES_MAX: Final = 4 * 1024
@@ -79,7 +79,7 @@ class _Kept:
 
 
 class MemoryCursors:
-    """See services.dispatcher.ports.Cursors.
+    """See seqgate.services.dispatcher.ports.Cursors.
 
     Attributes:
         available: whether it answers.

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from seqgate.api.entry.v1 import entry_pb2
-from services.dispatcher.core.effects import ACCEPT, FILTER_FAILED
-from services.dispatcher.ports import (
+from seqgate.services.dispatcher.core.effects import ACCEPT, FILTER_FAILED
+from seqgate.services.dispatcher.ports import (
     Decision,
     Failure,
     FiltersUnavailable,
@@ -33,7 +33,7 @@ class Predicate(NamedTuple):
 
 
 class MemoryFilters:
-    """See services.dispatcher.ports.Filters.
+    """See seqgate.services.dispatcher.ports.Filters.
 
     Attributes:
         available: whether it answers.
@@ -54,7 +54,7 @@ class MemoryFilters:
 
 
 class MemoryLine:
-    """See services.dispatcher.ports.Line."""
+    """See seqgate.services.dispatcher.ports.Line."""
 
     def __init__(self, filters: MemoryFilters) -> None:
         self._filters = filters

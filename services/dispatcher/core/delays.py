@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
+from seqgate.services.dispatcher.core.effects import Options
+from seqgate.services.dispatcher.core.lane import Lane
 from seqgate.types import Position
-from services.dispatcher.core.effects import Options
-from services.dispatcher.core.lane import Lane
 
 HELD_KEYS_MAX: Final = 250_000
 """Of how many keys the digests are remembered, in 4 MiB; of what is beyond, the slots."""

@@ -10,8 +10,7 @@ a line of `_withheld`. Whatever withholds a key must wake it when it ends.
 
 from typing import Final
 
-from seqgate.types import Position
-from services.dispatcher.core.effects import (
+from seqgate.services.dispatcher.core.effects import (
     AfterDeadLetter,
     Because,
     DeadLetter,
@@ -19,13 +18,14 @@ from services.dispatcher.core.effects import (
     Options,
     Outgoing,
 )
-from services.dispatcher.core.flights import Flights
-from services.dispatcher.core.lane import Consumer, Gathering, Lane, Reason, Returned
-from services.dispatcher.core.large import LargeMessages
-from services.dispatcher.core.parking import Parking
-from services.dispatcher.core.positions import Parked
-from services.dispatcher.core.settling import Settling
-from services.dispatcher.core.verdicts import reason_for
+from seqgate.services.dispatcher.core.flights import Flights
+from seqgate.services.dispatcher.core.lane import Consumer, Gathering, Lane, Reason, Returned
+from seqgate.services.dispatcher.core.large import LargeMessages
+from seqgate.services.dispatcher.core.parking import Parking
+from seqgate.services.dispatcher.core.positions import Parked
+from seqgate.services.dispatcher.core.settling import Settling
+from seqgate.services.dispatcher.core.verdicts import reason_for
+from seqgate.types import Position
 
 TURN_ENTRIES: Final = 16
 """How many entries of a key are delivered before the next key's turn."""

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
+from seqgate.services.dispatcher.core.lane import Chunk, Flight
+from seqgate.services.dispatcher.core.selectors import SlotRange
 from seqgate.types import Position
-from services.dispatcher.core.lane import Chunk, Flight
-from services.dispatcher.core.selectors import SlotRange
 
 # The verdicts of filters on an entry. A number above zero: judge it again after so many
 # milliseconds.

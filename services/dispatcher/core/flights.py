@@ -20,9 +20,8 @@ flight elsewhere drains by that very fact, and one that comes back drains no mor
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from seqgate.types import Position
-from services.dispatcher.core.effects import Assigned, Drain, Options, Outgoing
-from services.dispatcher.core.lane import (
+from seqgate.services.dispatcher.core.effects import Assigned, Drain, Options, Outgoing
+from seqgate.services.dispatcher.core.lane import (
     Chunk,
     Consumer,
     Flight,
@@ -33,9 +32,10 @@ from services.dispatcher.core.lane import (
     Slot,
     Timers,
 )
-from services.dispatcher.core.parking import Parking
-from services.dispatcher.core.selectors import Selector, SlotRange, Snapshot, moves
-from services.dispatcher.core.settling import Settling
+from seqgate.services.dispatcher.core.parking import Parking
+from seqgate.services.dispatcher.core.selectors import Selector, SlotRange, Snapshot, moves
+from seqgate.services.dispatcher.core.settling import Settling
+from seqgate.types import Position
 
 
 class Flights:

@@ -16,12 +16,19 @@ is known: a consumer gets all of them, or none.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from seqgate.services.dispatcher.core.effects import (
+    ACCEPT,
+    FILTER_FAILED,
+    REJECT,
+    UNJUDGED,
+    Entry,
+    Options,
+)
+from seqgate.services.dispatcher.core.lane import Chunk, Lane
+from seqgate.services.dispatcher.core.parking import Parking
+from seqgate.services.dispatcher.core.settling import Settling
+from seqgate.services.dispatcher.core.verdicts import Verdicts
 from seqgate.types import Position
-from services.dispatcher.core.effects import ACCEPT, FILTER_FAILED, REJECT, UNJUDGED, Entry, Options
-from services.dispatcher.core.lane import Chunk, Lane
-from services.dispatcher.core.parking import Parking
-from services.dispatcher.core.settling import Settling
-from services.dispatcher.core.verdicts import Verdicts
 
 REJECTED_ATTEMPTS_MAX: Final = 1_000
 """Of how many large messages it is remembered that their first chunks were rejected, and the last

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from seqgate.services.dispatcher.core.effects import Options, Scan
+from seqgate.services.dispatcher.core.lane import Lane, Queue, Reason, Slot
 from seqgate.types import Position
-from services.dispatcher.core.effects import Options, Scan
-from services.dispatcher.core.lane import Lane, Queue, Reason, Slot
 
 SCAN_ENTRIES: Final = 1_000
 """How many entries one page of a scan has."""

@@ -23,8 +23,8 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final, NamedTuple
 
+from seqgate.services.dispatcher.core.positions import Parked, Runs
 from seqgate.types import Position
-from services.dispatcher.core.positions import Parked, Runs
 
 
 class Reason(Enum):

@@ -15,9 +15,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from seqgate.services.dispatcher.core.lane import Chunk
+from seqgate.services.dispatcher.core.settling import Settling
 from seqgate.types import Position
-from services.dispatcher.core.lane import Chunk
-from services.dispatcher.core.settling import Settling
 
 UNFINISHED_MAX: Final = 10_000
 """How many large messages are remembered of which the last chunk was not read; then the oldest is

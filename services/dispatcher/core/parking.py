@@ -16,9 +16,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from heapq import heapify, heappop, heappush
 from itertools import chain, takewhile
 
-from seqgate.types import Position
-from services.dispatcher.core.delays import NEVER_MS, DelayedBytes, Delays, Kept
-from services.dispatcher.core.effects import (
+from seqgate.services.dispatcher.core.delays import NEVER_MS, DelayedBytes, Delays, Kept
+from seqgate.services.dispatcher.core.effects import (
     ACCEPT,
     FILTER_FAILED,
     Entry,
@@ -26,8 +25,8 @@ from services.dispatcher.core.effects import (
     Scan,
     SubscriptionType,
 )
-from services.dispatcher.core.lags import Lags
-from services.dispatcher.core.lane import (
+from seqgate.services.dispatcher.core.lags import Lags
+from seqgate.services.dispatcher.core.lane import (
     Consumer,
     Lane,
     Queue,
@@ -37,9 +36,10 @@ from services.dispatcher.core.lane import (
     Slot,
     Timers,
 )
-from services.dispatcher.core.positions import Parked, Runs
-from services.dispatcher.core.selectors import Selector
-from services.dispatcher.core.verdicts import Verdicts, Waits
+from seqgate.services.dispatcher.core.positions import Parked, Runs
+from seqgate.services.dispatcher.core.selectors import Selector
+from seqgate.services.dispatcher.core.verdicts import Verdicts, Waits
+from seqgate.types import Position
 
 
 class Parking:

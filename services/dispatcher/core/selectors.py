@@ -27,7 +27,7 @@ from typing import Final, NamedTuple, Protocol
 
 import mmh3
 
-from services.errors import DomainError, Kind
+from seqgate.services.errors import DomainError, Kind
 
 RING_SLOT_FIRST: Final = 1
 """The lowest slot of a ring."""

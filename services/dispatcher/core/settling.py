@@ -24,8 +24,7 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Final, NamedTuple
 
-from seqgate.types import Position
-from services.dispatcher.core.effects import (
+from seqgate.services.dispatcher.core.effects import (
     AfterDeadLetter,
     Because,
     ForgetKey,
@@ -38,8 +37,9 @@ from services.dispatcher.core.effects import (
     Record,
     SubscriptionType,
 )
-from services.dispatcher.core.lane import Flight, Lane
-from services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.core.lane import Flight, Lane
+from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.types import Position
 
 UNSETTLED_MAX: Final = 20_000
 """How many entries may be acknowledged and not durably before reading stops, about 300 bytes each.

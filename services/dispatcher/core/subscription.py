@@ -38,10 +38,9 @@ if it cannot, it drops this machine and starts another one from durable state.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from seqgate.types import Position
-from services.dispatcher.core.delays import DelayedBytes
-from services.dispatcher.core.delivering import KEPT_BACK_MAX, Delivering
-from services.dispatcher.core.effects import (
+from seqgate.services.dispatcher.core.delays import DelayedBytes
+from seqgate.services.dispatcher.core.delivering import KEPT_BACK_MAX, Delivering
+from seqgate.services.dispatcher.core.effects import (
     ACCEPT,
     AfterDeadLetter,
     Because,
@@ -56,14 +55,23 @@ from services.dispatcher.core.effects import (
     Scan,
     SubscriptionType,
 )
-from services.dispatcher.core.flights import Flights, HandOver
-from services.dispatcher.core.judging import Judging
-from services.dispatcher.core.lane import Chunk, Consumer, Flight, Lane, Reason, Slot, Timers
-from services.dispatcher.core.large import LargeMessages
-from services.dispatcher.core.parking import Parking
-from services.dispatcher.core.selectors import Selector, SlotRange
-from services.dispatcher.core.settling import Durable, Settling
-from services.dispatcher.core.verdicts import Waits, oldest
+from seqgate.services.dispatcher.core.flights import Flights, HandOver
+from seqgate.services.dispatcher.core.judging import Judging
+from seqgate.services.dispatcher.core.lane import (
+    Chunk,
+    Consumer,
+    Flight,
+    Lane,
+    Reason,
+    Slot,
+    Timers,
+)
+from seqgate.services.dispatcher.core.large import LargeMessages
+from seqgate.services.dispatcher.core.parking import Parking
+from seqgate.services.dispatcher.core.selectors import Selector, SlotRange
+from seqgate.services.dispatcher.core.settling import Durable, Settling
+from seqgate.services.dispatcher.core.verdicts import Waits, oldest
+from seqgate.types import Position
 
 TOTALS: Final = (
     "delivered_entries",

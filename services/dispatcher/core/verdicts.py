@@ -22,15 +22,15 @@ from collections.abc import Iterable, Mapping
 from heapq import nsmallest
 from typing import Final
 
-from seqgate.types import Position
-from services.dispatcher.core.effects import (
+from seqgate.services.dispatcher.core.effects import (
     FILTER_FAILED,
     UNJUDGED,
     Judge,
     Options,
     SubscriptionType,
 )
-from services.dispatcher.core.lane import Lane, Reason, Timers, Undecided
+from seqgate.services.dispatcher.core.lane import Lane, Reason, Timers, Undecided
+from seqgate.types import Position
 
 WAITS: Final = "seqgate.waits"
 

@@ -10,11 +10,11 @@ from typing import Final
 
 import structlog
 
+from seqgate.services.dispatcher.core.effects import Persist
+from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.cursor.tenure import Tenure
+from seqgate.services.dispatcher.ports import Cursor, Part
 from seqgate.types import Position, TopicName
-from services.dispatcher.core.effects import Persist
-from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.cursor.tenure import Tenure
-from services.dispatcher.ports import Cursor, Part
 
 log = structlog.get_logger()
 

@@ -16,9 +16,8 @@ from typing import Final, TypeVar
 
 import structlog
 
-from seqgate.types import Position, TopicName
-from services.dispatcher.core.effects import Persist
-from services.dispatcher.ports import (
+from seqgate.services.dispatcher.core.effects import Persist
+from seqgate.services.dispatcher.ports import (
     Cursor,
     Cursors,
     CursorsRefused,
@@ -27,7 +26,8 @@ from services.dispatcher.ports import (
     Run,
     SubscriptionNotFound,
 )
-from services.errors import DomainError, Fenced
+from seqgate.services.errors import DomainError, Fenced
+from seqgate.types import Position, TopicName
 
 log = structlog.get_logger()
 

@@ -9,11 +9,11 @@ from typing import Final
 
 import structlog
 
+from seqgate.services.dispatcher.core.verdicts import WAITS, from_text, to_text
+from seqgate.services.dispatcher.cursor.tenure import Tenure
+from seqgate.services.dispatcher.ports import Cursor
+from seqgate.services.errors import DomainError
 from seqgate.types import Position, TopicName
-from services.dispatcher.core.verdicts import WAITS, from_text, to_text
-from services.dispatcher.cursor.tenure import Tenure
-from services.dispatcher.ports import Cursor
-from services.errors import DomainError
 
 log = structlog.get_logger()
 

@@ -7,12 +7,18 @@ from collections.abc import Hashable, Mapping
 from typing import Final, NamedTuple
 
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
+from seqgate.services.dispatcher.core.effects import ACCEPT, FILTER_FAILED, REJECT, UNJUDGED
+from seqgate.services.dispatcher.filtering.chains import Chain, Policy
+from seqgate.services.dispatcher.filtering.projection import Projection
+from seqgate.services.dispatcher.filtering.tallies import (
+    ACCEPTED,
+    REJECTED,
+    RESCHEDULED,
+    Tallies,
+    Tally,
+)
+from seqgate.services.dispatcher.ports import Decision, Line, Reads, Rules
 from seqgate.types import TopicName
-from services.dispatcher.core.effects import ACCEPT, FILTER_FAILED, REJECT, UNJUDGED
-from services.dispatcher.filtering.chains import Chain, Policy
-from services.dispatcher.filtering.projection import Projection
-from services.dispatcher.filtering.tallies import ACCEPTED, REJECTED, RESCHEDULED, Tallies, Tally
-from services.dispatcher.ports import Decision, Line, Reads, Rules
 
 VERDICTS_MAX: Final = 10_000
 """How many verdicts of a chain are cached."""

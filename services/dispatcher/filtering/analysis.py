@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
-from seqgate.types import Position, TopicName
-from services.dispatcher.core.effects import ACCEPT, REJECT
-from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.entries import position_of
-from services.dispatcher.filtering.estimate import (
+from seqgate.services.dispatcher.core.effects import ACCEPT, REJECT
+from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.entries import position_of
+from seqgate.services.dispatcher.filtering.estimate import (
     BLOCK_ENTRIES,
     Block,
     Estimate,
@@ -22,8 +21,9 @@ from services.dispatcher.filtering.estimate import (
     size,
     starts,
 )
-from services.dispatcher.filtering.trial import Trial
-from services.dispatcher.ports import Cursor, Decision, Log, Run
+from seqgate.services.dispatcher.filtering.trial import Trial
+from seqgate.services.dispatcher.ports import Cursor, Decision, Log, Run
+from seqgate.types import Position, TopicName
 
 
 class Backlog(Protocol):

@@ -27,25 +27,22 @@ from opentelemetry.trace import Span
 
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
-from seqgate.telemetry import names, spans
-from seqgate.telemetry.setup import NONE, exporter_asked_for
-from seqgate.types import Position, TopicName
-from services.dispatcher.core.effects import ACCEPT, FILTER_FAILED, REJECT, UNJUDGED
-from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.cursor.tenure import Tenure
-from services.dispatcher.entries import position_of
-from services.dispatcher.filtering.active import UNFILTERED, ActiveChain, Known, prepared
-from services.dispatcher.filtering.chains import (
+from seqgate.services.dispatcher.core.effects import ACCEPT, FILTER_FAILED, REJECT, UNJUDGED
+from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.cursor.tenure import Tenure
+from seqgate.services.dispatcher.entries import position_of
+from seqgate.services.dispatcher.filtering.active import UNFILTERED, ActiveChain, Known, prepared
+from seqgate.services.dispatcher.filtering.chains import (
     Chain,
     Chains,
     Stretch,
     TooManyFilters,
     to_properties,
 )
-from services.dispatcher.filtering.shadow import Shadow, Spawn
-from services.dispatcher.filtering.tallies import ACCEPTED, REJECTED, RESCHEDULED, Tallies
-from services.dispatcher.filtering.trial import Trial
-from services.dispatcher.ports import (
+from seqgate.services.dispatcher.filtering.shadow import Shadow, Spawn
+from seqgate.services.dispatcher.filtering.tallies import ACCEPTED, REJECTED, RESCHEDULED, Tallies
+from seqgate.services.dispatcher.filtering.trial import Trial
+from seqgate.services.dispatcher.ports import (
     Cursor,
     Failure,
     Filters,
@@ -54,8 +51,11 @@ from services.dispatcher.ports import (
     InvalidProperty,
     Line,
 )
-from services.errors import DomainError, ServiceBusy
-from services.runtime.metrics import Recorder, nowhere
+from seqgate.services.errors import DomainError, ServiceBusy
+from seqgate.services.runtime.metrics import Recorder, nowhere
+from seqgate.telemetry import names, spans
+from seqgate.telemetry.setup import NONE, exporter_asked_for
+from seqgate.types import Position, TopicName
 
 log = structlog.get_logger()
 

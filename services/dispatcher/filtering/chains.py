@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
+from seqgate.services.dispatcher.ports import Filter
+from seqgate.services.errors import DomainError, Kind
 from seqgate.types import Position
-from services.dispatcher.ports import Filter
-from services.errors import DomainError, Kind
 
 PREFIX: Final = "seqgate.filter."
 """How the names of the properties begin."""

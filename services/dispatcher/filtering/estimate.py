@@ -15,8 +15,8 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from seqgate.services.dispatcher.ports import Run
 from seqgate.types import Position
-from services.dispatcher.ports import Run
 
 BLOCK_ENTRIES: Final = 100
 """How many neighbours one block has."""

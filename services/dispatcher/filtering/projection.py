@@ -5,8 +5,8 @@ from collections.abc import Callable, Hashable
 from typing import Any, Final, cast
 
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
-from services.dispatcher.ports import Reads
-from services.runtime.projection import FIELDS, PROPERTIES, field_readers, properties_reader
+from seqgate.services.dispatcher.ports import Reads
+from seqgate.services.runtime.projection import FIELDS, PROPERTIES, field_readers, properties_reader
 
 KeyOf = Callable[[EntryMetadata], Hashable]
 

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from seqgate.api.entry.v1.entry_pb2 import EntryMetadata
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
+from seqgate.services.dispatcher.entries import position_of
+from seqgate.services.dispatcher.filtering.active import NOT_ASKED, ActiveChain
+from seqgate.services.dispatcher.filtering.chains import Stretch
+from seqgate.services.dispatcher.filtering.tallies import Names, Tallies, Tally
+from seqgate.services.dispatcher.ports import Filters
+from seqgate.services.errors import DomainError
 from seqgate.types import TopicName
-from services.dispatcher.entries import position_of
-from services.dispatcher.filtering.active import NOT_ASKED, ActiveChain
-from services.dispatcher.filtering.chains import Stretch
-from services.dispatcher.filtering.tallies import Names, Tallies, Tally
-from services.dispatcher.ports import Filters
-from services.errors import DomainError
 
 WAITING_MAX: Final = 10_000
 WAITING_BYTES_MAX: Final = 8 * 1024 * 1024

@@ -3,13 +3,13 @@
 from collections.abc import Hashable, Mapping, Sequence
 
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
+from seqgate.services.dispatcher.core.effects import ACCEPT
+from seqgate.services.dispatcher.entries import position_of
+from seqgate.services.dispatcher.filtering.active import VERDICTS_MAX, prepared
+from seqgate.services.dispatcher.filtering.chains import Chain, Chains
+from seqgate.services.dispatcher.filtering.projection import Projection
+from seqgate.services.dispatcher.ports import Decision, Line, Rules
 from seqgate.types import TopicName
-from services.dispatcher.core.effects import ACCEPT
-from services.dispatcher.entries import position_of
-from services.dispatcher.filtering.active import VERDICTS_MAX, prepared
-from services.dispatcher.filtering.chains import Chain, Chains
-from services.dispatcher.filtering.projection import Projection
-from services.dispatcher.ports import Decision, Line, Rules
 
 
 class Trial:

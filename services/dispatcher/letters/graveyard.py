@@ -30,16 +30,19 @@ import structlog
 
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
 from seqgate.message_id import MessageId
-from seqgate.telemetry import names
-from seqgate.telemetry.propagation import TRACEPARENT
-from seqgate.types import InvalidNameError, Position, TopicName
-from services.cursors import CursorsUnavailable
-from services.dispatcher.core.effects import AfterDeadLetter, Because, DeadLetter, Gap, KeyState
-from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.core.settling import remembered
-from services.dispatcher.cursor.tenure import Tenure
-from services.dispatcher.entries import position_of
-from services.dispatcher.ports import (
+from seqgate.services.cursors import CursorsUnavailable
+from seqgate.services.dispatcher.core.effects import (
+    AfterDeadLetter,
+    Because,
+    DeadLetter,
+    Gap,
+    KeyState,
+)
+from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.core.settling import remembered
+from seqgate.services.dispatcher.cursor.tenure import Tenure
+from seqgate.services.dispatcher.entries import position_of
+from seqgate.services.dispatcher.ports import (
     GENERATION,
     INTERNAL,
     Cursor,
@@ -50,8 +53,11 @@ from services.dispatcher.ports import (
     LetterRefused,
     Log,
 )
-from services.dispatcher.spans import MessageSpans
-from services.errors import DomainError
+from seqgate.services.dispatcher.spans import MessageSpans
+from seqgate.services.errors import DomainError
+from seqgate.telemetry import names
+from seqgate.telemetry.propagation import TRACEPARENT
+from seqgate.types import InvalidNameError, Position, TopicName
 
 log = structlog.get_logger()
 

@@ -8,9 +8,9 @@ from google.rpc import status_pb2
 from opentelemetry.trace import INVALID_SPAN, Span, SpanContext
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.services.dispatcher.core.effects import Delivery, Outcome
+from seqgate.services.errors import DomainError
 from seqgate.telemetry import spans
-from services.dispatcher.core.effects import Delivery, Outcome
-from services.errors import DomainError
 
 
 class Stream(Protocol):

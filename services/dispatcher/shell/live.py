@@ -19,32 +19,42 @@ import structlog
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
+from seqgate.services.dispatcher.config import DispatcherConfig
+from seqgate.services.dispatcher.core.delays import DelayedBytes
+from seqgate.services.dispatcher.core.effects import (
+    AfterDeadLetter,
+    Because,
+    Options,
+    SubscriptionType,
+)
+from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.core.selectors import Placement
+from seqgate.services.dispatcher.core.settling import Durable
+from seqgate.services.dispatcher.core.subscription import Subscription
+from seqgate.services.dispatcher.cursor import resuming
+from seqgate.services.dispatcher.cursor.tenure import Tenure, keep_lease
+from seqgate.services.dispatcher.cursor.waiting import Waiting
+from seqgate.services.dispatcher.entries import position_of
+from seqgate.services.dispatcher.errors import SubscriptionBusy, TooManyConsumers
+from seqgate.services.dispatcher.filtering.applied import Filtering
+from seqgate.services.dispatcher.filtering.chains import (
+    Chain,
+    Stretch,
+    from_properties,
+    to_properties,
+)
+from seqgate.services.dispatcher.letters.graveyard import Graveyard
+from seqgate.services.dispatcher.ports import Cursor, InvalidProperty, Part, Ports, TopicNotFound
+from seqgate.services.dispatcher.shell.cache import Caches, EntryCache
+from seqgate.services.dispatcher.shell.performing import Performing
+from seqgate.services.dispatcher.shell.sending import Sending
+from seqgate.services.dispatcher.shell.session import Joining, Session
+from seqgate.services.dispatcher.shell.work import Work
+from seqgate.services.errors import DomainError, Draining, Fenced
+from seqgate.services.runtime.budget import Budget
+from seqgate.services.runtime.metrics import Recorder, nowhere
+from seqgate.services.runtime.room import Room
 from seqgate.types import Position, TopicName
-from services.dispatcher.config import DispatcherConfig
-from services.dispatcher.core.delays import DelayedBytes
-from services.dispatcher.core.effects import AfterDeadLetter, Because, Options, SubscriptionType
-from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.core.selectors import Placement
-from services.dispatcher.core.settling import Durable
-from services.dispatcher.core.subscription import Subscription
-from services.dispatcher.cursor import resuming
-from services.dispatcher.cursor.tenure import Tenure, keep_lease
-from services.dispatcher.cursor.waiting import Waiting
-from services.dispatcher.entries import position_of
-from services.dispatcher.errors import SubscriptionBusy, TooManyConsumers
-from services.dispatcher.filtering.applied import Filtering
-from services.dispatcher.filtering.chains import Chain, Stretch, from_properties, to_properties
-from services.dispatcher.letters.graveyard import Graveyard
-from services.dispatcher.ports import Cursor, InvalidProperty, Part, Ports, TopicNotFound
-from services.dispatcher.shell.cache import Caches, EntryCache
-from services.dispatcher.shell.performing import Performing
-from services.dispatcher.shell.sending import Sending
-from services.dispatcher.shell.session import Joining, Session
-from services.dispatcher.shell.work import Work
-from services.errors import DomainError, Draining, Fenced
-from services.runtime.budget import Budget
-from services.runtime.metrics import Recorder, nowhere
-from services.runtime.room import Room
 
 log = structlog.get_logger()
 

@@ -19,10 +19,8 @@ import structlog
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
-from seqgate.telemetry import names, spans
-from seqgate.types import Position, TopicName
-from services.dispatcher.core.delays import DelayedBytes
-from services.dispatcher.core.effects import (
+from seqgate.services.dispatcher.core.delays import DelayedBytes
+from seqgate.services.dispatcher.core.effects import (
     ACCEPT,
     REJECT,
     Assigned,
@@ -43,19 +41,21 @@ from services.dispatcher.core.effects import (
     Scan,
     SubscriptionType,
 )
-from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.core.selectors import Placement, SlotRange, selector_of
-from services.dispatcher.core.settling import Durable
-from services.dispatcher.core.subscription import Subscription
-from services.dispatcher.cursor.tenure import Tenure, persist
-from services.dispatcher.entries import entry_of, position_of
-from services.dispatcher.filtering.applied import Filtering
-from services.dispatcher.letters.graveyard import Graveyard
-from services.dispatcher.ports import Fetched, Ports
-from services.dispatcher.shell.answers import Answers, Stream
-from services.dispatcher.shell.cache import EntryCache
-from services.dispatcher.shell.work import BACKOFF_FIRST_S, Work
-from services.runtime.metrics import Recorder, nowhere
+from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.core.selectors import Placement, SlotRange, selector_of
+from seqgate.services.dispatcher.core.settling import Durable
+from seqgate.services.dispatcher.core.subscription import Subscription
+from seqgate.services.dispatcher.cursor.tenure import Tenure, persist
+from seqgate.services.dispatcher.entries import entry_of, position_of
+from seqgate.services.dispatcher.filtering.applied import Filtering
+from seqgate.services.dispatcher.letters.graveyard import Graveyard
+from seqgate.services.dispatcher.ports import Fetched, Ports
+from seqgate.services.dispatcher.shell.answers import Answers, Stream
+from seqgate.services.dispatcher.shell.cache import EntryCache
+from seqgate.services.dispatcher.shell.work import BACKOFF_FIRST_S, Work
+from seqgate.services.runtime.metrics import Recorder, nowhere
+from seqgate.telemetry import names, spans
+from seqgate.types import Position, TopicName
 
 log = structlog.get_logger()
 

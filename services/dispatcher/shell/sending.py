@@ -16,16 +16,16 @@ from typing import Final
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.message_id import MessageId
+from seqgate.services.dispatcher.core.effects import Delivery
+from seqgate.services.dispatcher.entries import position_of
+from seqgate.services.dispatcher.ports import Log
+from seqgate.services.dispatcher.shell.performing import Performing
+from seqgate.services.dispatcher.shell.work import Work
+from seqgate.services.dispatcher.spans import MessageSpans
+from seqgate.services.runtime.room import Room, Share
 from seqgate.telemetry import names
 from seqgate.telemetry.propagation import TRACEPARENT
 from seqgate.types import Position, TopicName
-from services.dispatcher.core.effects import Delivery
-from services.dispatcher.entries import position_of
-from services.dispatcher.ports import Log
-from services.dispatcher.shell.performing import Performing
-from services.dispatcher.shell.work import Work
-from services.dispatcher.spans import MessageSpans
-from services.runtime.room import Room, Share
 
 RESPONSE_ENTRIES_MAX: Final = 500
 RESPONSE_BYTES_MAX: Final = 2 * 1024 * 1024

@@ -10,15 +10,15 @@ from google.rpc import status_pb2
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
+from seqgate.services.dispatcher.core.effects import Delivery, Options, Outcome, Revoke
+from seqgate.services.dispatcher.core.selectors import Placement, SlotRange
+from seqgate.services.dispatcher.core.subscription import Ack, Nack
+from seqgate.services.dispatcher.errors import SlowConsumer, TooManyUnanswered
+from seqgate.services.dispatcher.shell.answers import settled_response
+from seqgate.services.dispatcher.shell.performing import Performing
+from seqgate.services.dispatcher.shell.sending import RESPONSE_ENTRIES_MAX, Sending
 from seqgate.telemetry import names
 from seqgate.types import TopicName
-from services.dispatcher.core.effects import Delivery, Options, Outcome, Revoke
-from services.dispatcher.core.selectors import Placement, SlotRange
-from services.dispatcher.core.subscription import Ack, Nack
-from services.dispatcher.errors import SlowConsumer, TooManyUnanswered
-from services.dispatcher.shell.answers import settled_response
-from services.dispatcher.shell.performing import Performing
-from services.dispatcher.shell.sending import RESPONSE_ENTRIES_MAX, Sending
 
 OUTBOX_ITEMS_MAX: Final = 100_000
 """How many messages may wait for a slow consumer before it is disconnected. Deliveries are bounded

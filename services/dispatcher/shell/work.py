@@ -9,14 +9,14 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
+from seqgate.services.dispatcher.errors import SubscriptionFailed
+from seqgate.services.dispatcher.ports import EntryCorrupt, LetterRefused
+from seqgate.services.errors import DomainError, Kind
+from seqgate.services.runtime import deadline
+from seqgate.services.runtime.budget import Budget
+from seqgate.services.runtime.load import ASKED_BYTES, busy
+from seqgate.services.runtime.tasks import CANCEL_AGAIN_S, end
 from seqgate.types import TopicName
-from services.dispatcher.errors import SubscriptionFailed
-from services.dispatcher.ports import EntryCorrupt, LetterRefused
-from services.errors import DomainError, Kind
-from services.runtime import deadline
-from services.runtime.budget import Budget
-from services.runtime.load import ASKED_BYTES, busy
-from services.runtime.tasks import CANCEL_AGAIN_S, end
 
 log = structlog.get_logger()
 

@@ -5,20 +5,20 @@ from typing import Final
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.ledger.v1.ledger_pb2 import StoredEntry
-from seqgate.types import Position
-from services.dispatcher.core.effects import (
+from seqgate.services.dispatcher.core.effects import (
     ACCEPT,
     FILTER_FAILED,
     REJECT,
     UNJUDGED,
     SubscriptionType,
 )
-from services.dispatcher.core.lane import Lane, Reason
-from services.dispatcher.core.subscription import Subscription
-from services.dispatcher.entries import entry_of, position_of
-from services.dispatcher.shell.live import Live
-from services.dispatcher.wire.reporting import key_report, name_of, reason_of, time_of, wire
-from services.errors import DomainError
+from seqgate.services.dispatcher.core.lane import Lane, Reason
+from seqgate.services.dispatcher.core.subscription import Subscription
+from seqgate.services.dispatcher.entries import entry_of, position_of
+from seqgate.services.dispatcher.shell.live import Live
+from seqgate.services.dispatcher.wire.reporting import key_report, name_of, reason_of, time_of, wire
+from seqgate.services.errors import DomainError
+from seqgate.types import Position
 
 TEXTS: Final = {
     pb.REASON_READY: "nothing withholds it: it is its turn soon",

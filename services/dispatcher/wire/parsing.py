@@ -6,18 +6,11 @@ from typing import Any, Final
 
 from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.entry.v1 import entry_pb2
-from seqgate.types import (
-    SEQUENCE_ID_MAX,
-    InvalidNameError,
-    Position,
-    TopicName,
-    check_cursor_name,
-)
-from services.dispatcher.config import DispatcherConfig
-from services.dispatcher.core.effects import AfterDeadLetter, Options, SubscriptionType
-from services.dispatcher.core.selectors import Placement, SlotRange
-from services.dispatcher.core.subscription import Ack, Nack
-from services.dispatcher.errors import (
+from seqgate.services.dispatcher.config import DispatcherConfig
+from seqgate.services.dispatcher.core.effects import AfterDeadLetter, Options, SubscriptionType
+from seqgate.services.dispatcher.core.selectors import Placement, SlotRange
+from seqgate.services.dispatcher.core.subscription import Ack, Nack
+from seqgate.services.dispatcher.errors import (
     InvalidConsumer,
     InvalidOptions,
     InvalidPermits,
@@ -26,12 +19,19 @@ from services.dispatcher.errors import (
     InvalidStart,
     InvalidSubscriptionName,
 )
-from services.dispatcher.filtering.chains import Chain, Policy
-from services.dispatcher.letters.graveyard import default_topic
-from services.dispatcher.ports import INTERNAL, Filter, InvalidChain
-from services.dispatcher.service import After, At, AtTime, Earliest, Latest, Start
-from services.dispatcher.shell.session import Joining
-from services.errors import InvalidPage, InvalidTopicName
+from seqgate.services.dispatcher.filtering.chains import Chain, Policy
+from seqgate.services.dispatcher.letters.graveyard import default_topic
+from seqgate.services.dispatcher.ports import INTERNAL, Filter, InvalidChain
+from seqgate.services.dispatcher.service import After, At, AtTime, Earliest, Latest, Start
+from seqgate.services.dispatcher.shell.session import Joining
+from seqgate.services.errors import InvalidPage, InvalidTopicName
+from seqgate.types import (
+    SEQUENCE_ID_MAX,
+    InvalidNameError,
+    Position,
+    TopicName,
+    check_cursor_name,
+)
 
 ITEMS_MAX: Final = 10_000
 """How many deliveries one request may name."""

@@ -6,16 +6,16 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.api.filter.v1 import filter_pb2
 from seqgate.payloads import batches_opened
+from seqgate.services.dispatcher.core.effects import AfterDeadLetter, Options, SubscriptionType
+from seqgate.services.dispatcher.core.lane import Consumer, Lane, Reason
+from seqgate.services.dispatcher.core.selectors import Placement
+from seqgate.services.dispatcher.core.subscription import Subscription
+from seqgate.services.dispatcher.filtering.analysis import Analysis
+from seqgate.services.dispatcher.filtering.applied import Filtering
+from seqgate.services.dispatcher.filtering.chains import Chains, Policy, Stretch
+from seqgate.services.dispatcher.filtering.tallies import Row, Tally
+from seqgate.services.dispatcher.shell.live import Live
 from seqgate.types import Position
-from services.dispatcher.core.effects import AfterDeadLetter, Options, SubscriptionType
-from services.dispatcher.core.lane import Consumer, Lane, Reason
-from services.dispatcher.core.selectors import Placement
-from services.dispatcher.core.subscription import Subscription
-from services.dispatcher.filtering.analysis import Analysis
-from services.dispatcher.filtering.applied import Filtering
-from services.dispatcher.filtering.chains import Chains, Policy, Stretch
-from services.dispatcher.filtering.tallies import Row, Tally
-from services.dispatcher.shell.live import Live
 
 
 def report(live: Live, keys_max: int) -> pb.ReportResponse:

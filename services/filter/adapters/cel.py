@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from cel_expr_python import cel
 
-from services.filter.adapters.checked import Checked
-from services.filter.core.explain import SHOWN_CHARACTERS_MAX
-from services.filter.core.faults import Fault, InvalidExpression
-from services.filter.core.program import Failure, FailureReason, Shown, Type, Values
-from services.filter.core.reads import PROPERTIES, SUBSCRIPTION
-from services.filter.core.syntax import Call, Loop, Node, Variable, children, walk
+from seqgate.services.filter.adapters.checked import Checked
+from seqgate.services.filter.core.explain import SHOWN_CHARACTERS_MAX
+from seqgate.services.filter.core.faults import Fault, InvalidExpression
+from seqgate.services.filter.core.program import Failure, FailureReason, Shown, Type, Values
+from seqgate.services.filter.core.reads import PROPERTIES, SUBSCRIPTION
+from seqgate.services.filter.core.syntax import Call, Loop, Node, Variable, children, walk
 
 FAULTS_MAX: Final = 20
 """How many faults of an expression are told."""

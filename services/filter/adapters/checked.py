@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message_factory
 
-from services.filter.core.faults import Fault, InvalidExpression
-from services.filter.core.syntax import (
+from seqgate.services.filter.core.faults import Fault, InvalidExpression
+from seqgate.services.filter.core.syntax import (
     Call,
     Constant,
     ListOf,

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
-from services.filter.core.cost import PROPERTIES_MAX, TEXT_BYTES_MAX
-from services.filter.core.program import Failure, FailureReason, Program
-from services.filter.core.reads import PROPERTIES, SUBSCRIPTION, Reads
+from seqgate.services.filter.core.cost import PROPERTIES_MAX, TEXT_BYTES_MAX
+from seqgate.services.filter.core.program import Failure, FailureReason, Program
+from seqgate.services.filter.core.reads import PROPERTIES, SUBSCRIPTION, Reads
 
 FILTERS_MAX: Final = 16
 """How many filters a chain may have."""

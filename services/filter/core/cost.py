@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from services.filter.core.faults import Fault, InvalidExpression
-from services.filter.core.reads import PROPERTIES, SUBSCRIPTION
-from services.filter.core.regex import program_size
-from services.filter.core.syntax import (
+from seqgate.services.filter.core.faults import Fault, InvalidExpression
+from seqgate.services.filter.core.reads import PROPERTIES, SUBSCRIPTION
+from seqgate.services.filter.core.regex import program_size
+from seqgate.services.filter.core.syntax import (
     Call,
     Constant,
     ListOf,

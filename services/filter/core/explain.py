@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from services.filter.core.program import Program, Shown, Values
-from services.filter.core.spans import Span, spans_of
-from services.filter.core.syntax import Constant, Loop, Node, children
+from seqgate.services.filter.core.program import Program, Shown, Values
+from seqgate.services.filter.core.spans import Span, spans_of
+from seqgate.services.filter.core.syntax import Constant, Loop, Node, children
 
 STEPS_MAX: Final = 200
 """How many sub-expressions are shown, the outer ones first."""

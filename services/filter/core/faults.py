@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from services.errors import DomainError, Kind
+from seqgate.services.errors import DomainError, Kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ others have their turn. A step is one of `cost`; an entry whose decision is reme
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from services.filter.core.chain import Chain, Decision, ReadKey, weight_of
-from services.filter.core.memo import Memo
+from seqgate.services.filter.core.chain import Chain, Decision, ReadKey, weight_of
+from seqgate.services.filter.core.memo import Memo
 
 REMEMBERED_STEPS: Final = 20
 """What an entry costs whose decision is remembered."""

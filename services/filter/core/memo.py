@@ -7,7 +7,7 @@ costs one or two of a dict's, and nothing is kept in order.
 
 from typing import Final
 
-from services.filter.core.chain import Decision, Key, weight_of
+from seqgate.services.filter.core.chain import Decision, Key, weight_of
 
 KEY_BYTES: Final = 400
 """What remembering a decision takes, in bytes, besides the characters of its key."""

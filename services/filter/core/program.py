@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol
 
-from services.filter.core.cost import Cost, cost_of
-from services.filter.core.faults import Fault, InvalidExpression
-from services.filter.core.reads import Reads
-from services.filter.core.syntax import Node
+from seqgate.services.filter.core.cost import Cost, cost_of
+from seqgate.services.filter.core.faults import Fault, InvalidExpression
+from seqgate.services.filter.core.reads import Reads
+from seqgate.services.filter.core.syntax import Node
 
 EXPRESSION_BYTES_MAX: Final = 4 * 1024
 """The longest expression, in bytes of UTF-8. Literals are a part of it."""

@@ -5,7 +5,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-from services.filter.core.syntax import Call, Constant, Loop, Node, Select, Variable, children
+from seqgate.services.filter.core.syntax import (
+    Call,
+    Constant,
+    Loop,
+    Node,
+    Select,
+    Variable,
+    children,
+)
 
 PROPERTIES: Final = "properties"
 SUBSCRIPTION: Final = "subscription"

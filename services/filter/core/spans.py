@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from services.filter.core.syntax import Call, Constant, Loop, Node, Select, children
+from seqgate.services.filter.core.syntax import Call, Constant, Loop, Node, Select, children
 
 _TOKEN: Final = re.compile(
     r"""

@@ -1,6 +1,6 @@
 """How a group of entries is written: one row a block, three blobs a row.
 
-    entries    MessagePack: columns (see services.ledger.core.columns), and the batches' steps
+    entries    MessagePack: columns (see ledger.core.columns), and the batches' steps
     metadata   the size of each entry's metadata in 4 bytes, then all of it end to end
     payloads   the payloads, end to end
 
@@ -17,8 +17,7 @@ from typing import Any, Final, NamedTuple
 import google_crc32c
 import msgpack
 
-from seqgate.types import Chunk, Position
-from services.ledger.core.columns import (
+from seqgate.services.ledger.core.columns import (
     NUMBER_BYTES,
     Columns,
     ids,
@@ -27,8 +26,9 @@ from services.ledger.core.columns import (
     to_ids,
     to_numbers,
 )
-from services.ledger.core.entry import Entry, StoredEntry
-from services.ledger.ports import EntryCorrupt
+from seqgate.services.ledger.core.entry import Entry, StoredEntry
+from seqgate.services.ledger.ports import EntryCorrupt
+from seqgate.types import Chunk, Position
 
 _NUMBER: Final = Struct("<I")
 _ID: Final = Struct("<q")

@@ -16,10 +16,7 @@ from grpc import aio
 from seqgate.api.dedup.v1 import dedup_pb2 as pb
 from seqgate.api.dedup.v1 import dedup_pb2_grpc as pb_grpc
 from seqgate.api.entry.v1 import entry_pb2
-from seqgate.status import decode
-from seqgate.telemetry.spans import apart, carrier, exchange
-from seqgate.types import Position, TopicName
-from services.deduplication import (
+from seqgate.services.deduplication import (
     Applied,
     Behind,
     Changed,
@@ -30,11 +27,14 @@ from services.deduplication import (
     TooManyProducers,
     Writer,
 )
-from services.errors import DomainError, Fenced
-from services.ledger.ports import DedupUnavailable
-from services.runtime import deduplication as wire
-from services.runtime.channels import check_health
-from services.runtime.positions import of_position
+from seqgate.services.errors import DomainError, Fenced
+from seqgate.services.ledger.ports import DedupUnavailable
+from seqgate.services.runtime import deduplication as wire
+from seqgate.services.runtime.channels import check_health
+from seqgate.services.runtime.positions import of_position
+from seqgate.status import decode
+from seqgate.telemetry.spans import apart, carrier, exchange
+from seqgate.types import Position, TopicName
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ _Stream: TypeAlias = "aio.StreamStreamCall[pb.ExchangeRequest, pb.ExchangeRespon
 
 
 class GrpcDeduplicator:
-    """See services.ledger.ports.Deduplicator. One call a topic at a time."""
+    """See seqgate.services.ledger.ports.Deduplicator. One call a topic at a time."""
 
     def __init__(self, channel: aio.Channel, *, timeout_s: float) -> None:
         self._channel = channel

@@ -5,15 +5,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from seqgate.types import Position, TopicName
-from services.deduplication import NEVER, Mark
-from services.errors import Fenced
-from services.ledger.core.columns import Columns, columns_of
-from services.ledger.core.entry import Entry, StoredEntry
-from services.ledger.core.find import Finder
-from services.ledger.core.marks import folded, is_cut, last_unfinished, last_whole, remembered
-from services.ledger.core.receipt import Fate, Missing
-from services.ledger.ports import (
+from seqgate.services.deduplication import NEVER, Mark
+from seqgate.services.errors import Fenced
+from seqgate.services.ledger.core.columns import Columns, columns_of
+from seqgate.services.ledger.core.entry import Entry, StoredEntry
+from seqgate.services.ledger.core.find import Finder
+from seqgate.services.ledger.core.marks import (
+    folded,
+    is_cut,
+    last_unfinished,
+    last_whole,
+    remembered,
+)
+from seqgate.services.ledger.core.receipt import Fate, Missing
+from seqgate.services.ledger.ports import (
     NO_INSTANCES,
     LedgerRange,
     LogState,
@@ -22,6 +27,7 @@ from services.ledger.ports import (
     TopicNotFound,
     Trimmed,
 )
+from seqgate.types import Position, TopicName
 
 
 @dataclass
@@ -65,7 +71,7 @@ class _Log:
 
 
 class MemoryLedgerStore:
-    """See services.ledger.ports.LedgerStore."""
+    """See seqgate.services.ledger.ports.LedgerStore."""
 
     def __init__(self) -> None:
         self.logs: dict[TopicName, _Log] = {}

@@ -10,14 +10,13 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
-from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position, TopicName
-from services.deduplication import NEVER, Mark
-from services.errors import Fenced, StoreUnavailable
-from services.ledger.adapters.block import Block, decode_block, encode_block, to_columns
-from services.ledger.core.columns import Columns, clip
-from services.ledger.core.entry import Entry, StoredEntry
-from services.ledger.core.find import Finder, clusters
-from services.ledger.core.marks import (
+from seqgate.services.deduplication import NEVER, Mark
+from seqgate.services.errors import Fenced, StoreUnavailable
+from seqgate.services.ledger.adapters.block import Block, decode_block, encode_block, to_columns
+from seqgate.services.ledger.core.columns import Columns, clip
+from seqgate.services.ledger.core.entry import Entry, StoredEntry
+from seqgate.services.ledger.core.find import Finder, clusters
+from seqgate.services.ledger.core.marks import (
     folded,
     is_cut,
     last_mark,
@@ -25,8 +24,8 @@ from services.ledger.core.marks import (
     last_whole,
     remembered,
 )
-from services.ledger.core.receipt import Fate, Missing
-from services.ledger.ports import (
+from seqgate.services.ledger.core.receipt import Fate, Missing
+from seqgate.services.ledger.ports import (
     NO_INSTANCES,
     EntryCorrupt,
     LedgerRange,
@@ -36,7 +35,8 @@ from services.ledger.ports import (
     TopicNotFound,
     Trimmed,
 )
-from services.runtime.sqlite import Connections, connections
+from seqgate.services.runtime.sqlite import Connections, connections
+from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position, TopicName
 
 LAYOUT: Final = 3
 """The version of the tables below. A database with another one is not opened."""
@@ -224,7 +224,7 @@ async def open_sqlite_store(
 
 
 class SqliteLedgerStore:
-    """See services.ledger.ports.LedgerStore."""
+    """See seqgate.services.ledger.ports.LedgerStore."""
 
     def __init__(self, opened: Connections) -> None:
         self._connections = opened

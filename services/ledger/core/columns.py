@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from struct import pack, unpack
 from typing import Final, NamedTuple
 
+from seqgate.services.ledger.core.entry import StoredEntry
 from seqgate.types import Chunk, Position
-from services.ledger.core.entry import StoredEntry
 
 NUMBER_BYTES: Final = 4
 """The width of every column but the ids, in bytes."""

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from heapq import nlargest
 from itertools import pairwise
 
+from seqgate.services.ledger.core.entry import StoredEntry, places
+from seqgate.services.ledger.core.receipt import Found, Unfinished
 from seqgate.types import Chunk, Layout, Position
-from services.ledger.core.entry import StoredEntry, places
-from services.ledger.core.receipt import Found, Unfinished
 
 
 def clusters(ids: Sequence[int], count_max: int) -> list[tuple[int, int]]:

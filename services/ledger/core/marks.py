@@ -18,9 +18,9 @@ A store remembers one number of what was trimmed of a producer. That is enough:
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from seqgate.services.deduplication import NEVER, Mark, advance
+from seqgate.services.ledger.core.entry import Entry
 from seqgate.types import Position
-from services.deduplication import NEVER, Mark, advance
-from services.ledger.core.entry import Entry
 
 UNFINISHED_MAX: Final = 10_000
 """How many entries of messages that were never completed are passed over to find a whole one."""

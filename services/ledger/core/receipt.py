@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
+from seqgate.services.errors import DomainError
+from seqgate.services.ledger.core.entry import Unit
 from seqgate.types import Chunk, Layout, Position
-from services.errors import DomainError
-from services.ledger.core.entry import Unit
 
 
 class Found(NamedTuple):

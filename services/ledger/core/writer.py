@@ -35,8 +35,7 @@ from enum import Enum, auto
 from itertools import chain, count, repeat
 from typing import Final, NamedTuple, TypeVar
 
-from seqgate.types import Chunk, Position
-from services.deduplication import (
+from seqgate.services.deduplication import (
     NEVER,
     Claim,
     Confirmation,
@@ -46,9 +45,9 @@ from services.deduplication import (
     ProducerVerdicts,
     Verdict,
 )
-from services.errors import DomainError, Fenced, Kind
-from services.ledger.core.entry import Entry, Unit
-from services.ledger.core.receipt import (
+from seqgate.services.errors import DomainError, Fenced, Kind
+from seqgate.services.ledger.core.entry import Entry, Unit
+from seqgate.services.ledger.core.receipt import (
     CHUNK_GAP,
     LAYOUT_CONFLICT,
     SKIPPED,
@@ -57,6 +56,7 @@ from services.ledger.core.receipt import (
     failed,
     stored,
 )
+from seqgate.types import Chunk, Position
 
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0

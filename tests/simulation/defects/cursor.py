@@ -2,17 +2,17 @@
 
 from typing import Any
 
+from seqgate.services.cursor.core.cursor import CursorState
+from seqgate.services.cursor.core.state import Lease
+from seqgate.services.cursors import Cursor
+from seqgate.services.dedup.snapshots import Snapshots, SnapshotTooLarge, Taken
+from seqgate.services.dispatcher.core.effects import Persist
+from seqgate.services.dispatcher.cursor.tenure import Tenure
+from seqgate.services.dispatcher.ports import CursorsRefused, Log
+from seqgate.services.dispatcher.shell import performing
+from seqgate.services.errors import Kind
+from seqgate.services.runtime.guard import Judged
 from seqgate.types import DEDUP_CURSOR, Position, TopicName
-from services.cursor.core.cursor import CursorState
-from services.cursor.core.state import Lease
-from services.cursors import Cursor
-from services.dedup.snapshots import Snapshots, SnapshotTooLarge, Taken
-from services.dispatcher.core.effects import Persist
-from services.dispatcher.cursor.tenure import Tenure
-from services.dispatcher.ports import CursorsRefused, Log
-from services.dispatcher.shell import performing
-from services.errors import Kind
-from services.runtime.guard import Judged
 from tests.simulation.defects import defect
 
 

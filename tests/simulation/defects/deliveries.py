@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from seqgate.client._assembler import Assembler, _Context
+from seqgate.services.dispatcher.core.effects import Effect, Outcome
+from seqgate.services.dispatcher.core.flights import Flights
+from seqgate.services.dispatcher.core.judging import Judging
+from seqgate.services.dispatcher.core.lane import Chunk, Lane
+from seqgate.services.dispatcher.core.large import LargeMessages
+from seqgate.services.dispatcher.core.subscription import Subscription
+from seqgate.services.runtime.silence import Spoken
 from seqgate.types import Position
-from services.dispatcher.core.effects import Effect, Outcome
-from services.dispatcher.core.flights import Flights
-from services.dispatcher.core.judging import Judging
-from services.dispatcher.core.lane import Chunk, Lane
-from services.dispatcher.core.large import LargeMessages
-from services.dispatcher.core.subscription import Subscription
-from services.runtime.silence import Spoken
 from tests.simulation.defects import defect
 
 
@@ -79,4 +79,6 @@ def judge_only_what_is_unread(patch: Any) -> None:
 @defect("F10", "a stream that never sends its first message stays open")
 def wait_for_the_first_message_for_ever(patch: Any) -> None:
     patch.setattr(Spoken, "read", lambda self: self._context.read())
-    patch.setattr("services.runtime.interceptors.spoken", lambda messages, timeout_s: messages)
+    patch.setattr(
+        "seqgate.services.runtime.interceptors.spoken", lambda messages, timeout_s: messages
+    )

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Final
 
+from seqgate.services.dispatcher.core.delivering import Delivering
+from seqgate.services.dispatcher.core.effects import Entry
+from seqgate.services.dispatcher.core.lags import SCAN_ENTRIES
+from seqgate.services.dispatcher.core.lane import Consumer, Lane
+from seqgate.services.dispatcher.core.settling import Settling
+from seqgate.services.dispatcher.core.subscription import Subscription
+from seqgate.services.dispatcher.cursor import resuming
+from seqgate.services.dispatcher.shell.performing import Performing
+from seqgate.services.dispatcher.shell.sending import Sending, _Page
+from seqgate.services.dispatcher.shell.work import Work
 from seqgate.types import Position
-from services.dispatcher.core.delivering import Delivering
-from services.dispatcher.core.effects import Entry
-from services.dispatcher.core.lags import SCAN_ENTRIES
-from services.dispatcher.core.lane import Consumer, Lane
-from services.dispatcher.core.settling import Settling
-from services.dispatcher.core.subscription import Subscription
-from services.dispatcher.cursor import resuming
-from services.dispatcher.shell.performing import Performing
-from services.dispatcher.shell.sending import Sending, _Page
-from services.dispatcher.shell.work import Work
 from tests.simulation.defects import defect
 
 EVERYTHING_BYTES: Final = 1024**4

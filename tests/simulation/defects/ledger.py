@@ -5,16 +5,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from seqgate.services.deduplication import Mark
+from seqgate.services.ledger import live, servicer
+from seqgate.services.ledger.adapters import memory, sqlite
+from seqgate.services.ledger.core.entry import Entry
+from seqgate.services.ledger.core.marks import Remembered, remembered
+from seqgate.services.ledger.service import Ledger, TopicLocks
+from seqgate.services.runtime.budget import Budget
+from seqgate.services.runtime.room import Room
+from seqgate.services.runtime.sqlite import Connections
 from seqgate.types import TopicName
-from services.deduplication import Mark
-from services.ledger import live, servicer
-from services.ledger.adapters import memory, sqlite
-from services.ledger.core.entry import Entry
-from services.ledger.core.marks import Remembered, remembered
-from services.ledger.service import Ledger, TopicLocks
-from services.runtime.budget import Budget
-from services.runtime.room import Room
-from services.runtime.sqlite import Connections
 from tests.simulation.defects import defect
 
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from services.dispatcher.core.effects import AfterDeadLetter, DeadLetter
-from services.dispatcher.core.positions import Acknowledged
-from services.dispatcher.letters.graveyard import Graveyard
-from services.dispatcher.ports import Cursor
+from seqgate.services.dispatcher.core.effects import AfterDeadLetter, DeadLetter
+from seqgate.services.dispatcher.core.positions import Acknowledged
+from seqgate.services.dispatcher.letters.graveyard import Graveyard
+from seqgate.services.dispatcher.ports import Cursor
 from tests.simulation.defects import defect
 
 
@@ -14,7 +14,7 @@ def forget_long_keys(patch: Any) -> None:
     def remembered(key: bytes) -> bytes:
         return key if len(key) <= 2_000 else b""
 
-    patch.setattr("services.dispatcher.letters.graveyard.remembered", remembered)
+    patch.setattr("seqgate.services.dispatcher.letters.graveyard.remembered", remembered)
 
 
 @defect("F4", "taking a subscription waits for its dead letter topic, and letters for each other")
@@ -42,11 +42,11 @@ def wait_for_letters(patch: Any) -> None:
 
 @defect("C1", "anybody who may publish may use the names of services' producers")
 def allow_names_of_services(patch: Any) -> None:
-    patch.setattr("services.ledger.rights.is_of_services", lambda producer: False)
+    patch.setattr("seqgate.services.ledger.rights.is_of_services", lambda producer: False)
 
 
 @defect(
     "F9", "what always fails is copied without end, where dead letter topics lead to one another"
 )
 def forget_generations(patch: Any) -> None:
-    patch.setattr("services.dispatcher.letters.graveyard._generation", lambda entry: 0)
+    patch.setattr("seqgate.services.dispatcher.letters.graveyard._generation", lambda entry: 0)

@@ -9,16 +9,16 @@ from collections.abc import Callable
 from typing import Any, Final
 from weakref import WeakSet
 
-from services.dispatcher.core import delivering, lags, lane, settling, verdicts
-from services.dispatcher.service import Dispatcher
-from services.dispatcher.shell import sending, work
-from services.dispatcher.shell import session as sessions
-from services.filter.core.room import ChainRoom
-from services.ledger import live as ledger_live
-from services.ledger.service import Ledger
-from services.runtime.budget import Budget
-from services.runtime.load import Load
-from services.runtime.room import Room, Share
+from seqgate.services.dispatcher.core import delivering, lags, lane, settling, verdicts
+from seqgate.services.dispatcher.service import Dispatcher
+from seqgate.services.dispatcher.shell import sending, work
+from seqgate.services.dispatcher.shell import session as sessions
+from seqgate.services.filter.core.room import ChainRoom
+from seqgate.services.ledger import live as ledger_live
+from seqgate.services.ledger.service import Ledger
+from seqgate.services.runtime.budget import Budget
+from seqgate.services.runtime.load import Load
+from seqgate.services.runtime.room import Room, Share
 from tests.simulation.system.seen import Seen
 
 HOLDERS: Final = (Budget, ChainRoom, Dispatcher, Ledger, Load, Room, Share)

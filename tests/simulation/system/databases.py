@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 import apsw
 
-from services.runtime import sqlite
+from seqgate.services.runtime import sqlite
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ IN_MEMORY: Final = Path("/dev/shm")
 
 
 class InlineConnections:
-    """See services.runtime.sqlite.Connections."""
+    """See seqgate.services.runtime.sqlite.Connections."""
 
     latency_s: Callable[[], float] = staticmethod(lambda: 0.0)
     """How long a piece of work waits before it is done."""

@@ -158,7 +158,9 @@ MIXES: Final[Sequence[Mix]] = (
     Mix(
         "circles: dead letter topics that lead to one another",
         features=("dead letters", "two topics", "letters in circles"),
-        limits={"constants": {"services.dispatcher.letters.graveyard.GENERATIONS_MAX": (2, 3)}},
+        limits={
+            "constants": {"seqgate.services.dispatcher.letters.graveyard.GENERATIONS_MAX": (2, 3)}
+        },
         subscriptions=(2,),
         messages=(5,),
         seconds=(8.0,),
@@ -221,7 +223,7 @@ MIXES: Final[Sequence[Mix]] = (
         features=("trims", "producers restart", "resends"),
         faults=("redis loses all", "kills", "store slow"),
         limits={
-            "constants": {"services.ledger.core.writer.REPLAY_PAGE_ENTRIES": (1, 2)},
+            "constants": {"seqgate.services.ledger.core.writer.REPLAY_PAGE_ENTRIES": (1, 2)},
             "ledger": {"open_timeout_s": (8.0,)},
         },
         instances={"ledger": (2,)},
@@ -266,7 +268,9 @@ MIXES: Final[Sequence[Mix]] = (
         "changes under way: filters and places change while messages wait for their time",
         features=("filters", "nacks"),
         perhaps=("resets", "seeks", "delays", "filters are mended", "store slow"),
-        limits={"constants": {"services.dispatcher.shell.work.WAITING_CHANGES_MAX": (1, 2, 100)}},
+        limits={
+            "constants": {"seqgate.services.dispatcher.shell.work.WAITING_CHANGES_MAX": (1, 2, 100)}
+        },
         messages=(10, 20),
         more={
             "acts": 30,
@@ -352,9 +356,9 @@ MIXES: Final[Sequence[Mix]] = (
                 "consumer_parked_max": (1, 3, 12),
             },
             "constants": {
-                "services.dispatcher.core.delays.STRETCH_ENTRIES": (4, 16),
-                "services.dispatcher.core.delays.KEPT_LEAST": (1,),
-                "services.dispatcher.core.lags.SCAN_ENTRIES": (1, 3, 10),
+                "seqgate.services.dispatcher.core.delays.STRETCH_ENTRIES": (4, 16),
+                "seqgate.services.dispatcher.core.delays.KEPT_LEAST": (1,),
+                "seqgate.services.dispatcher.core.lags.SCAN_ENTRIES": (1, 3, 10),
             },
         },
         kinds=("KEY_SHARED", "KEY_SHARED", "SHARED"),
@@ -366,10 +370,10 @@ MIXES: Final[Sequence[Mix]] = (
         faults=("store slow",),
         limits={
             "constants": {
-                "services.dispatcher.core.settling.UNSETTLED_MAX": (3, 6),
-                "services.dispatcher.core.verdicts.UNJUDGED_MAX": (3, 6),
-                "services.dispatcher.core.lags.SCAN_ENTRIES": (3,),
-                "services.dispatcher.core.lane.BEYOND_ROOM_MAX": (1, 3),
+                "seqgate.services.dispatcher.core.settling.UNSETTLED_MAX": (3, 6),
+                "seqgate.services.dispatcher.core.verdicts.UNJUDGED_MAX": (3, 6),
+                "seqgate.services.dispatcher.core.lags.SCAN_ENTRIES": (3,),
+                "seqgate.services.dispatcher.core.lane.BEYOND_ROOM_MAX": (1, 3),
             },
             "dispatcher": {"read_entries_max": (1, 3), "consumer_parked_max": (1, 3)},
         },

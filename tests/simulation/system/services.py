@@ -5,18 +5,18 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
 
-from services.cursor import app as cursor_app
-from services.cursor.config import CursorConfig
-from services.dedup import app as dedup_app
-from services.dedup.config import DedupConfig
-from services.dispatcher import app as dispatcher_app
-from services.dispatcher.config import DispatcherConfig
-from services.filter import app as filter_app
-from services.filter.config import FilterConfig
-from services.ledger import app as ledger_app
-from services.ledger.adapters.dedup import GrpcDeduplicator
-from services.ledger.config import LedgerConfig
-from services.runtime.channels import peer_channel
+from seqgate.services.cursor import app as cursor_app
+from seqgate.services.cursor.config import CursorConfig
+from seqgate.services.dedup import app as dedup_app
+from seqgate.services.dedup.config import DedupConfig
+from seqgate.services.dispatcher import app as dispatcher_app
+from seqgate.services.dispatcher.config import DispatcherConfig
+from seqgate.services.filter import app as filter_app
+from seqgate.services.filter.config import FilterConfig
+from seqgate.services.ledger import app as ledger_app
+from seqgate.services.ledger.adapters.dedup import GrpcDeduplicator
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.runtime.channels import peer_channel
 
 PORTS: Final = {"dedup": 7701, "ledger": 7702, "cursor": 7703, "dispatcher": 7704, "filter": 7705}
 

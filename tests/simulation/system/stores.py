@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, TypeVar
 
+from seqgate.services.cursor.adapters.memory import MemoryCursorStore
+from seqgate.services.dedup.adapters.memory import MemoryStateStore
+from seqgate.services.dedup.ports import StateUnavailable
+from seqgate.services.deduplication import Applied
+from seqgate.services.errors import DomainError, StoreFull, StoreUnavailable
+from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
 from seqgate.types import TopicName
-from services.cursor.adapters.memory import MemoryCursorStore
-from services.dedup.adapters.memory import MemoryStateStore
-from services.dedup.ports import StateUnavailable
-from services.deduplication import Applied
-from services.errors import DomainError, StoreFull, StoreUnavailable
-from services.ledger.adapters.memory import MemoryLedgerStore
 
 T = TypeVar("T")
 

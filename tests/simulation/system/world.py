@@ -16,17 +16,17 @@ import structlog
 from grpc import aio
 
 from seqgate.client import AfterDeadLetter, Client, SubscriptionType, connect
+from seqgate.services.cursor.adapters.memory import MemoryCursorStore
+from seqgate.services.cursor.adapters.sqlite import open_sqlite_store as open_cursors
+from seqgate.services.cursor.core.cursor import CursorState
+from seqgate.services.dispatcher.core.effects import Because, Effect
+from seqgate.services.dispatcher.cursor.tenure import Tenure
+from seqgate.services.dispatcher.service import Dispatcher
+from seqgate.services.dispatcher.shell.performing import Performing
+from seqgate.services.ledger.adapters.memory import MemoryLedgerStore
+from seqgate.services.ledger.adapters.sqlite import open_sqlite_store as open_logs
+from seqgate.services.runtime.refusal_log import RefusalLog
 from seqgate.types import Position, TopicName
-from services.cursor.adapters.memory import MemoryCursorStore
-from services.cursor.adapters.sqlite import open_sqlite_store as open_cursors
-from services.cursor.core.cursor import CursorState
-from services.dispatcher.core.effects import Because, Effect
-from services.dispatcher.cursor.tenure import Tenure
-from services.dispatcher.service import Dispatcher
-from services.dispatcher.shell.performing import Performing
-from services.ledger.adapters.memory import MemoryLedgerStore
-from services.ledger.adapters.sqlite import open_sqlite_store as open_logs
-from services.runtime.refusal_log import RefusalLog
 from tests.simulation.ground import EPOCH_S, Network, Process, VirtualLoop
 from tests.simulation.system.budgets import HOLDERS, Budgets
 from tests.simulation.system.checkers import Checker
@@ -52,7 +52,7 @@ REDELIVERIES_MAX: Final = 16
 PRODUCERS_MAX: Final = 1_000
 """More producers than any history has."""
 
-KEPT_BACK: Final = "services.dispatcher.core.delivering.KEPT_BACK_MAX"
+KEPT_BACK: Final = "seqgate.services.dispatcher.core.delivering.KEPT_BACK_MAX"
 
 LETTERS_REFUSED_MAX_S: Final = 0.3
 """For how long letters are tried that a smaller limit refuses, of virtual time: those of a key one

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Final
 
+from seqgate.services.cursor.core.cursor import CursorState
+from seqgate.services.dispatcher.core.effects import Because
+from seqgate.services.dispatcher.letters import graveyard
 from seqgate.types import Position, TopicName
-from services.cursor.core.cursor import CursorState
-from services.dispatcher.core.effects import Because
-from services.dispatcher.letters import graveyard
 from tests.simulation.system.checkers.terms import Terms
 from tests.simulation.system.seen import Appended, Log, Move, Seen, Subscription, Token
 

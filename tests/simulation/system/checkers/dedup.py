@@ -3,7 +3,7 @@
 import itertools
 from dataclasses import dataclass, field
 
-from services.dedup.core.topic import TopicState
+from seqgate.services.dedup.core.topic import TopicState
 from tests.simulation.system.seen import Appended, Log, Seen
 
 

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 from seqgate.api.entry.v1 import entry_pb2
 from seqgate.payloads import unpack
+from seqgate.services.dispatcher.letters import graveyard
+from seqgate.services.ledger.core.entry import Entry
 from seqgate.types import Chunk, Position, TopicName
-from services.dispatcher.letters import graveyard
-from services.ledger.core.entry import Entry
 from tests.simulation.system.checkers.cursors import Cursors
 from tests.simulation.system.checkers.dedup import Dedup
 from tests.simulation.system.checkers.terms import Terms, key_of

@@ -11,11 +11,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.errors import SeqgateError
+from seqgate.jobs.rebuild.folding import PARTIALS, ProducerFold, tally
 from seqgate.spark._columns import Range, connected, read_blocks, runs_of
 from seqgate.spark._traced import in_task
 from seqgate.telemetry import names, spans
 from seqgate.types import Position
-from tools.rebuild.folding import PARTIALS, ProducerFold, tally
 
 
 class Part(NamedTuple):

@@ -1,6 +1,6 @@
 """Prove from the log that nothing is stored twice.
 
-python -m tools.audit [TOPIC ...] [--parquet DIR] [--json]
+python -m seqgate.jobs.audit [TOPIC ...] [--parquet DIR] [--json]
 
 Topics are names and patterns (* and ?); without any, all of them. For each producer, in the order
 of the log, ids must only grow, and the chunks of a large message follow each other: then no
@@ -36,12 +36,12 @@ from seqgate.cli._failure import (
 )
 from seqgate.cli._settings import resolve
 from seqgate.errors import SeqgateError
+from seqgate.jobs.audit.scan import FOUND, TOTALS, Audited, Logs, audit
 from seqgate.spark import local_session
 from seqgate.spark._columns import connected
 from seqgate.spark._partitions import list_topics
 from seqgate.spark._traced import executor_settings, job
 from seqgate.telemetry import spans
-from tools.audit.scan import FOUND, TOTALS, Audited, Logs, audit
 
 TIMEOUT_S: Final = 60
 """How long the ledger may be away."""
@@ -157,7 +157,7 @@ def _print(audited: Audited) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tools.audit",
+        prog="python -m seqgate.jobs.audit",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

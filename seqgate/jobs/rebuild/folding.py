@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from seqgate.services.dedup.core.fold import ChunkRun, Partial
+from seqgate.services.dedup.core.sequence import Marks
+from seqgate.services.deduplication import NEVER
 from seqgate.spark._columns import Run as Entries
 from seqgate.types import Chunk
-from services.dedup.core.fold import ChunkRun, Partial
-from services.dedup.core.sequence import Marks
-from services.deduplication import NEVER
 
 PARTIALS: Final = pa.schema(
     {

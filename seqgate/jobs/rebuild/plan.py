@@ -13,6 +13,8 @@ from seqgate.api.dedup.v1.dedup_pb2_grpc import DedupServiceStub
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from seqgate.errors import NotFoundError, SeqgateError
+from seqgate.jobs.rebuild.source import Part
+from seqgate.services.dedup.core.snapshot import Snapshot, UnreadableSnapshot, decode
 from seqgate.spark._columns import Range, asked, open_channel
 from seqgate.spark._partitions import (
     Bounds,
@@ -23,8 +25,6 @@ from seqgate.spark._partitions import (
 )
 from seqgate.telemetry import spans
 from seqgate.types import DEDUP_CURSOR, Position
-from services.dedup.core.snapshot import Snapshot, UnreadableSnapshot, decode
-from tools.rebuild.source import Part
 
 CALLS_AT_A_TIME: Final = 8
 

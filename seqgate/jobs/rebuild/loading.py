@@ -14,15 +14,8 @@ import pyarrow as pa
 from seqgate.api.dedup.v1 import dedup_pb2
 from seqgate.api.ledger.v1 import ledger_pb2
 from seqgate.errors import SeqgateError
-from seqgate.spark._columns import Range, asked, read_blocks, runs_of, to_position
-from seqgate.spark._partitions import position_of
-from seqgate.telemetry import names, spans
-from seqgate.types import Chunk, Position
-from services.dedup.core.fold import Partial
-from services.dedup.core.sequence import Marks
-from services.deduplication import NEVER
-from tools.rebuild.folding import partials
-from tools.rebuild.plan import (
+from seqgate.jobs.rebuild.folding import partials
+from seqgate.jobs.rebuild.plan import (
     Services,
     Source,
     Stubs,
@@ -31,6 +24,13 @@ from tools.rebuild.plan import (
     start_of,
     status_of,
 )
+from seqgate.services.dedup.core.fold import Partial
+from seqgate.services.dedup.core.sequence import Marks
+from seqgate.services.deduplication import NEVER
+from seqgate.spark._columns import Range, asked, read_blocks, runs_of, to_position
+from seqgate.spark._partitions import position_of
+from seqgate.telemetry import names, spans
+from seqgate.types import Chunk, Position
 
 PAGE_PRODUCERS: Final = 5_000
 """How many producers a message of LoadState carries."""

@@ -11,13 +11,13 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from seqgate.api.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from seqgate.jobs.audit.proof import Finding, Integers, Kind, Line, Row, findings
 from seqgate.spark import register
 from seqgate.spark._columns import Range, open_channel, read_blocks, runs_of
 from seqgate.spark._partitions import just_before
 from seqgate.spark._traced import in_task
 from seqgate.telemetry import names, spans
 from seqgate.types import Position
-from tools.audit.proof import Finding, Integers, Kind, Line, Row, findings
 
 SCHEMA: Final = """topic string, producer string, ledger_id bigint, entry_id bigint,
     sequence_id bigint, highest_sequence_id bigint, num_messages int, marker boolean,

@@ -1,6 +1,6 @@
 """Restore deduplication state from the log.
 
-python -m tools.rebuild [TOPIC ...] [--from snapshot|earliest] [--diff] [--dry-run] [--json]
+python -m seqgate.jobs.rebuild [TOPIC ...] [--from snapshot|earliest] [--diff] [--dry-run] [--json]
 
 Topics are names and patterns (* and ?); without any, those whose state was lost. Addresses come
 from the options, SEQGATE_LEDGER, SEQGATE_DEDUP and SEQGATE_CURSOR, or the config file of the
@@ -30,11 +30,8 @@ from seqgate.cli._failure import (
 )
 from seqgate.cli._settings import resolve
 from seqgate.errors import SeqgateError
-from seqgate.spark import local_session
-from seqgate.spark._traced import executor_settings, job
-from seqgate.telemetry import names, spans
-from tools.rebuild.loading import RESULTS, Job, Result, reducer
-from tools.rebuild.plan import (
+from seqgate.jobs.rebuild.loading import RESULTS, Job, Result, reducer
+from seqgate.jobs.rebuild.plan import (
     TASKS_PER_CORE,
     Services,
     Source,
@@ -45,8 +42,11 @@ from tools.rebuild.plan import (
     plans,
     waves,
 )
-from tools.rebuild.screen import Screen
-from tools.rebuild.source import Reading, frame, reduced
+from seqgate.jobs.rebuild.screen import Screen
+from seqgate.jobs.rebuild.source import Reading, frame, reduced
+from seqgate.spark import local_session
+from seqgate.spark._traced import executor_settings, job
+from seqgate.telemetry import names, spans
 
 ENTRIES_PER_WAVE: Final = 10_000_000
 """How many entries a Spark job reads, unless asked otherwise or one topic has more."""
@@ -175,7 +175,7 @@ def _wave(
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tools.rebuild",
+        prog="python -m seqgate.jobs.rebuild",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tools.rebuild.loading import Result
-from tools.rebuild.plan import TopicPlan, Untouched
+from seqgate.jobs.rebuild.loading import Result
+from seqgate.jobs.rebuild.plan import TopicPlan, Untouched
 
 WIDTH: Final = 160
 """How wide lines are where nobody's terminal says it."""

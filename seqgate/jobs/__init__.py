@@ -1,0 +1,1 @@
+"""Jobs with Spark: `python -m seqgate.jobs.<name>`, and commands of `seqgate`."""
