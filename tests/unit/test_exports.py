@@ -1,5 +1,9 @@
 """What we publish: names that applications may rely on."""
 
+import importlib
+
+import pytest
+
 import seqgate.client
 import seqgate.errors
 
@@ -74,3 +78,9 @@ def test_these_errors_may_be_caught() -> None:
         "StaleTokenError",
         "UnavailableError",
     }
+
+
+def test_services_are_not_imported_by_the_name_of_their_folder() -> None:
+    """It can be found in a checkout's root; each module would be there twice."""
+    with pytest.raises(ImportError, match=r"seqgate\.services"):
+        importlib.import_module("services")

@@ -69,7 +69,7 @@ _REAL: Final[dict[str, Callable[[], Any]]] = {
     "perf_counter": time.perf_counter,
 }
 
-OURS: Final = ("seqgate", "services")
+OURS: Final = ("seqgate",)
 """The packages in which a clock may have been taken as a default when a function was made."""
 
 

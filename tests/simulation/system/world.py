@@ -498,7 +498,7 @@ def _holders(path: str, modules: int) -> list[Any]:
         module
         for of, module in list(sys.modules.items())
         if module is not None
-        and of.partition(".")[0] in ("services", "seqgate")
+        and of.partition(".")[0] == "seqgate"
         and vars(module).get(name) is value
     ]
 
