@@ -1,4 +1,4 @@
-"""The command line `seqgate`.
+"""The command line `seqgate`. It needs the extra `cli`: pip install 'seqgate[cli]'.
 
 _command.py turns a coroutine into a command: it adds the options that every command takes, before
 it and after it, settles where the services are (_settings.py), and turns what went wrong into an
@@ -7,6 +7,20 @@ _cursor.py, _subscription.py, _consume.py and _context.py; _output.py writes wha
 tables for people or as JSON for programs.
 """
 
-from seqgate.cli._main import main
+import sys
+
+from seqgate.cli._failure import WRONG
 
 __all__ = ["main"]
+
+
+def main() -> int:
+    """Run the command line. Returns the exit code."""
+    try:
+        from seqgate.cli._main import main as run
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("rich", "typer"):
+            raise
+        sys.stderr.write("seqgate needs the packages of an extra: pip install 'seqgate[cli]'\n")
+        return WRONG
+    return run()

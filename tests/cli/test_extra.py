@@ -1,0 +1,29 @@
+"""The command `seqgate` where the extra `cli` was not installed."""
+
+import sys
+
+import pytest
+
+from seqgate.cli import main
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str
+) -> None:
+    for module in list(sys.modules):
+        if module.startswith(("seqgate.cli._", f"{missing}.")):
+            monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, missing, None)
+
+    assert main() == 2
+
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert "pip install 'seqgate[cli]'" in error
+
+
+def test_a_module_of_ours_that_is_missing_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "seqgate.cli._main", None)
+    with pytest.raises(ModuleNotFoundError):
+        main()
