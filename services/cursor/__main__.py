@@ -7,4 +7,4 @@ from seqgate.services.cursor.config import CursorConfig
 from seqgate.services.runtime.process import run_service
 
 if __name__ == "__main__":
-    sys.exit(run_service(CursorConfig, run))
+    sys.exit(run_service(CursorConfig, run, sys.argv[1:]))

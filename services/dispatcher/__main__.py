@@ -7,4 +7,4 @@ from seqgate.services.dispatcher.config import DispatcherConfig
 from seqgate.services.runtime.process import run_service
 
 if __name__ == "__main__":
-    sys.exit(run_service(DispatcherConfig, run))
+    sys.exit(run_service(DispatcherConfig, run, sys.argv[1:]))

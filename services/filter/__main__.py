@@ -7,4 +7,4 @@ from seqgate.services.filter.config import FilterConfig
 from seqgate.services.runtime.process import run_service
 
 if __name__ == "__main__":
-    sys.exit(run_service(FilterConfig, run))
+    sys.exit(run_service(FilterConfig, run, sys.argv[1:]))

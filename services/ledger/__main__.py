@@ -7,4 +7,4 @@ from seqgate.services.ledger.config import LedgerConfig
 from seqgate.services.runtime.process import run_service
 
 if __name__ == "__main__":
-    sys.exit(run_service(LedgerConfig, run))
+    sys.exit(run_service(LedgerConfig, run, sys.argv[1:]))

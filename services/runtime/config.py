@@ -1,8 +1,8 @@
 """Settings that every service has, and where settings come from.
 
 In order of precedence: the environment (SEQGATE_<SERVICE>_<NAME>), then a TOML file named by
-SEQGATE_<SERVICE>_CONFIG_FILE, then the defaults written here. An unknown name in the file, or a
-value out of its bounds, ends the process before it listens.
+SEQGATE_<SERVICE>_CONFIG_FILE, then the defaults written here. An unknown name, or a value out of
+its bounds, ends the process before it listens. --help shows a setting's docstring.
 """
 
 import os
@@ -48,7 +48,7 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 class ServiceConfig(BaseSettings):
     """What every service can be told. Subclasses name their service in model_config."""
 
-    model_config = SettingsConfigDict(extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     service: ClassVar[str] = "service"
 
     listen: Port = "127.0.0.1:0"
@@ -219,7 +219,7 @@ class CallerConfig(ServiceConfig):
 
 def settings_for(service: str) -> SettingsConfigDict:
     """The model_config of a service's settings."""
-    return SettingsConfigDict(env_prefix=f"SEQGATE_{service.upper()}_", extra="forbid", frozen=True)
+    return SettingsConfigDict(env_prefix=f"SEQGATE_{service.upper()}_")
 
 
 def _existing(path: Path) -> Path:

@@ -1,8 +1,9 @@
 """From the command line to a running service."""
 
 import asyncio
+import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import structlog
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 from seqgate.services.runtime.config import ServiceConfig
 from seqgate.services.runtime.logs import configure_logs
 from seqgate.services.runtime.security import check_exposure, check_files
+from seqgate.services.runtime.usage import faults, usage
 from seqgate.telemetry import tracing
 from seqgate.telemetry.setup import exporter_asked_for
 
@@ -23,11 +25,20 @@ EXIT_USAGE = 2
 log = structlog.get_logger()
 
 
-def run_service(config_type: type[C], run: Callable[[C], Awaitable[None]]) -> int:
-    """Read the settings and run until told to stop. Returns the exit status: 0 after SIGTERM, 1
-    after a failure, 2 for settings that cannot be."""
+def run_service(
+    config_type: type[C], run: Callable[[C], Awaitable[None]], arguments: Sequence[str] = ()
+) -> int:
+    """Read the settings and run until told to stop. Returns the exit status: 0 after SIGTERM or
+    --help, 1 after a failure, 2 for arguments or settings that cannot be."""
+    if "--help" in arguments:
+        sys.stdout.write(usage(config_type))
+        return EXIT_OK
     if not __debug__:
         sys.stderr.write("assertions guard this service's state: run Python without -O\n")
+        return EXIT_USAGE
+    fault = next(faults(config_type, arguments, os.environ), None)
+    if fault is not None:
+        sys.stderr.write(f"{config_type.service}: {fault}\n")
         return EXIT_USAGE
     try:
         config = config_type()

@@ -14,7 +14,7 @@ FILTER = [sys.executable, "-m", "seqgate.services.filter"]
 
 async def test_a_process_that_nobody_waits_for_any_more_is_killed(tmp_path: Path) -> None:
     nursery = Nursery()
-    environment = {**os.environ, "SEQGATE_PORT": "0"}
+    environment = {**os.environ, "SEQGATE_FILTER_LISTEN": "127.0.0.1:0"}
     with (tmp_path / "log").open("ab") as log:
         starting = asyncio.create_task(nursery.start(FILTER, log.fileno(), environment))
         while not nursery._asked:

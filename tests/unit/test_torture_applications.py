@@ -16,7 +16,7 @@ async def test_who_is_told_to_end_is_not_taken_for_one_that_ended_by_itself(
     nursery: Nursery, tmp_path: Path
 ) -> None:
     applications = Applications(tmp_path, {})
-    environment = {**os.environ, "SEQGATE_PORT": "0"}
+    environment = {**os.environ, "SEQGATE_FILTER_LISTEN": "127.0.0.1:0"}
     with applications.log("a").open("ab") as log:
         applications._processes["a"] = await nursery.start(SERVICE, log.fileno(), environment)
     finishing = asyncio.create_task(applications.finish("a", 30))

@@ -1,0 +1,137 @@
+"""What a service's command line says and refuses: `python -m seqgate.services.<name> --help`.
+
+A service takes no arguments. Its settings are environment variables, or keys of a TOML file; --help
+lists them with units, bounds and defaults, as its class of settings has them.
+"""
+
+import difflib
+import pkgutil
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, Literal, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le
+from pydantic.fields import FieldInfo
+
+import seqgate.services
+from seqgate.services.runtime.config import ServiceConfig
+
+WIDTH: Final = 100
+
+CLIENT: Final = frozenset(
+    f"SEQGATE_{name}"
+    for name in (
+        "CA_FILE",
+        "CERTIFICATE_FILE",
+        "KEY_FILE",
+        "TOKEN_FILE",
+        "TOKEN",
+        "CONFIG",
+        "CONTEXT",
+    )
+)
+"""Variables of the command line and of jobs, which a shell may have exported for them."""
+
+SERVICES: Final = frozenset(
+    each.name.upper() for each in pkgutil.iter_modules(seqgate.services.__path__)
+)
+"""What a service's variables begin with, after SEQGATE_."""
+
+UNITS: Final = {"s": "seconds", "minutes": "minutes", "bytes": "bytes"}
+"""By the parts of a setting's name."""
+
+
+def usage(config_type: type[ServiceConfig]) -> str:
+    """The text of --help."""
+    prefix = _prefix(config_type)
+    head = (
+        f"The {config_type.service} service. Each setting is an environment variable, or a key of "
+        f"the TOML file that {prefix}CONFIG_FILE names, there in lower case and without {prefix}. "
+        "The variable comes first."
+    )
+    lines = [f"usage: python -m seqgate.services.{config_type.service} [--help]", ""]
+    lines += textwrap.wrap(head, WIDTH)
+    for name, field in config_type.model_fields.items():
+        lines += ["", f"{prefix}{name.upper()}  ({_type(name, field)}; default: {_default(field)})"]
+        lines.append(textwrap.indent(_description(config_type, name), "    "))
+    return "\n".join(lines) + "\n"
+
+
+def faults(
+    config_type: type[ServiceConfig], arguments: Iterable[str], environment: Iterable[str]
+) -> Iterator[str]:
+    """A sentence for each argument, and for each variable's name, that the service does not know.
+
+    Variables of other services, of the client and of the tests (SEQGATE_TEST_...) may be there:
+    a shell exports them to every process.
+    """
+    help_ = f"python -m seqgate.services.{config_type.service} --help lists the settings"
+    for argument in arguments:
+        yield f"unknown argument {argument!r}; {help_}"
+    known = [_prefix(config_type) + name.upper() for name in config_type.model_fields]
+    known.append(f"{_prefix(config_type)}CONFIG_FILE")
+    for name in sorted(environment):
+        if _is_unknown(name.upper(), config_type.service, known):
+            near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.85)
+            meant = f"did you mean {near[0]}?" if near else help_
+            yield f"unknown setting {name}; {meant}"
+
+
+def _is_unknown(name: str, service: str, known: Iterable[str]) -> bool:
+    if not name.startswith("SEQGATE_") or name.startswith("SEQGATE_TEST_"):
+        return False
+    if name in known or name in CLIENT:
+        return False
+    whose, separator, _ = name.removeprefix("SEQGATE_").partition("_")
+    # a service's name alone is its address, for the command line
+    return whose not in SERVICES or (whose == service.upper() and bool(separator))
+
+
+def _prefix(config_type: type[ServiceConfig]) -> str:
+    return str(config_type.model_config["env_prefix"])
+
+
+def _description(config_type: type[ServiceConfig], name: str) -> str:
+    """Its docstring; that of a base class where a service only has another default."""
+    for each in config_type.__mro__:
+        field = getattr(each, "model_fields", {}).get(name)
+        if field is not None and field.description:
+            return str(field.description)
+    return ""
+
+
+def _type(name: str, field: FieldInfo) -> str:
+    kind: Any = field.annotation
+    if get_origin(kind) is Literal:
+        return " | ".join(get_args(kind))
+    if kind is bool:
+        return "true | false"
+    if kind in (int, float):
+        units = [UNITS[part] for part in name.split("_") if part in UNITS]
+        return ", ".join([*(units or ["number"]), *_bounds(field)])
+    if kind is Path or Path in get_args(kind):
+        return "path"
+    return "JSON list" if get_origin(kind) is tuple else "text"
+
+
+def _bounds(field: FieldInfo) -> Iterator[str]:
+    for each in field.metadata:
+        match each:
+            case Gt(gt=bound):
+                yield f"> {bound}"
+            case Ge(ge=bound):
+                yield f">= {bound}"
+            case Le(le=bound):
+                yield f"<= {bound}"
+
+
+def _default(field: FieldInfo) -> str:
+    match field.default:
+        case None | "":
+            return "none"
+        case bool(value):
+            return str(value).lower()
+        case tuple(values):
+            return "[" + ", ".join(f'"{each}"' for each in values) + "]"
+    return str(field.default)

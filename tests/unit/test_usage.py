@@ -1,0 +1,118 @@
+"""What a service's command line says and refuses."""
+
+from typing import Any
+
+import pytest
+
+from seqgate.services.cursor.config import CursorConfig
+from seqgate.services.dedup.config import DedupConfig
+from seqgate.services.dispatcher.config import DispatcherConfig
+from seqgate.services.filter.config import FilterConfig
+from seqgate.services.ledger.config import LedgerConfig
+from seqgate.services.runtime.config import ServiceConfig
+from seqgate.services.runtime.process import run_service
+from seqgate.services.runtime.usage import WIDTH, faults, usage
+
+CONFIGS: list[type[ServiceConfig]] = [
+    LedgerConfig,
+    DedupConfig,
+    CursorConfig,
+    DispatcherConfig,
+    FilterConfig,
+]
+
+
+async def never(config: Any) -> None:
+    raise AssertionError("it runs")
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_help_describes_every_setting(config: type[ServiceConfig]) -> None:
+    paragraphs = usage(config).split("\n\nSEQGATE_")[1:]
+    prefix = f"{config.service.upper()}_"
+    assert [each.partition("  (")[0] for each in paragraphs] == [
+        prefix + name.upper() for name in config.model_fields
+    ]
+    for each in paragraphs:
+        head, _, description = each.partition("\n")
+        assert "; default: " in head
+        assert description.strip(), head
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_help_fits_a_screen_of_a_hundred_columns(config: type[ServiceConfig]) -> None:
+    assert max(map(len, usage(config).splitlines())) <= WIDTH
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "SEQGATE_LEDGER_LISTEN  (text; default: 127.0.0.1:7702)",
+        "SEQGATE_LEDGER_REFLECTION  (true | false; default: false)",
+        "SEQGATE_LEDGER_DRAIN_TIMEOUT_S  (seconds, > 0, <= 86400; default: 20)",
+        "SEQGATE_LEDGER_MESSAGE_BYTES_MAX  (bytes, >= 65536, <= 268435456; default: 16777216)",
+        "SEQGATE_LEDGER_STORE_READERS  (number, >= 1, <= 64; default: 2)",
+        "SEQGATE_LEDGER_STORE_PATH  (path; default: ledger.db)",
+        "SEQGATE_LEDGER_TLS_KEY_FILE  (path; default: none)",
+        "SEQGATE_LEDGER_LOG_FORMAT  (auto | json | text; default: auto)",
+        'SEQGATE_LEDGER_AUTO_CREATE  (JSON list; default: ["*/*"])',
+    ],
+)
+def test_help_shows_unit_bounds_and_default(line: str) -> None:
+    assert line in usage(LedgerConfig).splitlines()
+
+
+def test_help_is_printed_and_nothing_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SEQGATE_LEDGER_WINDOW_MESSAGES", "many")  # whatever the settings are
+    assert run_service(LedgerConfig, never, ["--help"]) == 0
+    assert capsys.readouterr() == (usage(LedgerConfig), "")
+
+
+@pytest.mark.parametrize("argument", ["--port", "-h", "run", ""])
+def test_an_unknown_argument_is_an_error(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_service(LedgerConfig, never, [argument]) == 2
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert error.startswith(f"ledger: unknown argument {argument!r}; ")
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("SEQGATE_LEDGER_WINDOW_MESAGES", "did you mean SEQGATE_LEDGER_WINDOW_MESSAGES?"),
+        ("seqgate_ledger_window_mesages", "did you mean SEQGATE_LEDGER_WINDOW_MESSAGES?"),
+        ("SEQGATE_LEGDER_LISTEN", "did you mean SEQGATE_LEDGER_LISTEN?"),
+        ("SEQGATE_LEDGER_", "--help lists the settings"),
+        ("SEQGATE_RUNTIMES", "--help lists the settings"),
+    ],
+)
+def test_an_unknown_variable_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, remedy: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    assert run_service(LedgerConfig, never) == 2
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert error.startswith(f"ledger: unknown setting {name}; ")
+    assert error.endswith(f"{remedy}\n")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SEQGATE_LEDGER_LISTEN",
+        "seqgate_ledger_listen",
+        "SEQGATE_LEDGER_CONFIG_FILE",
+        "SEQGATE_LEDGER",  # the command line's
+        "SEQGATE_DEDUP",
+        "SEQGATE_TOKEN_FILE",
+        "SEQGATE_DEDUP_LISTEN",  # another service's
+        "SEQGATE_TEST_SEED",
+        "SEQGATES",
+        "PATH",
+    ],
+)
+def test_what_is_known_or_not_ours_may_be_there(name: str) -> None:
+    assert not list(faults(LedgerConfig, (), [name]))
