@@ -1,4 +1,4 @@
-"""What spark-submit is given: job.py MODULE [ARGUMENT ...], a module of tools/ by its name.
+"""What spark-submit is given: job.py MODULE [ARGUMENT ...], a job by its module.
 
 A script of its own, so that the module's folder is not where Python looks for others first.
 """

@@ -1,0 +1,156 @@
+"""The wheel: what it installs, and that all of it runs wherever it is started."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from email import message_from_string
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.manifests import SERVICES
+
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "seqgate", "services")
+"""What a wheel is built of."""
+
+SEQGATE = ("-c", "import sys; from seqgate.cli import main; sys.exit(main())")
+"""What the script `seqgate` does."""
+
+COMMANDS = {
+    "seqgate": SEQGATE,
+    **{f"seqgate {name}": (*SEQGATE, *name.split()) for name in ("dedup rebuild", "topic audit")},
+    **{name: ("-m", f"seqgate.services.{name}") for name in SERVICES},
+    **{name: ("-m", f"seqgate.jobs.{name}") for name in ("rebuild", "audit")},
+}
+
+PATIENCE_S = 120.0
+
+
+@pytest.fixture(scope="session")
+def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy: setuptools packs what an earlier build left in build/, too."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in SOURCES:
+        if (root / name).is_file():
+            shutil.copy(root / name, source)
+        else:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(root / name, source / name, symlinks=True, ignore=ignored)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
+    command += ["--no-build-isolation", "--wheel-dir", str(folder), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path) -> Path:
+    """A folder that holds what the wheel puts into site-packages."""
+    folder = wheel.parent / "site-packages"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.fixture(params=["an empty folder", "a folder with tools and services of its own"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Where commands are started."""
+    if request.param != "an empty folder":
+        for name in ("tools", "services"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "__init__.py").write_text(f"raise ImportError('a foreign {name}')\n")
+    return tmp_path
+
+
+def environment(installed: Path) -> Mapping[str, str]:
+    """Variables with which Python finds the wheel before the checkout."""
+    own = {key: value for key, value in os.environ.items() if not key.startswith("SEQGATE_")}
+    return {**own, "PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def files_below(folder: Path) -> Iterator[str]:
+    for file in folder.rglob("*"):
+        if file.is_file() and "__pycache__" not in file.parts:
+            yield file.relative_to(folder).as_posix()
+
+
+def test_the_top_level_is_one_package(installed: Path) -> None:
+    names = {each.name.partition("-")[0] + each.suffix for each in installed.iterdir()}
+    assert names == {"seqgate", "seqgate.dist-info"}
+
+
+def test_it_has_all_of_the_code_in_seqgate_and_services(installed: Path, root: Path) -> None:
+    found = set(files_below(installed / "seqgate"))
+    services = {f"services/{each}" for each in files_below(root / "services")}
+    assert found == {*files_below(root / "seqgate"), *services}
+
+
+def test_extras_hold_what_a_client_does_not_need(installed: Path) -> None:
+    (metadata,) = installed.glob("*.dist-info/METADATA")
+    required = message_from_string(metadata.read_text()).get_all("Requires-Dist", [])
+    client = {re.split("[<>=]", each)[0] for each in required if "extra ==" not in each}
+    assert client == {
+        "google-crc32c",
+        "googleapis-common-protos",
+        "grpcio",
+        "grpcio-status",
+        "lz4",
+        "opentelemetry-api",
+        "protobuf",
+        "zstandard",
+    }
+
+
+def test_it_installs_one_command(installed: Path) -> None:
+    (scripts,) = installed.glob("*.dist-info/entry_points.txt")
+    assert scripts.read_text().split("\n")[:2] == [
+        "[console_scripts]",
+        "seqgate = seqgate.cli:main",
+    ]
+
+
+def test_each_command_shows_its_help(installed: Path, folder: Path) -> None:
+    running = {
+        name: subprocess.Popen(
+            [sys.executable, *command, "--help"],
+            cwd=folder,
+            env=environment(installed),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name, command in COMMANDS.items()
+    }
+    for name, process in running.items():
+        out, error = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, error) == (0, ""), name
+        assert "usage: " in out.lower(), name
+
+
+def test_modules_are_the_wheels(installed: Path, folder: Path) -> None:
+    modules = [
+        f"seqgate.{each}" for each in ("client", "cli", "services.dedup.app", "jobs.rebuild")
+    ]
+    program = f"""if True:
+        import importlib
+        for name in {modules}:
+            print(importlib.import_module(name).__file__)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env=environment(installed),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    files = [Path(each) for each in done.stdout.splitlines()]
+    assert len(files) == len(modules)
+    assert all(each.is_relative_to(installed) for each in files), files
