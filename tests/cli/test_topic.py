@@ -58,6 +58,7 @@ async def test_a_prefix_without_a_slash_means_public_default(
         "messages": 2,
         "bytes": 0,
         "connected_producers": 0,
+        "incarnation": 1,
         "entries_to_replay": 0,
     }
 
