@@ -46,7 +46,7 @@ def message_id(option: str, text: str) -> MessageId:
     found = parsed_id(text)
     if found is None:
         raise WrongUsage(
-            f"{option} is a message's id (LEDGER:ENTRY, or as read shows it)",
+            f"{option} must be a message id (LEDGER:ENTRY, or as printed by read)",
             details={"given": text},
         )
     return found
