@@ -104,6 +104,9 @@ OPTIONS: Final = {each.name for each in fields(Options)}
 SPAN_STEPS: Final = 60
 """How many steps a history has."""
 
+SETTLE_ROUNDS_MAX: Final = 2_000
+"""After how many rounds of effects a machine counts as going round in circles."""
+
 
 PARTS: Final[tuple[type, ...]] = (
     Runs,
@@ -1752,14 +1755,15 @@ class World:
     def settle(self) -> None:
         """Everything that is under way comes to its end; then whatever may go has gone."""
         self.repay()
-        while True:
+        for _ in range(SETTLE_ROUNDS_MAX):
             pending = list(self.pending)
             done = [self.complete(effect) for effect in pending if effect in self.pending]
             if not any(done):
-                break
+                self._check_live()
+                return
             self.repay()
             self.check()
-        self._check_live()
+        raise Broken(f"effects lead to effects after {SETTLE_ROUNDS_MAX:,} rounds")
 
     def _check_live(self) -> None:
         """A key that nothing withholds is not left waiting (P5)."""

@@ -50,7 +50,7 @@ FOUND: Final[Mapping[str, Found]] = {
     "A15-given-back": Found(("EPOCH",), "clocks", 20, is_quick=True),
     "A16": Found(("OVERDRAWN",), "permits", 20),
     "B1": Found(("BUDGET",), "memory pressure", 10),
-    "B2": Found(("BUDGET",), "rejections", 20),
+    "B2": Found(("BUDGET",), "rejections", 60),
     "B6": Found(("BUDGET",), "floods", 20),
     "F1": Found(("FOLD", "TWICE"), "two on one store", 60),
     "F2": Found(("RESURRECTED",), "batches in part", 40),
