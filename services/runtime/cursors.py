@@ -59,9 +59,9 @@ class CursorClient:
 
     def refusal(self, failed: CallFailed) -> DomainError:
         """What a refusal of the cursor service means here."""
-        log.debug("cursors do not answer", reason=failed.reason, error=failed.message)
+        log.debug("cursor service unavailable", reason=failed.reason, error=failed.message)
         if failed.reason not in EXPECTED:
-            log.error("the cursor service refused", reason=failed.reason, detail=failed.message)
+            log.error("cursor service refused a call", reason=failed.reason, detail=failed.message)
         return unavailable(failed.reason)
 
     async def _call(self, method: "aio.UnaryUnaryMultiCallable[Q, R]", request: Q) -> R:
@@ -162,7 +162,7 @@ class GrpcCursors(CursorClient):
         if failed.reason == NOT_FOUND:
             return _NotFound("there is no such cursor", because=failed.reason)
         if failed.reason in CONFLICTS:
-            return CursorConflict("the cursor is not what it was taken for", because=failed.reason)
+            return CursorConflict("the cursor has changed", because=failed.reason)
         return super().refusal(failed)
 
 

@@ -69,7 +69,7 @@ async def test_a_line_has_a_longest_length(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(_lines, "LINE_BYTES_MAX", 10)
     monkeypatch.setattr(_lines, "_BLOCK_BYTES", 4)
     assert await from_pipe(b"0123456789\n") == [(1, b"0123456789")]
-    with pytest.raises(InvalidInput, match="longer than 10 bytes"):
+    with pytest.raises(InvalidInput, match=r"line too long \(limit 10 bytes\)"):
         await from_pipe(b"0123456789" * 2)
 
 

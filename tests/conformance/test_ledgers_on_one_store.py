@@ -362,7 +362,7 @@ async def test_a_topic_that_another_ledger_deleted_is_let_go_and_made_anew(world
     await published(one, ids(1))
     await other.delete(TOPIC, force=True)
     world.dedup.states.clear()
-    with pytest.raises(StoreUnavailable, match="changed hands"):
+    with pytest.raises(StoreUnavailable, match="the topic has a new owner"):
         await opened(one, "p")
     assert await published(one, ids(1)) == [STORED]
     await world.check_state(one)

@@ -195,7 +195,7 @@ async def test_a_message_that_is_sent_again_is_a_duplicate(
 
 
 async def test_batching_and_chunking_are_not_for_one_producer(client: Client, topic: str) -> None:
-    with pytest.raises(ValueError, match="mutually exclusive"):
+    with pytest.raises(ValueError, match="give batching or chunking, not both"):
         client.producer(topic, chunking=Chunking(), batching=Batching())
 
 

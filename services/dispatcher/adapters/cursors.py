@@ -264,12 +264,12 @@ class SubscriptionCursors(CursorClient):
         again."""
         match failed.reason:
             case "CURSOR_NOT_FOUND":
-                return SubscriptionNotFound("there is no such subscription")
+                return SubscriptionNotFound("subscription not found")
             case "FENCED":
-                return Fenced("another instance has the subscription")
+                return Fenced("another instance owns the subscription")
             case "LEASE_HELD":
                 return NotOwner(
-                    "another instance has the subscription",
+                    "another instance owns the subscription",
                     retry_after_s=RETRY_AFTER_S,
                     owner=failed.details.get("owner", ""),
                 )
@@ -281,14 +281,15 @@ class SubscriptionCursors(CursorClient):
                 return CursorCorrupt("the subscription's cursor is damaged")
         if failed.code is StatusCode.RESOURCE_EXHAUSTED and TOO_LARGE in failed.message:
             return _TooLarge(
-                "a message is larger than the cursor service takes", because=failed.code.name
+                "message too large for the cursor service (its message_bytes_max)",
+                because=failed.code.name,
             )
         is_known = failed.reason in EXPECTED or failed.reason in RIGHTS
         if is_known and failed.code is not StatusCode.UNIMPLEMENTED:
             return super().refusal(failed)
-        log.error("the cursor service refused", reason=failed.reason, detail=failed.message)
+        log.error("cursor service refused a call", reason=failed.reason, detail=failed.message)
         return CursorsRefused(
-            "the cursor service refuses what it was told",
+            "the cursor service refused a write for good",
             because=failed.reason or failed.code.name,
         )
 
