@@ -336,6 +336,8 @@ class World:
         self.totals = Counter[str]()
         self.to_drain: set[int] = set()
         self.lost: set[Position] = set()
+        self.cut: set[bytes] = set()
+        """Keys of which a large message is dead-lettered amid what is delivered."""
         self.back: dict[bytes, Position] = {}
         self.draining: dict[bytes, int] = {}
         self.said: dict[Position, int] = {}
@@ -415,7 +417,7 @@ class World:
                 raise Broken(f"{held.position} is not taken back")
         for delivery, consumer in sorted(shown):  # as they were decided
             self._shown(consumer, delivery)
-        self.lost, self.back = set(), {}
+        self.lost, self.back, self.cut = set(), {}, set()
         takes = any(
             self._has_room(peer) and (not self.blocked or self._unfinished(peer))
             for peer in self.peers.values()
@@ -597,7 +599,9 @@ class World:
                 break
             if earlier in self.store.done or earlier in self.rejected:
                 continue
-            if earlier in self.store.dead and key in amid:
+            if earlier in self.store.dead and (key in amid or key in self.cut):
+                continue
+            if self._is_of_a_letter(earlier):
                 continue
             if earlier in failed and key not in amid:
                 raise Broken(f"{entry.position} while {earlier} is being retried")
@@ -606,6 +610,20 @@ class World:
                 continue
             if earlier not in self.where:
                 raise Broken(f"{entry.position} before {earlier}")
+
+    def _chunks_with(self, position: Position) -> list[Position]:
+        """The chunks of an entry's large message; none if it is no chunk."""
+        chunk = self.entries[position].chunk
+        return [] if chunk is None else self.chunks_of[chunk.attempt]
+
+    def _is_of_a_letter(self, position: Position) -> bool:
+        """Whether a chunk of an entry's large message is dead, or failed too often: all of the
+        message is dead-lettered with it."""
+        store, limit = self.store, self.options.redeliveries_max
+        return any(
+            each in store.dead or (limit is not None and store.attempts.get(each, 0) > limit)
+            for each in self._chunks_with(position)
+        )
 
     # ---- what consumers do
 
@@ -1278,9 +1296,10 @@ class World:
         limit, state = self.options.redeliveries_max, store.keys.get(key)
         assert limit is not None
         tail = state is not None and state.after is AfterDeadLetter.TAIL
-        chunk = self.entries[position].chunk
-        others = () if chunk is None else self.chunks_of[chunk.attempt]
-        follows = any(other in store.dead for other in others)
+        if self.entries[position].chunk is not None:
+            self.lost.update(self._chunks_with(position))
+            self.cut.add(key)
+        follows = self._is_of_a_letter(position)
         if effect.attempts <= limit and not (tail or follows):
             raise Broken(f"{position} is dead-lettered too early")
         held = state is not None and state.after is AfterDeadLetter.HOLD

@@ -11,6 +11,7 @@ from seqgate.services.dispatcher.core.effects import (
     Entry,
     Outcome,
     Passed,
+    Persist,
     Revoke,
     SubscriptionType,
 )
@@ -348,6 +349,35 @@ def test_all_of_a_message_is_taken_back_for_its_letter_when_a_chunk_failed_too_o
     assert letters(it) == [0, 1, 2]
     assert it.got(1) == [3]
     assert it.sub.totals["returned"] == 1
+
+
+def test_a_chunk_that_is_dead_lettered_as_it_is_delivered_is_not_sent() -> None:
+    it = stage(permits=0, redeliveries_max=0)
+    it.sub.settling.attempts[Position(1, 1)] = 1
+    for each in chunks("attempt", 2):
+        it.publish(A, chunk=each)
+    it.effects.clear()
+    it.permit(1, 5)
+    assert letters(it) == [0, 1]
+    assert it.got(1) == []
+    assert not [each for each in it.effects if isinstance(each, Revoke)]
+    assert it.sub.consumers[1].permits == 5
+    assert it.sub.totals["returned"] == 0
+
+
+def test_a_chunk_does_not_wait_for_a_consumer_that_left_with_an_acknowledgement_pending() -> None:
+    it = stage(permits=0, kind=SubscriptionType.SHARED)
+    it.connect(2, 2)
+    for each in chunks("attempt", 3)[:2]:
+        it.publish(A, chunk=each)
+    assert it.got(2) == [0, 1]
+    it.holds = (Persist,)
+    it.acknowledge(2, 1)
+    it.refuse(2, 0)
+    it.permit(1, 5)
+    assert it.got(1) == []
+    it.do(it.sub.close(2, 0))
+    assert it.got(1) == [0]
 
 
 def test_a_message_that_ends_behind_a_letter_with_its_tail_is_all_in_the_letters() -> None:

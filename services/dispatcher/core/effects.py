@@ -322,9 +322,16 @@ class Outgoing:
         """Add effects, after all added before; None is ignored."""
         self._effects += [effect for effect in effects if effect is not None]
 
-    def revoke(self, flight: Flight) -> None:
-        """Tell a delivery's consumer that it is stale."""
+    def revoke(self, flight: Flight) -> bool:
+        """Tell a delivery's consumer that it is stale. A delivery of the same event is not sent at
+        all. Returns whether it was sent."""
+        deliveries = self._deliveries.get(flight.consumer, ())
+        for place, each in enumerate(deliveries):
+            if each.delivery == flight.delivery:
+                del self._deliveries[flight.consumer][place]
+                return False
         self._revoked.setdefault(flight.consumer, []).append(flight.delivery)
+        return True
 
     def deliver(self, consumer: int, delivery: Delivery) -> None:
         """Send a delivery to a consumer, after all sent before."""
@@ -340,7 +347,8 @@ class Outgoing:
             self._effects.append(Revoke(consumer, tuple(revoked)))
         sent, self._deliveries, self._revoked = self._deliveries, {}, {}
         for consumer, deliveries in sent.items():
-            self._effects.append(Deliver(consumer, tuple(deliveries)))
+            if deliveries:
+                self._effects.append(Deliver(consumer, tuple(deliveries)))
         return sent
 
     def take(self) -> list[Effect]:

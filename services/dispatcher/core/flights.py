@@ -87,9 +87,13 @@ class Flights:
         consumer.queue.takers.append(consumer)
 
     def remove(self, number: int) -> list[Flight]:
-        """Somebody is gone. Returns what is in flight there, but for what it has settled."""
+        """Remove a consumer. Returns its unsettled flights. The rest of a large message of which it
+        settled some waits for it no more."""
         gone = self.consumers.pop(number)
         self._parking.owner_gone(gone)
+        for each in gone.large.values():
+            if each.lane.reason is Reason.DRAINING:
+                self._parking.wake(each.lane)
         self._count_unacked(-gone.unacked)
         flights = [flight for flight in gone.flights.values() if not flight.is_settling]
         gone.timer_ms = None
@@ -230,6 +234,14 @@ class Flights:
 
     # ---- what comes back
 
+    def _revoke(self, flight: Flight) -> bool:
+        """A delivery is stale. One that was not sent yet returns its permits. Returns whether it
+        was sent."""
+        was_sent = self._out.revoke(flight)
+        if not was_sent:
+            self.consumers[flight.consumer].permits += flight.unacked.bit_count()
+        return was_sent
+
     def give_back(self, flight: Flight, not_before_ms: int = 0) -> None:
         """An entry is not in flight any more, and waits again."""
         self.land(flight)
@@ -249,8 +261,7 @@ class Flights:
         """Later deliveries of a key count no more: what is before them comes first."""
         for flight in list(lane.flights.values()):
             if flight.position > position and not flight.is_settling:
-                self._out.revoke(flight)
-                self._totals["returned"] += 1
+                self._totals["returned"] += self._revoke(flight)
                 self.give_back(flight)
 
     def take_back_rest(self, lane: Lane, attempt: str, position: Position) -> Position | None:
@@ -265,8 +276,7 @@ class Flights:
             if chunk.is_last:
                 last = flight.position
             if not flight.is_settling:
-                self._out.revoke(flight)
-                self._totals["returned"] += 1
+                self._totals["returned"] += self._revoke(flight)
                 self.give_back(flight)
         return last
 
@@ -281,9 +291,8 @@ class Flights:
             and chunks[flight.position].attempt == attempt
         ]
         for flight in taken:
-            self._out.revoke(flight)
+            self._totals["returned"] += self._revoke(flight)
             self.give_back(flight)
-        self._totals["returned"] += len(taken)
         return bool(taken)
 
     def fail(self, lane: Lane, flights: Sequence[tuple[Flight, int | None]], now_ms: int) -> None:
@@ -323,7 +332,7 @@ class Flights:
         consumer.timer_ms = None
         for flight in self.late(consumer, now_ms):
             if flight.delivery in consumer.flights:  # none before it took it back
-                self._out.revoke(flight)
+                self._revoke(flight)
                 self._totals["timed_out"] += 1
                 self.fail(flight.lane, [(flight, 0)], now_ms)
         self.look_again(consumer, now_ms)
@@ -340,7 +349,7 @@ class Flights:
         flights = [flight for flight in lane.flights.values() if not flight.is_settling]
         flights.sort(key=lambda flight: flight.position)
         for flight in flights:
-            self._out.revoke(flight)
+            self._revoke(flight)
             self.give_back(flight)
         self._totals["drained"] += len(flights)
 
