@@ -29,7 +29,7 @@ demo: setup
 	@$(BIN)/python -m tools.demo $(if $(TRACE),--trace)
 
 test: lint
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=20
 
 test-deep: lint
 	@SEQGATE_TEST_DEPTH=$${SEQGATE_TEST_DEPTH:-full} $(BIN)/python -m pytest -q -n 2 --dist worksteal
