@@ -325,10 +325,12 @@ class Outgoing:
     def revoke(self, flight: Flight) -> bool:
         """Tell a delivery's consumer that it is stale. A delivery of the same event is not sent at
         all. Returns whether it was sent."""
-        deliveries = self._deliveries.get(flight.consumer, ())
+        deliveries = self._deliveries.get(flight.consumer, [])
         for place, each in enumerate(deliveries):
             if each.delivery == flight.delivery:
-                del self._deliveries[flight.consumer][place]
+                del deliveries[place]
+                if not deliveries:
+                    del self._deliveries[flight.consumer]
                 return False
         self._revoked.setdefault(flight.consumer, []).append(flight.delivery)
         return True
@@ -347,8 +349,7 @@ class Outgoing:
             self._effects.append(Revoke(consumer, tuple(revoked)))
         sent, self._deliveries, self._revoked = self._deliveries, {}, {}
         for consumer, deliveries in sent.items():
-            if deliveries:
-                self._effects.append(Deliver(consumer, tuple(deliveries)))
+            self._effects.append(Deliver(consumer, tuple(deliveries)))
         return sent
 
     def take(self) -> list[Effect]:
